@@ -135,7 +135,7 @@ EVERYTHING = ("checks", "others", "speed", "compiled")  # `first` and `again` ar
 
 
 def candidates(call: str, parts: Parts) -> list[Part]:
-    """The parts that PARTS chooses from: those of a call, and in `again` those of `first`, too."""
+    """The parts that PARTS chooses from: those of a call, and in `again` also those of `first`."""
     chosen = CALLS[call].choose(parts)
     if call != "again":
         return chosen

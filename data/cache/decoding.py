@@ -59,7 +59,8 @@ def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str)
 class CacheName(NamedTuple):
     """The name of a cache file: whose images it has, of which version, and which of them.
 
-    Labels and class names are no part of it: to edit them costs no decoding.
+    Labels and class names are no part of it: to edit them costs no decoding. With a size and a suffix it is, for
+    example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.pixels``.
     """
 
     source: str  # identifies user, data set and split, whatever the content

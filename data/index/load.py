@@ -13,8 +13,7 @@ from data.index.log_split import log_split
 from data.index.read_files import read_files
 from data.index.read_shards import read_shards
 from data.index.selection import select_used
-from data.source.dataset_spec import DatasetSpec
-from data.source.files import shards_of
+from data.source.dataset_spec import DatasetSpec, JoinedSplit, ShardSplit
 
 
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
@@ -54,16 +53,15 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
     Of data sets that are joined, each is checked by itself, as what is lost may be all of a small one.
     """
     full_split = "train" if spec.is_held_out(split) else split
-    parts = spec.split(full_split).parts
-    if parts:
+    source = spec.split(full_split)
+    if isinstance(source, JoinedSplit):
         part_settings = replace(settings, single_cls=False, fraction=1.0, repeats=True)
-        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in parts])
+        full = join_parts(spec, full_split, [_read(part, full_split, part_settings) for part in source.parts])
     else:
-        shards = shards_of(spec, full_split)
-        if shards is None:
-            full = read_files(spec, full_split, settings)
+        if isinstance(source, ShardSplit):
+            full = read_shards(source.index, spec)
         else:
-            full = read_shards(shards, spec)
+            full = read_files(spec, full_split, settings)
         with settings.refusing():
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)

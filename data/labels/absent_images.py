@@ -60,14 +60,15 @@ class AbsentImages:
         return _ImageFolders(self._images_of_other_splits)
 
 
-def charged_range(count: int, *, before: int, ours: int, after: int) -> range:
-    """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
+def share_of_losses(count: int, *, before: int, ours: int, after: int) -> range:
+    """Returns the share of this split: which of ``count`` losses that may be of any split count in it, so that each
+    counts once.
 
     All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of three
     losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third none.
 
     Args:
-        before: size of the splits before this one, in images or entries.
+        before: size of the splits before this one, in whatever unit the losses are shared by.
         ours: size of this split.
         after: size of the splits after this one, and of what is in no split, whose share is not lost.
     """

@@ -53,8 +53,10 @@ class ImageNames:
     def find(self, name: str) -> list[int]:
         """Returns the positions of the images that ``name`` fits best: none, one, or several if it is ambiguous.
 
-        A file name that fits literally wins over one in another case or composition of accents, and that over one
-        without its suffix. Several images of that file name are told apart by as many folders as it takes.
+        A name whose part after the last slash is the file name of one image alone means that one, whatever the folders
+        (which is also the fast way). Else a file name that fits literally wins over one in another case or composition
+        of accents, and that over one without its suffix. Several images of that file name are told apart by as many
+        folders as it takes.
         """
         usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
         if len(usual) == 1:

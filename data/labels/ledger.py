@@ -2,10 +2,10 @@
 
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
 lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and
-`refusal_message` and `loss_warning` hold the sums against ``--max-bad``. What a user chooses to leave out
-(``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices, does not
-touch the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is not
-counted either: the row is already.
+`refusal_message` compares the sums with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. What a user chooses to
+leave out (``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices,
+does not touch the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is
+not counted either: the row is already.
 """
 
 from __future__ import annotations

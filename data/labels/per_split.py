@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from data.labels.absent_images import AbsentImages, Owner, charged_range
+from data.labels.absent_images import AbsentImages, Owner, share_of_losses
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, match_entries
 from data.labels.label_format import LabelRequest
@@ -69,10 +69,10 @@ class LabelsPerSplit:
         if not any(sizes):
             sizes = [len(group) for group in groups]
         before, ours, after = sizes
-        charged = charged_range(len(strays), before=before, ours=ours, after=after)
+        share = share_of_losses(len(strays), before=before, ours=ours, after=after)
         findings = []
         for i, (position, reason) in enumerate(strays):
-            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in charged)))
+            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in share)))
         return findings
 
     def _absent_images(self, matched: MatchedEntries, request: LabelRequest) -> list[Finding]:
@@ -87,14 +87,14 @@ class LabelsPerSplit:
                 of_unknown_owner.append(self._absent_image(unmatched, owner))
             elif owner != Owner.ELSEWHERE:
                 of_this_split.append(self._absent_image(unmatched, owner))
-        charged = charged_range(
+        share = share_of_losses(
             len(of_unknown_owner),
             before=len(request.others.earlier_splits),
             ours=len(request.images),
             after=len(request.others.later_splits),
         )
-        lost_here = [of_unknown_owner[i] for i in charged]
-        lost_elsewhere = [finding for i, finding in enumerate(of_unknown_owner) if i not in charged]
+        lost_here = [of_unknown_owner[i] for i in share]
+        lost_elsewhere = [finding for i, finding in enumerate(of_unknown_owner) if i not in share]
         return of_this_split + lost_here + [each._replace(lost_images=0, lost_objects=0) for each in lost_elsewhere]
 
     def _absent_image(self, unmatched: UnmatchedEntry, owner: Owner) -> Finding:

@@ -199,9 +199,13 @@ class KeyedDistributedSampler(DistributedSampler):
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
         start, end = shard_bounds(self.global_images(batch), self.rank, self.num_replicas)
         if self.quad:
-            quads = (self._quad(indices, epoch, first + 4 * i, canvas) for i in range(start, end))
-            size = (2 * canvas[0], 2 * canvas[1])
-            return BatchRequest(tuple(chain.from_iterable(quads)), size, run_epochs=self.run_epochs)
+            quads = [tuple(self._quad(indices, epoch, first + 4 * i, canvas)) for i in range(start, end)]
+            return BatchRequest(
+                keys=tuple(chain.from_iterable(quads)),
+                canvas_hw=(2 * canvas[0], 2 * canvas[1]),
+                run_epochs=self.run_epochs,
+                samples_per_image=tuple(map(len, quads)),
+            )
         keys = tuple(self._keys(indices, epoch, range(first + start, first + end), canvas))
         return BatchRequest(keys, canvas, run_epochs=self.run_epochs)
 

@@ -22,7 +22,7 @@ from data.render.pyramid import PackedPixels, PyramidLayout
 from data.render.table import RenderTable, build_table
 from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
-from data.samples.dataset import Samples
+from data.samples.samples import Samples
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
 from utils.process.limits import explain_limit

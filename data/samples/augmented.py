@@ -13,8 +13,9 @@ from data.augment.plan import SamplePlan, SamplePlanner, plan_labels
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
-from data.samples.dataset import LoadImagesAndLabels, Samples
+from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import RecentImages, SampleReader
+from data.samples.samples import Samples
 from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,17 +17,14 @@ class BatchRequest:
     canvas_hw: tuple[int, int]
     slot: int | None = None  # slot of `data.loading.shared_memory` to render into
     run_epochs: int | None = None  # length of the whole run, if it has changed since the data set was made
+    samples_per_image: tuple[int, ...] = ()  # numbers of consecutive samples that form an image; empty: one each
 
     @property
     def images(self) -> list[range]:
-        """Positions in ``keys`` of the samples of each image: one, or four on canvases smaller than the batch's."""
-        images: list[range] = []
-        start = 0
-        while start < len(self.keys):
-            samples = 1 if self.keys[start].canvas_hw == self.canvas_hw else 4
-            images.append(range(start, start + samples))
-            start += samples
-        return images
+        """Positions in ``keys`` of the samples of each image."""
+        counts = self.samples_per_image or (1,) * len(self.keys)
+        bounds = itertools.accumulate(counts, initial=0)
+        return [range(start, end) for start, end in itertools.pairwise(bounds)]
 
 
 def epoch_of(keys: Sequence[SampleKey]) -> int:

@@ -65,6 +65,7 @@ def with_whole_sum(weights: np.ndarray) -> np.ndarray:
         return whole + fractions * scale
     has_fraction = fractions > 0
     count = has_fraction.sum()
+    # What each fraction lacks of 1 shrinks by one factor, such that the sum is the wanted one.
     moved = 1 - (1 - fractions) * ((count - wanted) / (count - sum_of_fractions))
     return whole + np.where(has_fraction, moved, 0.0)
 

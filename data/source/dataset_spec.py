@@ -1,8 +1,9 @@
 """Describes a data set.
 
 A command names it by a `DataSource`. `data.source.open.open_data` reads what that names, a YAML (`dataset_yaml`) or a
-folder (`folder`), to a `DatasetSpec`: the classes, and for each split a `SplitSource`, which says where its images and
-labels are. `data.source.files.list_split` lists these files.
+folder (`folder`), to a `DatasetSpec`: the classes, and for each split where its images and labels are. There are four
+kinds of splits, each of which `data.index.load` reads in a way of its own: `FilesSplit` and `JsonSplit`, whose files
+`data.source.files.list_split` lists, `ShardSplit` and `JoinedSplit`.
 """
 
 from __future__ import annotations
@@ -58,13 +59,65 @@ class DataSource:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitSource:
-    """Holds the absolute paths of the images and labels of a split, which may not exist."""
+class FilesSplit:
+    """A split with a label file for each image. All paths are absolute, and may not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None  # None: YOLO txt next to the images
-    label_format: LabelFormat | None  # None: unknown, or the annotations are missing
-    parts: tuple[DatasetSpec, ...] = ()  # data sets whose splits of this name are joined, instead of the above
+    annotations: Path | None  # folder of the label files; None: YOLO txt next to the images
+    label_format: LabelFormat | None  # None: the annotations are missing, or of no format
+
+    def check(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError unless the folders and lists exist. ``name``: that of this split in ``spec``."""
+        spec.check_paths(self.images if self.annotations is None else (*self.images, self.annotations), name)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSplit:
+    """A split with one label file for all images. All paths are absolute, and may not exist."""
+
+    images: tuple[Path, ...]  # folders and .txt lists
+    annotations: Path
+    label_format: LabelFormat
+
+    def check(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError unless the folders, lists and annotations exist. ``name``: see `FilesSplit`."""
+        spec.check_paths((*self.images, self.annotations), name)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSplit:
+    """A split in shards (`data.image_io.shards`), which have their labels."""
+
+    index: Path
+    annotations: None = None
+    label_format: None = None
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """What the data set names for the split."""
+        return (self.index,)
+
+    def check(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError unless the index exists. ``name``: see `FilesSplit`."""
+        spec.check_paths(self.images, name)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSplit:
+    """A split that joins the splits of its name of other data sets."""
+
+    parts: tuple[DatasetSpec, ...]
+    images: tuple[Path, ...] = ()  # none of its own
+    annotations: None = None
+    label_format: None = None
+
+    def check(self, spec: DatasetSpec, name: str) -> None:
+        """Raises UserError unless the splits ``name`` of all parts pass their own check."""
+        for part in self.parts:
+            part.check_split(name)
+
+
+Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +126,7 @@ class DatasetSpec:
 
     names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute
-    splits: dict[str, SplitSource]
+    splits: dict[str, Split]
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # advice if the data is missing
     held_out: frozenset[str] = frozenset()  # names of the training images that form the split "val"
@@ -85,7 +138,7 @@ class DatasetSpec:
     tile: int = 0  # side of the tiles that images are cut into, pixels; 0: whole images
     listings: dict[str, Path] = field(default_factory=dict)  # files with the listings of a copy (--stage), by split
 
-    def split(self, name: str) -> SplitSource:
+    def split(self, name: str) -> Split:
         """Returns the split ``name``. Raises UserError if the YAML does not have it."""
         if name not in self.splits:
             hint = f", or {WITHOUT_VAL}" if name == "val" else ""
@@ -95,13 +148,16 @@ class DatasetSpec:
         return self.splits[name]
 
     def check_split(self, name: str) -> None:
-        """Raises UserError unless the YAML has the split ``name``, and its folders, lists and annotations exist."""
-        source = self.split(name)
-        for part in source.parts:
-            part.check_split(name)
-        paths = list(source.images)
-        if source.annotations is not None:
-            paths.append(source.annotations)
+        """Raises UserError unless the YAML has the split ``name``, and what this names exists."""
+        self.split(name).check(self, name)
+
+    def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
+        """Returns the data sets that the split ``name`` joins; this data set alone if it joins none."""
+        split = self.split(name)
+        return split.parts if isinstance(split, JoinedSplit) else (self,)
+
+    def check_paths(self, paths: Iterable[Path], name: str) -> None:
+        """Raises UserError unless all ``paths``, which the split ``name`` names, exist."""
         for path in paths:
             try:
                 exists = path.exists()
@@ -155,7 +211,7 @@ class DatasetSpec:
         return replace(
             self,
             names=tuple(dict.fromkeys((*names, *used))),
-            splits={name: SplitSource((), None, None, (part,)) for name in self.splits},
+            splits={name: JoinedSplit((part,)) for name in self.splits},
             held_out=frozenset(),
             label_names=(),
             class_of=(),
@@ -187,6 +243,11 @@ class DatasetSpec:
         if not hint:
             hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
         return UserError(f"{path}: not found (named by {self.source}){hint}")
+
+
+def joined_parts(splits: Iterable[Split]) -> list[DatasetSpec]:
+    """Returns the data sets that ``splits`` join, one for each split that joins it."""
+    return [part for split in splits if isinstance(split, JoinedSplit) for part in split.parts]
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from data.image_io.shards import is_shard_path
 from data.labels.formats import format_of
 from data.labels.yolo import folder_with_labels
-from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts
 from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
 from data.source.yaml_classes import read_names, with_class_map
@@ -67,7 +68,7 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
     root = resolve_root(values.get("path"), path, known_root)
     splits = _read_splits(values, _Place(path, root, joined_by))
     tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
-    parts = [part for source in splits.values() for part in source.parts]
+    parts = joined_parts(splits.values())
     _check_parts(parts, pixels, tile, path)
     for split, source in splits.items():
         notes += replaced_separators(_entries(values[split]), source.images, f"{path}: {split}")
@@ -117,11 +118,11 @@ def read_yaml(path: Path) -> Any:
     return load_yaml(path, text_under=CLASS_KEYS)
 
 
-def _read_splits(values: dict[str, Any], place: _Place) -> dict[str, SplitSource]:
+def _read_splits(values: dict[str, Any], place: _Place) -> dict[str, Split]:
     """Reads the keys ``train``, ``val``, ``test`` and ``annotations``. Raises UserError if there is no split, or one
     has annotations and no images."""
     annotations = _read_annotations(values.get("annotations"), place)
-    splits: dict[str, SplitSource] = {}
+    splits: dict[str, Split] = {}
     for split in SPLITS:
         if values.get(split) not in (None, "", []):
             splits[split] = _read_split(values[split], annotations.get(split), split, place)
@@ -150,7 +151,7 @@ def _read_annotations(value: Any, place: _Place) -> dict[str, Path]:
     }
 
 
-def _read_split(value: Any, annotations: Path | None, split: str, place: _Place) -> SplitSource:
+def _read_split(value: Any, annotations: Path | None, split: str, place: _Place) -> Split:
     """Reads the value of the key ``split``: folders and lists of images, or YAMLs of other data sets."""
     location = f"{place.path}: {split}"
     entries = _entries(value)
@@ -159,11 +160,21 @@ def _read_split(value: Any, annotations: Path | None, split: str, place: _Place)
         _check_joined_once(parts, location)
         if annotations is not None:
             raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
-        return SplitSource((), None, None, parts)
+        return JoinedSplit(parts)
     images = tuple(resolve_entry(checked_path(entry, location), place.root) for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if os.path.isdir(path) else path for path in images)
-    return SplitSource(images, annotations, format_of(annotations))
+    shards = [path for path in images if is_shard_path(path)]
+    if len(images) > 1 and shards:
+        raise UserError(f"{location}: {shards[0]} must be the only entry; join data sets by their YAMLs")
+    if shards and annotations is not None:
+        raise UserError(f"{location}: {shards[0]} has labels of its own; remove the 'annotations' of this split")
+    if shards:
+        return ShardSplit(shards[0])
+    label_format = format_of(annotations)
+    if annotations is not None and label_format is not None and label_format.per_image is None:
+        return JsonSplit(images, annotations, label_format)
+    return FilesSplit(images, annotations, label_format)
 
 
 def _entries(value: Any) -> list[Any]:
@@ -184,7 +195,7 @@ def _read_part(entry: Any, split: str, place: _Place) -> DatasetSpec:
             cycle = " -> ".join(map(str, (*chain[i:], path)))
             raise UserError(f"{location}: data sets join each other in a cycle: {cycle}; remove one of these entries")
     part = _load_spec(path, "", joined_by=chain)
-    inner = [each.source for each in part.split(split).parts]
+    inner = [each.source for each in joined_parts([part.split(split)])]
     if inner:
         raise UserError(
             f"{location}: {path} joins data sets itself ({listed(inner, 3)}); name those here instead of it"

@@ -22,10 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_LABEL
-from data.labels.label_format import LabelFormat
-from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
 from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import diagnose_labels
 from data.source.listing.aliases import mark_aliases
@@ -53,59 +51,56 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     if it joins data sets.
     """
     source = spec.split(split)
-    if source.parts:
+    if isinstance(source, JoinedSplit):
         raise UserError(
             f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
         )
+    if isinstance(source, ShardSplit):
+        raise UserError(f"{source.index}: is in shards, which are neither listed nor copied; name a folder of images")
     if split in spec.listings:
         return read_listing(spec.listings[split])
     split_images = find_images(spec, split, Folders(spec.root))
-    label_format = _label_format(source, spec)
-    files_per_image = label_format.per_image
-    if files_per_image is None:
-        return _list_with_one_file(split_images, label_format, spec, split)
-    candidates = CandidateFiles(files_per_image, source.annotations, split_images.folders, split_images.other_files)
-    return _list_with_own_files(split_images, candidates, label_format, spec, split)
+    if isinstance(source, JsonSplit):
+        return _list_with_one_file(split_images, source, spec, split)
+    return _list_with_own_files(split_images, source, spec, split)
 
 
-def _label_format(source: SplitSource, spec: DatasetSpec) -> LabelFormat:
-    """Returns the format of the labels of a split. Raises UserError if its annotations are missing or of no format."""
-    annotations = source.annotations
-    label_format = source.label_format
-    if label_format is not None and (label_format.per_image or annotations is None or annotations.is_file()):
-        return label_format
-    assert annotations is not None, "without annotations, the format is YOLO txt"
-    if not annotations.exists():
-        raise spec.missing_error(annotations)
-    raise UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
+def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserError:
+    """Makes the error about annotations that are missing, or of no format."""
+    if annotations is not None and not annotations.exists():
+        return spec.missing_error(annotations)
+    return UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _list_with_one_file(split_images: SplitImages, label_format: LabelFormat, spec: DatasetSpec, split: str) -> Listing:
-    """Returns the images with the one label file of a split."""
-    annotations = spec.split(split).annotations
-    assert annotations is not None, "such a format is known by its annotations"
-    label_file = LabelFile(relative_name(annotations, spec.root), stamp_of(annotations))
+def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: DatasetSpec, split: str) -> Listing:
+    """Returns the images with the one label file of a split. Raises UserError if there is no such file."""
+    if not source.annotations.is_file():
+        raise _unusable_annotations(source.annotations, spec)
+    label_file = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
     images = [ListedImage(image, ImageStatus.LABELED, label_file) for image in split_images.sorted()]
     return Listing(
         all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=True),
-        label_format=label_format,
+        label_format=source.label_format,
         findings=split_images.findings,
         others=images_in_label_file(spec, split, split_images),
         shares_folders=spec.shares_folders(split),
     )
 
 
-def _list_with_own_files(
-    split_images: SplitImages, candidates: CandidateFiles, label_format: LabelFormat, spec: DatasetSpec, split: str
-) -> Listing:
+def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
     out; but if no image has a label file, none is: then the split is refused, with the findings as the reason."""
+    label_format = source.label_format
+    if label_format is None or label_format.per_image is None:
+        raise _unusable_annotations(source.annotations, spec)
+    files = label_format.per_image
+    candidates = CandidateFiles(files, source.annotations, split_images.folders, split_images.other_files)
     found = find_label_files(split_images.sorted(), candidates)
     if found.without_usual_label:
         found = find_unusual_labels(found)
     images = found.images
     findings = found.findings
-    split_folders = [str(entry) for entry in spec.split(split).images if entry.is_dir()]
+    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
     if not are_all_labeled(found, split_folders):
         diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
         images = leave_out(images, diagnosis.reasons)
@@ -124,15 +119,6 @@ def _list_with_own_files(
         first = next(finding for finding in listing.findings if finding.kind == BAD_LABEL)
         raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
     return listing
-
-
-def shards_of(spec: DatasetSpec, split: str) -> Path | None:
-    """Returns the index of the shards of a split; None for a split in files. Raises UserError for a mixture."""
-    images = spec.split(split).images
-    shards = [path for path in images if is_shard_path(path)]
-    if shards and len(images) > 1:
-        raise UserError(f"{spec.source}: '{split}': {shards[0]} must be the only entry; join data sets by their YAMLs")
-    return shards[0] if shards else None
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from data.labels.label_format import LabelFormat
-from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec
+from data.source.dataset_spec import IGNORE, IGNORED, DatasetSpec, joined_parts
 from utils.errors import UserError, one_line
 from utils.schema import Bounds, check, suggestion
 
@@ -24,7 +24,7 @@ def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[s
         path: the file or folder that has the names, for messages.
     """
     count = check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
-    parts = [part for source in spec.splits.values() for part in source.parts]
+    parts = joined_parts(spec.splits.values())
     part_names = list(dict.fromkeys(name for part in parts for name in part.names))
     names = _find_names(values, part_names, spec, count, path)
     unknown = set(part_names) - set(names)

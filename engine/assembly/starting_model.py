@@ -111,7 +111,7 @@ def _check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) ->
 def rebuild_model(
     ctx: DistributedContext, config: TrainConfig, names: Sequence[str], channels: int, model_spec: dict[str, Any]
 ) -> Detector:
-    """Builds the model of a run that there is already, from the spec of then. Its weights are loaded later."""
+    """Rebuilds the model of an existing run from its stored spec. Its weights are loaded later."""
     model = _build(model_spec, config, names, channels, remark="")
     _freeze(model, config.freeze)
     return _on_device(model, ctx)

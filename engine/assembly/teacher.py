@@ -55,7 +55,7 @@ class TeacherFile:
         its own. Raises UserError if it labels all of them."""
         self._check_channels(spec, name)
         extended = spec.extended(self.detector.names, name)
-        labeled = class_names(next(iter(extended.splits.values())).parts[0], single_cls=False)
+        labeled = class_names(extended.parts_of(next(iter(extended.splits)))[0], single_cls=False)
         kept = [old for old in self.detector.names if old not in labeled]
         if not kept:
             raise UserError(

@@ -25,12 +25,12 @@ class SettingRule:
 
     setting: str
     is_unused: bool
-    reason: str  # continues "--flag does nothing: ", or if it begins with "without", "--flag does nothing "
+    reason: str  # follows "--flag does nothing: "; one that begins with "without" needs no colon
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What the rules depend on."""
+class RuleContext:
+    """The run, as the rules see it."""
 
     ctx: DistributedContext
     settings: RunSettings
@@ -46,7 +46,7 @@ class RunFacts:
 
     @property
     def mixes_images(self) -> bool:
-        """Whether some training images are made of several."""
+        """True if some training images are made of several."""
         settings = self.settings
         return not settings.config.rect and any(getattr(settings.hyp, name) > 0 for name in MIXING_SETTINGS)
 
@@ -64,18 +64,23 @@ def unused_settings(
     ctx: DistributedContext, settings: RunSettings, head: DetectionHead, *, channels: int = 3, tile: int = 0
 ) -> list[str]:
     """Returns a line for each setting of the command line that has no effect in this run. ``channels``, ``tile``: see
-    `RunFacts`."""
-    facts = RunFacts(ctx, settings, head, channels, tile)
+    `RuleContext`."""
+    context = RuleContext(ctx, settings, head, channels, tile)
     explicit = _explicit_settings(settings.config)
     reasons: dict[str, str] = {}
-    for rule in (*_loss_rules(facts), *_augmentation_rules(facts), *_process_rules(facts), *_schedule_rules(facts)):
+    for rule in (
+        *_loss_rules(context),
+        *_augmentation_rules(context),
+        *_process_rules(context),
+        *_schedule_rules(context),
+    ):
         if rule.is_unused and rule.setting in explicit:
             reasons.setdefault(rule.setting, rule.reason)
     lines = []
     for setting, reason in reasons.items():
         separator = " " if reason.startswith("without ") else ": "
         lines.append(f"{explicit[setting]} does nothing{separator}{reason}")
-    return lines + _shortened_settings(facts)
+    return lines + _shortened_settings(context)
 
 
 def _explicit_settings(config: TrainConfig) -> dict[str, str]:
@@ -92,10 +97,10 @@ def _overridden(config: TrainConfig) -> set[str]:
     return {item.partition("=")[0].strip() for item in config.override}
 
 
-def _loss_rules(facts: RunFacts) -> Iterator[SettingRule]:
+def _loss_rules(context: RuleContext) -> Iterator[SettingRule]:
     """Yields the rules of settings of the loss and the model."""
-    config = facts.settings.config
-    head = facts.head
+    config = context.settings.config
+    head = context.head
     for name in sorted(head.unused_hyperparameters):
         yield SettingRule(name, True, "the model's loss does not use it")
     yield SettingRule("one2one", not head.is_dual, "the model's loss does not use it")
@@ -104,27 +109,29 @@ def _loss_rules(facts: RunFacts) -> Iterator[SettingRule]:
     yield SettingRule("noautoanchor", head.anchors is None, "the model has no anchors")
 
 
-def _augmentation_rules(facts: RunFacts) -> Iterator[SettingRule]:
+def _augmentation_rules(context: RuleContext) -> Iterator[SettingRule]:
     """Yields the rules of settings of augmentations and tiles."""
-    config = facts.settings.config
-    hyp = facts.settings.hyp
+    config = context.settings.config
+    hyp = context.settings.hyp
     for name in COLOR_SETTINGS:
-        yield SettingRule(name, facts.channels != 3, "images without three channels have no color")
+        yield SettingRule(name, context.channels != 3, "images without three channels have no color")
     for name in MIXING_SETTINGS:
         yield SettingRule(name, config.rect and getattr(hyp, name) > 0, "--rect leaves mosaic and mixup out")
-    yield SettingRule("mosaic_block", not facts.mixes_images, "no image is made of several")
-    yield SettingRule("close_mosaic", not facts.mixes_images and not facts.head.refines, "there is no mosaic or mixup")
+    yield SettingRule("mosaic_block", not context.mixes_images, "no image is made of several")
+    yield SettingRule(
+        "close_mosaic", not context.mixes_images and not context.head.refines, "there is no mosaic or mixup"
+    )
     yield SettingRule("close_scale", hyp.scale == 0, "scale is 0")
     for name in TILE_SETTINGS:
-        yield SettingRule(name, not facts.tile, "the data set's YAML has no 'tile'")
+        yield SettingRule(name, not context.tile, "the data set's YAML has no 'tile'")
 
 
-def _process_rules(facts: RunFacts) -> Iterator[SettingRule]:
+def _process_rules(context: RuleContext) -> Iterator[SettingRule]:
     """Yields the rules of settings that matter with several processes."""
-    config = facts.settings.config
-    ranks = facts.ctx.world_size
+    config = context.settings.config
+    ranks = context.ctx.world_size
     yield SettingRule("spawn", config.spawn == 1, "one process trains anyway")
-    validates_once = facts.epochs == 1 or config.val_every == 0
+    validates_once = context.epochs == 1 or config.val_every == 0
     yield SettingRule("eval_ranks", validates_once, "the training processes validate after the last epoch")
     yield SettingRule(
         "eval_ranks", config.patience == 1, "--patience 1 needs the result of every epoch before the next"
@@ -138,10 +145,10 @@ def _process_rules(facts: RunFacts) -> Iterator[SettingRule]:
     yield SettingRule("virtual_ranks", is_one_each, "--deterministic cuts batches by process anyway")
 
 
-def _schedule_rules(facts: RunFacts) -> Iterator[SettingRule]:
+def _schedule_rules(context: RuleContext) -> Iterator[SettingRule]:
     """Yields the rules of settings of the schedule: epochs, rates, validation and saves."""
-    config = facts.settings.config
-    hyp = facts.settings.hyp
+    config = context.settings.config
+    hyp = context.settings.hyp
     length = counted(config.epochs, "epoch")
     yield SettingRule("lr_mult", not config.weights, "without --weights")
     for name in WARMUP_SETTINGS:
@@ -149,23 +156,23 @@ def _schedule_rules(facts: RunFacts) -> Iterator[SettingRule]:
     accumulates = round(config.nominal_batch / config.batch_size) > 1
     yield SettingRule("nominal_batch", not accumulates, f"a batch has {counted(config.batch_size, 'image')} already")
     yield SettingRule("cos_lr", hyp.lrf == 1, "lrf 1 keeps the learning rate where it is")
-    yield SettingRule("patience", config.patience >= facts.epochs, f"the run has {length}")
+    yield SettingRule("patience", config.patience >= context.epochs, f"the run has {length}")
     yield SettingRule("patience", config.val_every == 0, "--val-every 0 validates after the last epoch only")
-    yield SettingRule("save_period", config.save_period > facts.epochs, f"the run has {length}")
+    yield SettingRule("save_period", config.save_period > context.epochs, f"the run has {length}")
 
 
-def _shortened_settings(facts: RunFacts) -> list[str]:
+def _shortened_settings(context: RuleContext) -> list[str]:
     """Returns lines about settings that a short run cuts."""
-    config = facts.settings.config
-    hyp = facts.settings.hyp
+    config = context.settings.config
+    hyp = context.settings.hyp
     lines = []
     closing = closing_epochs(hyp.close_mosaic, config.epochs)
-    if facts.mixes_images and facts.epochs <= closing:
+    if context.mixes_images and context.epochs <= closing:
         length = counted(config.epochs, "epoch")
         lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
-    if "warmup_epochs" in _overridden(config) and hyp.warmup_epochs > facts.epochs / 4:
+    if "warmup_epochs" in _overridden(config) and hyp.warmup_epochs > context.epochs / 4:
         lines.append(
             f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
-            f"{facts.epochs / 4:g} epochs"
+            f"{context.epochs / 4:g} epochs"
         )
     return lines

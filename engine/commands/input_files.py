@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.source.open import check_data
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.inference.source_files import check_source
 from models.spec import load_spec
 from models.weights.catalog import check_weights
@@ -25,7 +24,7 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
     """
     continues = config.resume is not None
     if config.resume == AUTO:
-        continues = checkpoint_of_newest_run(config.folder) is not None
+        continues = (config.folder / "last.pt").is_file()  # if an earlier run has left it, the data is checked later
     elif config.resume and not Path(config.resume).exists():
         raise UserError(f"{config.resume}: no such checkpoint")
     if continues:  # the checkpoint names the files

@@ -1,4 +1,4 @@
-"""What training and evaluating processes (``--eval-ranks``) tell each other, in the run's store.
+"""Messages between training and evaluating processes (``--eval-ranks``), in the run's store.
 
 The last processes of a job validate the averaged weights while the others train. Both have process groups of their own,
 so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts a `SetupMessage`, then
@@ -34,7 +34,7 @@ SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data
 WEIGHTS = "weights/{number}"  # from 1
 SCORES = "scores/{number}"  # of the weights with this number
-WAITED = "waited/{number}"  # set by rank 0 when it no longer waits for scores, by number of the wait
+WAIT_ENDED = "wait_ended/{number}"  # set by rank 0 when its wait for scores with this number, from 1, ends
 FAILED = "failed"  # why an evaluating process has ended
 ENDED = "ended"  # set when the run has ended
 LEFT = "left"  # number of evaluating processes that have ended for that
@@ -45,7 +45,7 @@ _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 @dataclass(frozen=True, kw_only=True)
 class SetupMessage:
-    """What the evaluating processes need to know about the run. Tensors are on the CPU."""
+    """The run, as the evaluating processes need to know it. Tensors are on the CPU."""
 
     settings: RunSettings
     source: DataSource  # with the images that --val-fraction holds out

@@ -17,7 +17,7 @@ from engine.eval_ranks.messages import (
     READY,
     SCORES,
     SETUP,
-    WAITED,
+    WAIT_ENDED,
     WEIGHTS,
     ScoresMessage,
     SetupMessage,
@@ -67,7 +67,7 @@ class ValidationService:
         self._epoch = 0  # whose weights these are
         self._sent_at = 0.0
         self._is_busy = False
-        self._waits = 0  # for scores, so far
+        self._wait_number = 0  # of the newest wait for scores, from 1
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -116,15 +116,15 @@ class ValidationService:
 
         ``should_stop``: called while a rank waits, so that it can end the wait of rank 0.
         """
-        self._waits += 1
-        waited_key = WAITED.format(number=self._waits)
+        self._wait_number += 1
+        wait_ended_key = WAIT_ENDED.format(number=self._wait_number)
         if not self._ctx.is_main:
-            while not self._store.check([waited_key]):
+            while not self._store.check([wait_ended_key]):
                 should_stop()
                 time.sleep(POLL_S)
             return None
         has_scores = self._is_busy and self._wait_for_scores(should_stop)
-        self._store.set(waited_key, "")
+        self._store.set(wait_ended_key, "")
         if not has_scores:
             return None
         scores = self._receive()

@@ -30,7 +30,7 @@ Callback = Callable[["RunState"], None]
 
 @dataclass
 class RunState:
-    """What a callback receives. Setting an attribute does not change the run."""
+    """The argument of a callback. Setting an attribute does not change the run."""
 
     folder: Path  # of the run
     settings: dict[str, Any]  # all flags and hyper-parameters by name

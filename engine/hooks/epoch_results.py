@@ -32,7 +32,7 @@ class EpochResults(Hook):
     def score(self, trainer: Training, epoch: Epoch) -> None:
         scores = None
         if epoch.result is not None:
-            scores = _SharedScores.of(epoch.result, self.fitness)
+            scores = _BroadcastScores.of(epoch.result, self.fitness)
         scores = broadcast_object(trainer.ctx, scores)
         if scores is not None:
             trainer.progress.record_thresholds(
@@ -65,8 +65,8 @@ class EpochResults(Hook):
 
 
 @dataclass(frozen=True)
-class _SharedScores:
-    """The part of a validation result that all ranks get; the whole result is on rank 0 only."""
+class _BroadcastScores:
+    """The part of a validation result that rank 0, which has the whole, sends to all ranks."""
 
     fitness: float
     class_ap: np.ndarray  # (C,)
@@ -76,8 +76,8 @@ class _SharedScores:
     scored_confidence: float | None
 
     @staticmethod
-    def of(result: EvalResult, fitness: Fitness) -> _SharedScores:
-        return _SharedScores(
+    def of(result: EvalResult, fitness: Fitness) -> _BroadcastScores:
+        return _BroadcastScores(
             fitness=fitness.score_of(result),
             class_ap=result.class_ap,
             threshold=result.threshold,

@@ -53,13 +53,13 @@ class Epoch:
 
 
 class TrainingStep(TrainState, Protocol):
-    """What hooks see of `engine.train.step.TrainStep`."""
+    """The part of `engine.train.step.TrainStep` that hooks see."""
 
     criterion: Criterion
 
 
 class Training(Protocol):
-    """What hooks see of `engine.train.trainer.Trainer`."""
+    """The part of `engine.train.trainer.Trainer` that hooks see."""
 
     ctx: DistributedContext
     run: TrainingRun

@@ -50,7 +50,7 @@ class EpochMeter:
 
     @property
     def has_steps(self) -> bool:
-        """Whether this process has taken a step of the epoch."""
+        """True if this process has taken a step of the epoch."""
         return self.done > self.taken_before
 
     def elapsed_s(self) -> float:

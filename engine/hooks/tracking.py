@@ -114,7 +114,7 @@ class Tracking(Hook):
             return TrackedRun()
         if tracked.run_id != self._run_id:  # of an earlier run in this folder (``--exist-ok``)
             return self._without_note(trainer)
-        if tracked.epoch > epoch and _trains_otherwise(trainer):
+        if tracked.epoch > epoch and _diverges_from_tracked(trainer):
             get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
             return TrackedRun()  # no service takes other values for an epoch that it has
         return tracked
@@ -122,7 +122,7 @@ class Tracking(Hook):
     def _without_note(self, trainer: Training) -> TrackedRun:
         """Returns the tracked run of a run that has no note, or has lost it. It is a new one if other epochs may follow
         than those that the service has."""
-        return TrackedRun() if _trains_otherwise(trainer) else TrackedRun(run_id=self._run_id)
+        return TrackedRun() if _diverges_from_tracked(trainer) else TrackedRun(run_id=self._run_id)
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
         self._queue_update()
@@ -189,7 +189,7 @@ class Tracking(Hook):
         self._service.close(is_complete=self._is_complete)
 
 
-def _trains_otherwise(trainer: Training) -> bool:
-    """Whether the epochs after the checkpoint will differ from those that were tracked before."""
+def _diverges_from_tracked(trainer: Training) -> bool:
+    """Returns True if the epochs after the checkpoint will differ from those that were tracked before."""
     started_from = trainer.run.started_from
     return started_from is not None and not trainer.checkpointer.description.trains_like(started_from.description)

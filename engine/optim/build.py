@@ -74,7 +74,7 @@ def _muon(groups: Groups, construct: Construct, momentum: float) -> list[torch.o
 
 
 class Rule(NamedTuple):
-    """How an optimizer is built, and its default learning rate."""
+    """The constructor of an optimizer, and its default learning rate."""
 
     lr: float  # initial learning rate that suits a run from scratch
     build: Callable[[Groups, Construct, float], list[torch.optim.Optimizer]]
@@ -91,7 +91,7 @@ RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """How an optimizer updates parameters, whatever its rule."""
+    """Settings of the updates of an optimizer, whatever its rule."""
 
     lr: float | None = None  # initial learning rate; None: that of the rule
     lr_factor: float = 1.0  # multiplies it in either case

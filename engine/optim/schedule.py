@@ -17,7 +17,7 @@ MIN_STEPS_FROM_WEIGHTS = 100
 
 @dataclass(frozen=True)
 class StepPlan:
-    """How batches become optimizer steps."""
+    """The optimizer steps that batches become."""
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     per_epoch: int  # steps

@@ -25,7 +25,7 @@ POLL_EVERY_S = 1.0
 
 
 class Action(enum.Flag):
-    """What every rank does next; a flag set, so that the actions of several hooks combine."""
+    """The next actions of every rank; a flag set, so that the actions of several hooks combine."""
 
     CONTINUE = 0
     SAVE = enum.auto()  # at once
@@ -35,17 +35,17 @@ class Action(enum.Flag):
 
     @property
     def saves(self) -> bool:
-        """Whether the run is saved at once."""
+        """True if the run is saved at once."""
         return Action.SAVE in self
 
     @property
     def ends_run(self) -> bool:
-        """Whether this process takes no more steps."""
+        """True if this process takes no more steps."""
         return Action.END in self
 
     @property
     def breaks_off(self) -> bool:
-        """Whether nothing else is done at this point, not even what ends an epoch."""
+        """True if nothing else is done at this point, not even what ends an epoch."""
         return Action.BREAK_OFF in self
 
 
@@ -82,7 +82,7 @@ class RunControl:
 
     @property
     def has_signal(self) -> bool:
-        """Whether a signal to stop has reached this rank."""
+        """True if a signal to stop has reached this rank."""
         return self._signals.received
 
     def request_save(self) -> None:
@@ -141,8 +141,8 @@ class RunControl:
         return self.stops_waiting()
 
     def stops_waiting(self) -> bool:
-        """Returns the same as `stops_validation` while ranks wait for the scores of a validation. The watchdog takes it
-        for no sign of life: it must notice if one of the ranks has died."""
+        """Returns the same as `stops_validation`, for ranks that wait for the scores of a validation. It does not beat
+        the watchdog, which must notice if one of the ranks has died."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal

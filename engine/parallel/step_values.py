@@ -25,7 +25,7 @@ class StepFlags(NamedTuple):
             save=self.save or other.save, stop=self.stop or other.stop, interrupt=self.interrupt or other.interrupt
         )
 
-    def counted(self, like: Tensor) -> Tensor:
+    def as_counts(self, like: Tensor) -> Tensor:
         """Returns 1 for each flag that is set and 0 for the others (F,), made on the device without a host sync."""
         values = like.new_zeros(len(self))
         for number, is_set in enumerate(self):
@@ -35,7 +35,7 @@ class StepFlags(NamedTuple):
 
     @staticmethod
     def from_counts(counts: Sequence[float]) -> StepFlags:
-        """Reads sums of `counted` over ranks."""
+        """Reads sums of `as_counts` over ranks."""
         return StepFlags(*(count > 0 for count in counts))
 
 
@@ -48,7 +48,7 @@ class StepSums:
 
     normalizer: Tensor  # ()
     parts: Tensor  # (P,) of the loss
-    flags: Tensor  # (F,), see `StepFlags.counted`
+    flags: Tensor  # (F,), see `StepFlags.as_counts`
 
     def pack(self) -> Tensor:
         """Returns the vector (1 + P + F,)."""

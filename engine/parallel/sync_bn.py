@@ -57,7 +57,8 @@ class _GlobalNorm(torch.autograd.Function):
         mean_grad, mean_product = (sums / total).chunk(2)
         centered = wide - mean_grad[:, None, None] - normal * mean_product[:, None, None]
         grad_x = centered * (weight.to(wide) * inverse)[:, None, None]
-        return grad_x.to(grad.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), None, None
+        without_gradient = (None, None)  # eps, group
+        return grad_x.to(grad.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype), *without_gradient
 
 
 class _GlobalNormByKernels(torch.autograd.Function):
@@ -113,7 +114,8 @@ class _GlobalNormByKernels(torch.autograd.Function):
         grad_x = grad
         if x.numel():
             grad_x = torch.batch_norm_backward_elemt(grad, x, mean, inverse, weight, total_sums, total_products, counts)
-        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+        without_gradient = (None,) * 5  # running_mean, running_var, momentum, eps, group
+        return grad_x, grad_weight, grad_bias, *without_gradient
 
 
 def _gather(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from dataclasses import dataclass, replace
 
@@ -43,37 +44,62 @@ def restore_run(
     return progress
 
 
+class EpochStart(enum.Enum):
+    """Where a run continues in the epoch that its checkpoint has begun."""
+
+    KEEP = "keep"  # at its batch; that is 0 between two epochs
+    END = "end"  # after all steps: only the end of the epoch is missing
+    RECOUNT = "recount"  # at the same image, counted in the batches and steps of now, or 0 if the order is another
+
+
+def choose_epoch_start(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> EpochStart:
+    """Returns where a run continues in its epoch with the batches, the steps and the images of now.
+
+    An epoch whose steps are done stays so, unless the number of images is another.
+    """
+    progress = checkpoint.header.progress
+    if progress.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
+        return EpochStart.END
+    if not progress.batch or _takes_same_steps(checkpoint, config, data):
+        return EpochStart.KEEP
+    return EpochStart.RECOUNT
+
+
 def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> tuple[Progress, list[str]]:
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has now, and a message for
     each change.
 
-    Other batches or steps keep the position among the epoch's images, rounded down to a step; the losses of the epoch
-    are summed from there on. Another number of images, or another order of them, begins the epoch anew. An epoch whose
-    steps are done stays so, unless the number of images is another. The schedule is a function of the step among all
-    steps, so steps are counted again.
+    Where the position in the epoch is counted again (`EpochStart`), the losses of the epoch are summed from there on.
+    The schedule is a function of the step among all steps, so steps are always counted again.
     """
     stored = checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
     if checkpoint.description.fingerprint != data.fingerprint:
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
-    if stored.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
+    start = choose_epoch_start(checkpoint, config, data)
+    if start is EpochStart.END:
         progress = replace(progress, batch=data.batches)
-    elif stored.batch and not _takes_same_steps(checkpoint, config, data):
+    elif start is EpochStart.RECOUNT:
         progress.begin_epoch(_batches_taken(checkpoint, config, data))
         messages.append(f"resume: {_describe_start(progress, data.batches)}")
+    progress = _with_steps(progress, config, data)
+    if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
+        share = progress.updates / step_plan(config, data.batches).total
+        epochs = counted(config.epochs, "epoch")
+        messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
+    return progress, messages
+
+
+def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Progress:
+    """Returns ``progress`` with its steps counted by the batches of an epoch of now."""
     steps = step_plan(config, data.batches)
     steps_in_epoch = math.ceil(progress.batch / steps.accumulate)
-    progress = replace(
+    return replace(
         progress,
         step=progress.epoch * data.batches + progress.batch,
         updates=progress.epoch * steps.per_epoch + steps_in_epoch,
     )
-    if checkpoint.description.config.epochs != config.epochs or progress.updates != stored.updates:
-        share = progress.updates / steps.total
-        epochs = counted(config.epochs, "epoch")
-        messages.append(f"resume: the learning rate continues from its value after {share:.0%} of {epochs}")
-    return progress, messages
 
 
 def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:

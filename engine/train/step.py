@@ -29,7 +29,7 @@ from utils.batches import Batch, Targets, to_float
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step computes."""
+    """Settings of the computation of a step."""
 
     amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
@@ -133,7 +133,7 @@ class TrainStep:
             if number == 0 and not is_last and self.settings.compilation:
                 self.settings.compilation.copy_gradients(self.optimizer.parameters)
         summed = torch.stack(loss_sums).sum(0)
-        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.counted(summed))
+        sums = StepSums(normalizer=summed[0], parts=summed[1:], flags=flags.as_counts(summed))
         return sums, torch.stack(totals).sum()
 
     def _forward_backward(self, batch: Batch, *, batch_images: int, step_images: int) -> LossOutput:

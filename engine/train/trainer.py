@@ -228,8 +228,8 @@ class Trainer:
         return self._follow(self.validator.validate(epoch))
 
     def _can_wait_for_scores(self, epoch: Epoch) -> bool:
-        """Whether an epoch may be validated after the next one: it is neither the last nor one at which ``--patience``
-        may end the run."""
+        """Returns True if an epoch may be validated after the next one: if it is neither the last nor one at which
+        ``--patience`` may end the run."""
         may_stop_early = self.progress.has_stalled(self.run.config.patience, epoch=epoch.number)
         return epoch.number < self.epochs and not may_stop_early
 

@@ -1,5 +1,5 @@
 """Every command line in the documents is one that its program accepts: it is parsed by the program's own parser, up to
-the point where work would begin. A line of a program that is not listed here fails, too."""
+the point where work would begin. A line of a program that is not listed here also fails."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def check(folder: Path, *, seconds: float, seed: int, least: int, most: float = 
 
 
 def test_a_hundred_inputs_find_nothing(tmp_path: Path):
-    """The same inputs in every run, of every target, on a slow machine, too."""
+    """The same inputs in every run, of every target, even on a slow machine."""
     check(tmp_path, seconds=120, seed=0, least=100, most=100)
 
 

@@ -274,7 +274,7 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "second", "message"),
     [
-        pytest.param("raise", 1, r"RuntimeError: built to fail", marks=pytest.mark.slow),
+        pytest.param("raise", 70, r"RuntimeError: built to fail", marks=pytest.mark.slow),
         pytest.param("refuse", 2, r"error: built to refuse", marks=pytest.mark.slow),
         ("kill", -signal.SIGKILL, r"error: process 1 of 2 ended without a message"),
     ],

@@ -185,7 +185,11 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     for text, message in (
         (
             "{train: [train.shards, val.shards], val: val.shards, names: [light, dark]}",
-            "out/data.yaml: 'train': .../out/train.shards must be the only entry; join data sets by their YAMLs",
+            "out/data.yaml: train: .../out/train.shards must be the only entry; join data sets by their YAMLs",
+        ),
+        (
+            "{train: train.shards, names: [light, dark], annotations: {train: a.json}}",
+            "out/data.yaml: train: .../out/train.shards has labels of its own; remove the 'annotations' of this split",
         ),
         (
             "{train: train.shards, val: val.shards, names: [a, b]}",

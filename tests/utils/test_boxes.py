@@ -32,7 +32,7 @@ def test_conversions_equal_torchvision_for_both_kinds(kinds):
 
 
 def test_clip_and_area_equal_torchvision():
-    """Clipping takes a size for each box, too."""
+    """Clipping also takes a size for each box."""
     boxes = random_xyxy(40) - 20
     torch.testing.assert_close(ub.area_xyxy(boxes), ops.box_area(boxes))
     expected = ops.clip_boxes_to_image(boxes, (30, 45))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from data.labels.yolo import label_folders
-from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.dataset_spec import DatasetSpec, Split
 from engine.run.new_folder import increment_path
 from utils.errors import UserError
 from utils.files.paths import is_inside
@@ -40,8 +40,8 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
     """Returns the smallest folder with all that the YAML names below its root, and each folder that it names
     elsewhere."""
     named: list[str] = []
-    for split, split_source in spec.splits.items():
-        for part in split_source.parts or (spec,):
+    for split in spec.splits:
+        for part in spec.parts_of(split):
             named += _named_folders(part.split(split))
     named = list(dict.fromkeys(named))
     below = [folder for folder in named if os.path.commonpath([folder, spec.root]) == str(spec.root)]
@@ -49,7 +49,7 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
     return [os.path.commonpath(below), *elsewhere] if below else elsewhere
 
 
-def _named_folders(source: SplitSource) -> list[str]:
+def _named_folders(source: Split) -> list[str]:
     """Returns the folders of the images and the labels of a split."""
     files = list(source.images)
     if source.annotations is not None:

@@ -22,8 +22,7 @@ from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec
-from data.source.files import shards_of
+from data.source.dataset_spec import DatasetSpec, ShardSplit
 from engine.evaluation.metrics import Fitness
 from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
@@ -79,8 +78,8 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
 def _check_no_shards(spec: DatasetSpec) -> None:
     """Raises UserError if any split of the data set, or of one of those that it joins, is in shards."""
-    for split, source in spec.splits.items():
-        if any(shards_of(part, split) for part in source.parts or (spec,)):
+    for split in spec.splits:
+        if any(isinstance(part.split(split), ShardSplit) for part in spec.parts_of(split)):
             raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
 
 

@@ -12,10 +12,10 @@ from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
+from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
@@ -56,8 +56,10 @@ def score_in_process(validation: ValConfig) -> RunResult:
     Nothing is lost if that process is refused, or killed for want of memory: the trained model stays, and the same
     command scores it again.
     """
-    command = [*command_prefix("score-fold"), *flags_of(validation)]
-    with start(command, stop=signal.SIGKILL) as child:
+    with (
+        settings_file(validation) as settings,
+        start([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,
+    ):
         result = child.wait()
     if result.code == -signal.SIGKILL:
         return replace(result, outcome=Outcome.REFUSED)

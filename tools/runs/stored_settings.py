@@ -60,13 +60,21 @@ class StoredSettings:
                 f"{folder}: was begun with {difference}; continue with the same settings, or start anew with another "
                 "--name"
             )
-        for name, digest in stored_digests.items():  # none if an earlier version has begun the work
-            if all_digests.get(name) != digest:
-                changed = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
-                raise UserError(
-                    f"{folder}: the content of {changed} has changed since the work was begun; restore it, or start "
-                    "anew with another --name"
-                )
+        names = sorted(stored_digests.keys() | all_digests.keys())
+        changed = [name for name in names if stored_digests.get(name) != all_digests.get(name)]
+        if changed and stored_digests:  # an earlier version has stored none
+            raise UserError(f"{folder}: {self._describe_change(changed[0], stored_digests, all_digests)}")
+
+    def _describe_change(self, name: str, stored: Mapping[str, str], current: Mapping[str, str]) -> str:
+        """Says how the content ``name``, of which the digests differ, has changed, and what to do."""
+        shown_name = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
+        if name not in stored:
+            change = f"{shown_name} was not there when the work was begun; take it away"
+        elif name not in current:
+            change = f"the content of {shown_name} has gone since the work was begun; restore it"
+        else:
+            change = f"the content of {shown_name} has changed since the work was begun; restore it"
+        return f"{change}, or start anew with another --name"
 
     def _with_settings(
         self, contents: Mapping[str, Any], digests: Mapping[str, str]

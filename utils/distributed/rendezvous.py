@@ -176,7 +176,7 @@ class _Place(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """What a process does in its run, and its rank among those that do the same."""
+    """The part of a process in its run, and its rank among those with the same part."""
 
     is_evaluating: bool  # or it trains
     rank: int

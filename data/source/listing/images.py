@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
-from data.image_io.shards import is_shard_path
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.image_list import NO_FILE, is_image, read_image_list
@@ -51,8 +50,6 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or an entry is missing."""
     entries = spec.split(split).images
     for entry in entries:
-        if is_shard_path(entry):
-            raise UserError(f"{entry}: is in shards, which are neither listed nor copied; name a folder of images")
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         if not entry.exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from data.source.dataset_spec import DatasetSpec, SplitSource
+from data.source.dataset_spec import DatasetSpec, Split
 from data.source.diagnosis.missing_labels import check_label_files
 from data.source.files import list_split
 from data.source.listing.listing import Listing
@@ -80,7 +80,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     )
 
 
-def _entries(source: SplitSource) -> Iterator[Path]:
+def _entries(source: Split) -> Iterator[Path]:
     """Yields the folders, lists and annotations that a split names."""
     yield from source.images
     if source.annotations is not None:

@@ -240,7 +240,7 @@ def test_rare_classes_are_named(config):
 
 @pytest.mark.parametrize("layout", ["yolo", "coco"])
 def test_the_lists_give_the_same_labels(config, tmp_path, layout):
-    """The validation images of the folds are those of the data set, each once; labels in COCO's format too."""
+    """The validation images of the folds are those of the data set, each once, also with labels in COCO's format."""
     spec = load_dataset_spec(config.data)
     if layout == "coco":
         spec = as_coco(spec, config, tmp_path)

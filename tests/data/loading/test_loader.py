@@ -306,7 +306,7 @@ def test_quad_puts_four_samples_into_one_image():
     small = (4, 6)
     samples = [sample_of(small, [] if v == 2 else box, v) for v in (1, 2, 3, 4)] + [sample_of((8, 12), box, 5)]
     keys = tuple(SampleKey(s.index, 0, s.index, s.image.shape[:2]) for s in samples)
-    request = BatchRequest(keys, (8, 12))
+    request = BatchRequest(keys, (8, 12), samples_per_image=(4, 1))
     assert request.images == [range(4), range(4, 5)]
     batch = collate_quad(samples, request, new_pixels(2, request.canvas_hw))
     assert batch.images.shape == (2, 3, 8, 12)

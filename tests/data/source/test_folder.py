@@ -109,7 +109,7 @@ def coco_of_two_tasks(source: Path, folder: Path) -> None:
 
 
 def datumaro_coco(source: Path, folder: Path) -> None:
-    """Datumaro writes JSONs for other tasks, too."""
+    """Datumaro also writes JSONs for other tasks."""
     coco_2017(source, folder)
     for path in sorted((folder / "annotations").iterdir()):
         content = json.loads(path.read_text())
@@ -186,7 +186,7 @@ def two_names_of_one_folder(source: Path, folder: Path) -> None:
 
 
 def voc_devkit(source: Path, folder: Path) -> None:
-    """All images in one folder, lists of stems, and folders around them; masks are images, too."""
+    """All images in one folder, lists of stems, and folders around them; masks are also images."""
     base = folder / "VOCdevkit" / "VOC2012"
     for name in ("ImageSets/Main", "SegmentationClass"):
         (base / name).mkdir(parents=True)

@@ -9,7 +9,7 @@ from engine.parallel.step_values import DelayedReader, DeviceValues, StepFlags, 
 
 @pytest.mark.parametrize("parts", [0, 3])
 def test_sums_are_unpacked_as_they_were_packed(parts):
-    flags = StepFlags(stop=True).counted(torch.zeros(1))
+    flags = StepFlags(stop=True).as_counts(torch.zeros(1))
     sums = StepSums(normalizer=torch.tensor(7.0), parts=torch.arange(float(parts)), flags=flags)
     vector = sums.pack()
     assert vector.shape == (1 + parts + 3,)

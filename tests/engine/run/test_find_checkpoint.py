@@ -74,7 +74,7 @@ def test_the_newest_run_is_found_whatever_folders_its_name_has(tmp_path: Path, t
 
 
 def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Path):
-    """A new run in its folder has ended before its first checkpoint. torchrun's restart begins anew, too."""
+    """A new run in its folder has ended before its first checkpoint. torchrun's restart also starts anew."""
     project = tmp_path / "runs"
     for name in ("other", "exp"):
         (project / name).mkdir(parents=True)

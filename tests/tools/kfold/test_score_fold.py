@@ -17,10 +17,10 @@ from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import score_in_process, validation_of
 from tools.kfold.scores import read_if_scored
-from utils.config.flags import flags_of
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
+from utils.config.settings_file import settings_file
 from utils.process.child import Outcome, RunFailed, RunResult
 from utils.program import command_prefix
 
@@ -103,4 +103,5 @@ def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
 @pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])
 def test_the_process_gets_the_settings(folds, more):
     validation = validation_in(folds, *more)
-    assert parse_config(ValConfig, flags_of(validation)) == validation
+    with settings_file(validation) as words:
+        assert parse_config(ValConfig, [words]) == validation

@@ -73,6 +73,26 @@ def test_contents_and_digests_are_compared_by_name(tmp_path):
         begin_or_check(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "2"})
 
 
+def test_a_split_that_comes_or_goes_is_named(tmp_path):
+    begin_or_check(tmp_path, {}, {"the split 'train'": "1"})
+    message = (
+        ".../a: the split 'val' was not there when the work was begun; take it away, or start anew with another --name"
+    )
+    with refused(message):
+        begin_or_check(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
+    with pytest.raises(UserError, match="the content of the split 'train' has gone since the work was begun; "):
+        begin_or_check(tmp_path, {}, {})
+
+
+def test_callbacks_that_are_found_later_only_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    digests = {"the split 'train'": "1"}
+    begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
+    Path("later_hooks.py").write_text("def on_end(run): pass\n")
+    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there when the work was begun"):
+        begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
+
+
 def test_settings_that_an_earlier_version_has_stored_continue(tmp_path):
     """It stored --set, and no digests."""
     (tmp_path / "a").mkdir()

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,18 +12,10 @@ from tests.helpers.tiny import write_dataset, write_model
 from tools.runs.training import ERRORS, fitness_by_epoch, train
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.process.child import Outcome, RunFailed, RunResult, start
+from utils.process.child import Outcome, RunFailed
 from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
-
-
-def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
-    code = f"import os; print(os.getcwd(), os.getsid(0) != {os.getsid(0)})"
-    words = [sys.executable, "-c", code]
-    with start(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
-        output, _ = child.process.communicate()
-    assert output.decode().split() == [str(tmp_path), "True"]
 
 
 def config_of(tmp_path: Path, *more: str) -> TrainConfig:
@@ -69,28 +57,6 @@ def test_why_a_training_failed(tmp_path):
         RunFailed,
     ):
         result.check()
-
-
-REFUSED = {"error": "--device 3: no such GPU", "refused": True}
-
-
-@pytest.mark.parametrize(
-    ("code", "values", "outcome", "reason"),
-    [
-        (0, {"folder": "exp"}, Outcome.DONE, ""),
-        (75, {"folder": "exp"}, Outcome.STOPPED, ""),
-        (130, {}, Outcome.STOPPED, ""),
-        (-signal.SIGINT, {}, Outcome.STOPPED, ""),
-        (-signal.SIGKILL, {"folder": "exp"}, Outcome.FAILED, "killed by SIGKILL; is there enough memory?"),
-        (2, REFUSED, Outcome.REFUSED, "--device 3: no such GPU"),
-        (2, {"folder": "exp", "error": "not finite", "refused": False}, Outcome.FAILED, "not finite"),
-        (70, {"error": "ValueError: a bug"}, Outcome.FAILED, "ValueError: a bug"),
-        (3, {}, Outcome.FAILED, "exit status 3"),
-    ],
-)
-def test_how_a_command_has_ended(code, values, outcome, reason):
-    result = RunResult.of(code, values)
-    assert (result.outcome, result.reason) == (outcome, reason)
 
 
 @pytest.mark.parametrize(

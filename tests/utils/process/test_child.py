@@ -64,3 +64,11 @@ def test_a_command_ends_with_the_block():
     with start(["sleep", "60"], stop=signal.SIGINT) as child:
         assert child.poll() is None
     assert child.process.returncode == -signal.SIGINT
+
+
+def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
+    code = f"import os; print(os.getcwd(), os.getsid(0) != {os.getsid(0)})"
+    words = [sys.executable, "-c", code]
+    with start(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
+        output, _ = child.process.communicate()
+    assert output.decode().split() == [str(tmp_path), "True"]

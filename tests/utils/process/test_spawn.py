@@ -7,30 +7,41 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 
-PROGRAM = """
+
+def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:
+    """Writes a program whose argument is what each of two spawned processes does, but ``sleeping_rank``, which sleeps.
+
+    ``definitions``: code before that of the program. ``options``: of `spawn`.
+    """
+    path = folder / "program.py"
+    path.write_text(f"""
 import os, signal, sys, time
 from utils.process.spawn import spawn
 from utils.process.entrypoint import run_main
 from utils.errors import FailedCheck, PeerFailure, UserError
+{definitions}
 
 def work(end):
-    if os.environ["RANK"] == "0" and end != "'nothing'":
+    if os.environ["RANK"] == "{sleeping_rank}":
         time.sleep(60)
     exec(end)
 
 def main(argv):
-    spawn(work, 2, argv)
+    spawn(work, 2, argv, **{options})
     print("all done")
 
 if __name__ == "__main__":
     run_main(main, sys.argv[1:])
-"""
+""")
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +53,15 @@ if __name__ == "__main__":
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
         ("raise FailedCheck('a wrong file')", 1, "error: a wrong file"),
         ("raise ValueError('a bug')", 70, "ValueError: a bug"),
-        ("'nothing'", 0, ""),
+        ("pass", 0, ""),
     ],
 )
 def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
-    # The other process sleeps anyway.
-    impatient = "import utils.process.spawn as module\nmodule.FAILURE_GRACE_S = 0.5\n"
-    (tmp_path / "program.py").write_text(impatient + PROGRAM)
+    impatient = "import utils.process.spawn as module\nmodule.FAILURE_GRACE_S = 0.5"  # the other process sleeps anyway
+    program = write_program(tmp_path, definitions=impatient, sleeping_rank=0 if line else None)
     started = time.monotonic()
     done = subprocess.run(
-        [python(), str(tmp_path / "program.py"), end],
+        [python(), program, end],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
@@ -62,12 +72,11 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert time.monotonic() - started < 50
 
 
-@pytest.mark.parametrize(("given", "code"), [("", 143), ("stop_code=75", 75)])
-def test_a_signal_before_processes_handle_it(tmp_path, given, code):
-    program = PROGRAM.replace("argv)\n    print", f"argv, {given})\n    print")
-    (tmp_path / "program.py").write_text(program)
+@pytest.mark.parametrize(("options", "code"), [({}, 143), ({"stop_code": 75}, 75)])
+def test_a_signal_before_processes_handle_it(tmp_path, options, code):
+    program = write_program(tmp_path, **options)
     process = subprocess.Popen(
-        [python(), str(tmp_path / "program.py"), "print('begun', flush=True); time.sleep(60)"],
+        [python(), program, "print('begun', flush=True); time.sleep(60)"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with process:
@@ -80,10 +89,9 @@ def test_a_signal_before_processes_handle_it(tmp_path, given, code):
 def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
     start = f"def start(self):\n    os.kill(os.getpid(), signal.{name})\n    begin(self)\n"
     patch = f"from multiprocessing.process import BaseProcess as Base\nbegin = Base.start\n{start}Base.start = start\n"
-    program = PROGRAM.replace("if __name__ == ", f"{patch}\nif __name__ == ")
-    (tmp_path / "program.py").write_text(program)
+    program = write_program(tmp_path, definitions=f"if __name__ == '__main__':\n{indent(patch, '    ')}")
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "program.py"), "time.sleep(60)"],
+        [sys.executable, program, "time.sleep(60)"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
@@ -98,15 +106,11 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
     ],
 )
 def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
-    refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')\n"
-    program = PROGRAM.replace("def work", f"{refuse}\ndef work").replace(
-        "argv)\n    print", "argv, stop_code=75)\n    print"
-    )
-    if "SIGTERM" in end:
-        program = program.replace('["RANK"] == "0"', '["RANK"] == "none"')  # both processes run ``end``
-    (tmp_path / "program.py").write_text(program)
+    refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')"
+    sleeping_rank = None if "SIGTERM" in end else 0
+    program = write_program(tmp_path, definitions=refuse, sleeping_rank=sleeping_rank, stop_code=75)
     process = subprocess.Popen(
-        [python(), str(tmp_path / "program.py"), end],
+        [python(), program, end],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     for _ in range(2 if "SIGTERM" in end else 1):

@@ -1,0 +1,78 @@
+"""A job that is killed after its last epoch, in its report or its export, and starts again with ``--resume auto``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.tiny import write_dataset, write_model
+
+EPOCHS = 2
+# train.py, but the process that comes to the place that its first argument names is killed there. An export is an empty
+# file: the small models of tests detect nothing, and a file of theirs cannot be checked.
+SCRIPT = f"""
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+
+def write_report(page, history):
+    if place == "report" and len(history.get("epoch", ())) == {EPOCHS}:
+        last = Path("runs", sys.argv[sys.argv.index("--name") + 1], "last.pt")
+        while read_progress(last).epoch < {EPOCHS}:  # it is written in the background
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(page, history)
+
+def export(config):
+    if place == "export":
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(config.weights).with_suffix(".torchscript").touch()
+
+if __name__ == "__main__":
+    import engine.commands.export
+    import train
+    from engine.checkpoint.progress import read_progress
+    from engine.report.page import ReportPage
+    from utils.process.entrypoint import run_main
+    place = sys.argv.pop(1)
+    write = ReportPage.write
+    ReportPage.write = write_report
+    engine.commands.export.export = export
+    run_main(train.main)
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    write_dataset(folder / "set", train=4, val=2)
+    write_model(folder / "tiny.yaml")
+    (folder / "killed.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.mark.usefixtures("preloaded")
+@pytest.mark.parametrize("torchrun", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(world: Path, torchrun: int):
+    folder = world / "runs" / f"exp{torchrun}"
+    flags = [flag for flag in SMALL if flag != "--noplots"]
+    flags += ["--data", "set/data.yaml", "--model", "tiny.yaml", "--epochs", EPOCHS, "--cache-dir", world / "cache"]
+    flags += ["--project", "runs", "--name", folder.name, "--resume", "auto", "--export", "torchscript"]
+    killed = 1 if torchrun > 1 else -9
+
+    run_python("killed.py", "report", *flags, folder=world, torchrun=torchrun, code=killed)
+    last = (folder / "last.pt").read_bytes()
+    old_report = (folder / "report.html").read_text()
+
+    run_python("killed.py", "export", *flags, folder=world, torchrun=torchrun, code=killed)
+    assert (folder / "report.html").read_text() != old_report
+    log = (folder / "train.log").read_text()
+    assert log.count(f"epoch {EPOCHS}: P ") == 1
+    assert not (folder / "best.torchscript").exists()
+
+    run_python("killed.py", "nowhere", *flags, folder=world, torchrun=torchrun)
+    assert (folder / "best.torchscript").exists()
+    assert (folder / "train.log").read_text() == log  # nothing else was left to do
+    assert (folder / "last.pt").read_bytes() == last
