@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from data.source.dataset_spec import DatasetSpec
 from engine.export.thresholds import Thresholds
-from engine.formats.graphs import ResolvedExport
 from engine.formats.metadata import ExportMetadata
+from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
 from utils.distributed.agreement import product_version

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
-from engine.formats.graphs import ModelGraphs, ResolvedExport, dynamic_shapes, example_images
+from engine.formats.graphs import ModelGraphs, dynamic_shapes, example_images
 from engine.formats.layouts import ExportModule
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat, Session
+from engine.formats.resolved_export import ResolvedExport
 from engine.formats.runtimes import errors_of_runtime, quiet
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
