@@ -45,6 +45,7 @@ class MemoryService:
         self.rows: list[dict[str, float]] = []
         self.files: list[str] = []
         self.keys: list[str] = []
+        self.run_ids: list[str] = []
         self.ends: list[bool] = []
         self.threads: set[str] = set()
         self.down = False
@@ -61,6 +62,7 @@ class MemoryService:
         self._called()
         self.settings = dict(settings)
         self.keys.append(note.key)
+        self.run_ids.append(note.run_id)
         return TrackedRun("k", max(self.epochs, default=0))
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
@@ -180,6 +182,14 @@ def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key
     process(tmp_path, service, [1], run_id=run_id)
     assert service.keys == [key]
     assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id)
+
+
+@pytest.mark.parametrize("trains_like", [True, False])
+def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follow(tmp_path, trains_like):
+    """The checkpoint may have been copied from a run whose later epochs the service has."""
+    service = MemoryService()
+    process(tmp_path, service, [3], trains_like=trains_like)
+    assert (service.keys, service.run_ids) == ([""], ["run" if trains_like else ""])
 
 
 @pytest.mark.parametrize(
