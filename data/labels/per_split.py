@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from data.labels.absent_images import AbsentImages, Owner, SplitSizes
@@ -22,6 +22,7 @@ class SplitFile(NamedTuple):
     category_ids: tuple[int, ...]  # by class; an unused id for a class that the file does not have
     annotation_ids: Sequence[Any]  # by position
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
+    unused_category_ids: Mapping[str, int] = {}  # ids of categories that are no class, by name
 
 
 class LabelsPerSplit:
@@ -39,6 +40,7 @@ class LabelsPerSplit:
         self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
         self.category_ids = file.category_ids
+        self.unused_category_ids = file.unused_category_ids
         matched = match_entries(file.images, request)
         if not matched.entry_of:
             raise self._nothing_fits(request.images, file.images, matched.unmatched)

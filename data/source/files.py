@@ -122,8 +122,8 @@ def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: Da
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or name no image, and logs them: a
-    missing one as a warning, as its name may be misspelled."""
+    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or name no image, and logs them:
+    a missing one as a warning, as its name may be misspelled."""
     suffixes = image_suffixes(spec.pixels)
     remaining = dict(spec.splits)
     for name in splits:
