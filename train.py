@@ -75,13 +75,13 @@ def _train(
         # In here, so that only one process reports a failing import.
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
-        from engine.run.run import Remaining
+        from engine.run.run import EndedRun
         from engine.train.completed import open_completed
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
-        if plan.remaining is Remaining.EXPORTS:
+        if isinstance(plan, EndedRun):
             completed = open_completed(ctx, plan)
         else:
             trainer = build_training(ctx, plan, watchdog, stack)

@@ -180,12 +180,15 @@ class ValidationService:
 
     def close(self) -> None:
         """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
-        if not self._ctx.is_main:
-            return
-        deadline = time.monotonic() + LEAVE_S
-        with suppress(dist.DistError):
-            self._store.set(ENDED, "")
-            while not self._failure and self._store.add(LEFT, 0) < self._ctx.eval_ranks:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(POLL_S)
+        if self._ctx.is_main:
+            end_evaluating_processes(self._run_store, 0 if self._failure else self._ctx.eval_ranks)
+
+
+def end_evaluating_processes(run_store: dist.Store, count: int) -> None:
+    """Tells the evaluating processes to end, and waits a moment until ``count`` of them have."""
+    store = evaluation_store(run_store)
+    deadline = time.monotonic() + LEAVE_S
+    with suppress(dist.DistError):
+        store.set(ENDED, "")
+        while store.add(LEFT, 0) < count and time.monotonic() < deadline:
+            time.sleep(POLL_S)

@@ -8,32 +8,35 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import yaml
 
-from engine.checkpoint.newest_run import new_run_id, newest_run_id
+from engine.checkpoint.newest_run import new_run_id, newest_run_id, run_id_of
 from engine.checkpoint.progress import Progress
-from engine.run.continuation import forget_complete
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.run import RunPlan, RunSettings, TrainingRun
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, names_with
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write, open_direct, remove_half_written, write_whole
+from utils.files.safe_io import atomic_write, open_direct, read_text, remove_half_written, write_whole
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun
 from utils.program import resume_flag
+from utils.schema import build
 
+COMPLETE = ".complete"  # in the run's folder: see `note_complete`
 LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
+_MAX_SETTINGS_BYTES = 1 << 26
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
@@ -54,25 +57,42 @@ def claim_folder(
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
-    run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
+    run_id = broadcast_object(ctx, _choose_run_id(plan, settings) if ctx.is_main else "")
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
         note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
-        forget_complete(folder)
+        (folder / COMPLETE).unlink(missing_ok=True)
     report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
-    return TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from)
+    return TrainingRun(
+        folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from, only_reports=plan.only_reports
+    )
 
 
-def _choose_run_id(plan: RunPlan) -> str:
-    """Returns the id of the run whose checkpoint or folder the plan has, or that of a new run."""
+def _choose_run_id(plan: RunPlan, settings: RunSettings) -> str:
+    """Returns the id of the run that continues, or that starts again before its first checkpoint; else a new one."""
     if plan.started_from is not None:
         return plan.started_from.description.run_id
-    if plan.folder is not None:  # it starts again, before its first checkpoint
-        return newest_run_id(plan.folder) or new_run_id()
+    if plan.folder is not None:
+        begun = read_stored_run(plan.folder)
+        if begun is not None and begun.run_id and _starts_again(plan.folder, begun, settings):
+            return begun.run_id
     return new_run_id()
+
+
+def _starts_again(folder: Path, begun: StoredRun, settings: RunSettings) -> bool:
+    """Whether a start from the beginning, with ``settings``, is that of the run ``begun``, which has saved nothing."""
+    checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
+    has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
+    return not has_saved and _without_machine(begun.settings) == _without_machine(settings)
+
+
+def _without_machine(settings: RunSettings) -> dict[str, Any]:
+    """Returns the settings of a run by name, but for those that another start of it may have otherwise."""
+    left_out = names_with(TrainConfig, scope="machine") | names_with(TrainConfig, on_resume="current")
+    return {name: value for name, value in settings.by_name().items() if name not in left_out}
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
@@ -80,6 +100,44 @@ def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
     stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
     with atomic_write(folder / "settings.yaml", durable=True) as file:
         file.write(yaml.safe_dump(stored, sort_keys=False).encode())
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """The content of settings.yaml."""
+
+    run_id: str  # "" if the run has none
+    settings: RunSettings
+
+
+def read_stored_run(folder: Path) -> StoredRun | None:
+    """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
+    a damaged one."""
+    run_id = newest_run_id(folder)
+    if run_id is None:
+        return None
+    path = folder / "settings.yaml"
+    try:
+        stored = yaml.safe_load(read_text(path, _MAX_SETTINGS_BYTES))
+        config = build(TrainConfig, stored["config"], f"{path}: config")
+        hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
+    except (UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return StoredRun(run_id, RunSettings(config, hyp))
+
+
+def note_complete(folder: Path, run_id: str, epochs: int) -> None:
+    """Records that what follows the last of the ``epochs`` of the run in ``folder`` has been done, but for exports."""
+    write_whole(folder / COMPLETE, f"{run_id}\n{epochs}\n")
+
+
+def read_reported_epochs(folder: Path, run_id: str) -> int | None:
+    """Returns the epochs that `note_complete` has recorded for the run ``run_id``; None without such a record."""
+    try:
+        stored_id, epochs = read_text(folder / COMPLETE, _MAX_SETTINGS_BYTES).splitlines()
+        return int(epochs) if stored_id == run_id else None
+    except (UserError, ValueError):
+        return None
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DataSource
@@ -13,19 +13,20 @@ from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
 from engine.run.new_folder import check_run_dir
 from engine.run.resume import plan_from_checkpoint, reason_to_end
-from engine.run.run import Command, RunPlan, RunSettings
+from engine.run.run import Command, EndedRun, RunPlan, RunSettings
 from utils.config.paths import absolute_paths
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.agreement import check_same_run
-from utils.distributed.context import DistributedContext, all_objects, broadcast_object, torch_distributed_zero_first
+from utils.distributed.context import DistributedContext, all_objects, result_of_main
 from utils.errors import UserError
 
 
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
-) -> RunPlan:
-    """Plans the run of a command line: a new, a resumed or a restarted one. Every rank must call this.
+) -> RunPlan | EndedRun:
+    """Plans the run of a command line: a new, a resumed or a restarted one, or one that has ended (``--resume auto``).
+    Every rank must call this.
 
     Args:
         config: the command line's settings.
@@ -35,43 +36,38 @@ def plan_run(
     Raises UserError when there is nothing to resume from, no folder can be made, another process trains the run, or the
     processes do not have the same settings or the same position of a checkpoint.
     """
+    if config.resume == AUTO:  # the run is in the folder --project/--name, at each of its starts
+        config = replace(config, exist_ok=True)
     command = Command(config, explicit_flags, launchers=all_objects(ctx, ctx.launcher))
-    restarted_folder = broadcast_object(ctx, find_run_of_launchers(config, command.launchers) if ctx.is_main else None)
+    restarted_folder = result_of_main(ctx, lambda: find_run_of_launchers(config, command.launchers))
     if restarted_folder is not None:
-        plan = _plan_restarted(ctx, command, restarted_folder, stack)
-    elif config.resume == AUTO:
-        plan = _plan_automatic(ctx, command, stack)
-    elif config.resume is not None:
-        plan = _plan_resumed(ctx, command, stack)
-    else:
-        plan = _plan_new(ctx, command)
-    progress = None if plan.checkpoint is None else asdict(plan.checkpoint.header.progress)
-    check_same_run(ctx, plan.settings.config, plan.settings.hyp, progress)
-    return plan
+        return _plan_restarted(ctx, command, restarted_folder, stack)
+    if config.resume == AUTO:
+        return _plan_automatic(ctx, command, stack)
+    if config.resume is not None:
+        return _plan_resumed(ctx, command, stack)
+    return _plan_new(ctx, command)
 
 
 def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
     """Plans a new run."""
     config = command.config
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main:
-            check_run_dir(config.project, config.name, config.exist_ok)
-    return _plan_from_beginning(command)
+    result_of_main(ctx, lambda: check_run_dir(config.project, config.name, config.exist_ok))
+    return _plan_from_beginning(ctx, command)
 
 
-def _plan_automatic(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
+def _plan_automatic(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan | EndedRun:
     """Plans the run of the folder ``--project/--name``, whether it has started before or not (``--resume auto``)."""
     folder = command.config.folder
-    first_start = replace(command, config=replace(command.config, exist_ok=True))
-    if not broadcast_object(ctx, folder.is_dir() if ctx.is_main else False):
-        return _plan_new(ctx, first_start)
+    if not result_of_main(ctx, folder.is_dir):
+        return _plan_new(ctx, command)
     # A process that was told to stop, or whose parent was killed, may still be saving there.
     lock_folder(ctx, folder, stack, patience_s=SAVING_PATIENCE_S)
     plan = plan_continued(ctx, command, folder)
     if plan is not None:
         return plan
-    check_not_lost(folder)
-    return replace(_plan_new(ctx, first_start), folder=folder)
+    result_of_main(ctx, lambda: check_not_lost(folder))
+    return replace(_plan_new(ctx, command), folder=folder)
 
 
 def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
@@ -81,7 +77,7 @@ def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -
     return _plan_if_unfinished(ctx, command, path)
 
 
-def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan:
+def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
     """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
     come."""
     lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
@@ -90,12 +86,12 @@ def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, sta
         return plan
     if command.config.resume not in (None, AUTO):  # from an epochN.pt, and nothing has been saved since
         return _plan_if_unfinished(ctx, command, find_checkpoint(ctx, command.config))
-    plan = _plan_from_beginning(command)
+    plan = _plan_from_beginning(ctx, command)
     messages = [*plan.startup_messages, "restarted before the first checkpoint"]
     return replace(plan, folder=folder, startup_messages=messages)
 
 
-def _plan_from_beginning(command: Command) -> RunPlan:
+def _plan_from_beginning(ctx: DistributedContext, command: Command) -> RunPlan:
     """Returns the plan of a run without a checkpoint, and for now without a folder."""
     config = command.config
     messages: list[str] = []
@@ -106,6 +102,7 @@ def _plan_from_beginning(command: Command) -> RunPlan:
     paths = absolute_paths(config)
     paths.pop("data", None)
     config = replace(config, **paths)
+    check_same_run(ctx, config, hyp, None)
     return RunPlan(
         settings=RunSettings(config, hyp),
         data_source=DataSource.of_training(config),

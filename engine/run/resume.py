@@ -12,7 +12,7 @@ In the order in which these are called, by engine/run/plan.py and engine/assembl
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from data.source.dataset_spec import DataSource
@@ -20,9 +20,10 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resume_settings import merge_config, merge_hyperparameters
+from engine.run.resume_settings import merge_settings
 from engine.run.run import Command, RunPlan, RunSettings, StartedFrom
 from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_same_run
 from utils.distributed.context import DistributedContext
 from utils.files.data_location import find_location
 from utils.program import resume_flag
@@ -33,43 +34,43 @@ def plan_from_checkpoint(ctx: DistributedContext, command: Command, path: Path) 
     """Returns the plan of the run that wrote the checkpoint ``path``: its settings, but for what the command line
     changes.
 
-    Raises UserError for a file from which no run can continue, for a checkpoint that is not the newest of its run, and
-    for a setting that cannot change.
+    Raises UserError for a file from which no run can continue, for a checkpoint that is not the newest of its run, for
+    a setting that cannot change, and if the ranks do not have the same settings or the same position.
     """
     checkpoint = Checkpoint.read(path)
     check_is_newest(checkpoint)
-    stored = checkpoint.description
-    explicit_flags = command.explicit_flags
-    hyp, hyp_changes = merge_hyperparameters(
-        stored.hyp,
-        command.config,
-        explicit_flags,
-        pretrained=bool(stored.config.weights),
-        keep_old=stored.config.keep_old,
-    )
-    source, known_root = find_location(stored.data, path)  # where the data set is now
-    stored_config = stored.config
-    if stored_config.data != "demo":
-        stored_config = replace(stored_config, data=source)
-    config, config_changes = merge_config(stored_config, command.config, explicit_flags)
-    config = replace(config, epochs=choose_epochs(checkpoint, config, explicit_flags))
+    stored = stored_settings(checkpoint)
+    settings, changes = merge_settings(stored, command.config, command.explicit_flags)
+    epochs = choose_epochs(checkpoint, settings.config, command.explicit_flags)
+    config = replace(settings.config, epochs=epochs)
+    _, known_root = find_location(checkpoint.description.data, path)
     data_source = DataSource.of_training(config)
-    if known_root and config.data == source:  # the command line names no other data set
+    if known_root and config.data == stored.config.data:  # the command line names no other data set
         data_source = replace(data_source, known_root=known_root, stored_in=str(path))
+    check_same_run(ctx, config, settings.hyp, asdict(checkpoint.header.progress))
     return RunPlan(
-        settings=RunSettings(config, hyp),
+        settings=replace(settings, config=config),
         data_source=data_source,
         folder=path.parent,
         started_from=StartedFrom.of(checkpoint),
         checkpoint=checkpoint,
         startup_messages=[
             f"resuming {path} after {_describe_position(checkpoint, config)}",
-            *config_changes,
-            *hyp_changes,
+            *changes,
             *_machine_changes(ctx, checkpoint.header.run),
         ],
         launchers=command.launchers,
     )
+
+
+def stored_settings(checkpoint: Checkpoint) -> RunSettings:
+    """Returns the settings of the run that wrote ``checkpoint``, with the data set where it is now."""
+    stored = checkpoint.description
+    config = stored.config
+    if config.data != "demo":
+        source, _ = find_location(stored.data, checkpoint.path)
+        config = replace(config, data=source)
+    return RunSettings(config, stored.hyp)
 
 
 def choose_epochs(checkpoint: Checkpoint, config: TrainConfig, explicit_flags: Collection[str]) -> int:

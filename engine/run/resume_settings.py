@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from engine.run.run import RunSettings
 from utils.config.paths import is_same_path
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
@@ -16,6 +18,12 @@ _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
+
+_CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
+# With other values, a run that has ended would have had other results, not only more or fewer epochs.
+_DECIDE_RESULTS = names_with(TrainConfig, scope="result") - {"epochs", "time", "patience"} | frozenset(
+    field.name for field in fields(Hyperparameters)
+)
 
 _PATHS = names_with(TrainConfig, is_path=True)
 # Where the run is, which its folder says if the command line names that (``--resume auto``).
@@ -28,6 +36,31 @@ _KEEPS_STORED: dict[str, Callable[[TrainConfig], bool]] = {
     "optimizer": lambda current: current.optimizer == "auto",  # chosen when the run began
     "epochs": lambda current: current.time > 0,  # the time decides about the epochs
 }
+
+
+def merge_settings(
+    stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str]
+) -> tuple[RunSettings, list[str]]:
+    """Returns the settings ``stored`` with those of the command line, and messages, such as those that change. Raises
+    UserError for a setting that a run cannot change."""
+    config, config_changes = merge_config(stored.config, current, explicit_flags)
+    hyp, hyp_changes = merge_hyperparameters(
+        stored.hyp, current, explicit_flags, pretrained=bool(stored.config.weights), keep_old=stored.config.keep_old
+    )
+    return RunSettings(config, hyp), [*config_changes, *hyp_changes]
+
+
+def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings) -> None:
+    """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
+    results with ``settings``."""
+    before = stored.by_name()
+    for name, value in settings.by_name().items():
+        if name in _DECIDE_RESULTS and value != before[name]:
+            flag = f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
+            raise UserError(
+                f"{flag}: the run in {folder} has ended, with {before[name]!r}; start a new run with another --name, "
+                "or give a larger --epochs, too, to train this one on"
+            )
 
 
 def merge_config(

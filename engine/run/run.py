@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,17 +35,10 @@ class Command:
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
 
 
-class Remaining(enum.Enum):
-    """What is left to do in a run."""
-
-    EPOCHS = "epochs"  # or the scores of the newest one
-    REPORT = "report"  # what follows the last epoch: the report, the end of the hooks, exports
-    EXPORTS = "exports"  # files of ``--export`` at most
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """Settings and starting point of a run, before data and model are opened. Equal on all ranks.
+    """Settings and starting point of a run that trains, or has to write its report, before data and model are opened.
+    Equal on all ranks.
 
     A new run has neither folder nor checkpoint yet. One that starts again before its first checkpoint has a folder. One
     that continues has both (continuation.py).
@@ -60,13 +52,9 @@ class RunPlan:
     folder: Path | None = None  # locked; None: `claim_folder` makes it
     started_from: StartedFrom | None = None  # None: the run starts from the beginning
     checkpoint: Checkpoint | None = None  # that of `started_from`, until its state is in place (`restore_run`)
+    only_reports: bool = False  # all epochs are done and scored; what follows the last one is missing
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
     launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
-
-    @property
-    def remaining(self) -> Remaining:
-        """What is left to do in the run."""
-        return Remaining.EPOCHS if self.started_from is None else self.started_from.remaining
 
     @property
     def used_folder(self) -> Path | None:
@@ -78,6 +66,17 @@ class RunPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that has written everything but perhaps files of ``--export``. It needs no last.pt. Equal on all ranks."""
+
+    folder: Path  # locked
+    run_id: str
+    settings: RunSettings
+    epochs: int  # that it has trained
+    startup_messages: list[str]  # as in `RunPlan`
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartedFrom:
     """The checkpoint from which a run has continued, without its state, which is in place (`restore_run`)."""
 
@@ -86,7 +85,6 @@ class StartedFrom:
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
     seconds: float  # that the run had trained
-    remaining: Remaining = Remaining.EPOCHS  # in the run, with its settings of now
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> StartedFrom:
@@ -105,9 +103,10 @@ class TrainingRun:
     """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
 
     folder: Path
-    run_id: str = ""  # see `engine.checkpoint.newest_run`
+    run_id: str  # see `engine.checkpoint.newest_run`
     settings: RunSettings
     started_from: StartedFrom | None = None  # None: the run started from the beginning
+    only_reports: bool = False  # see `RunPlan`
 
     @property
     def config(self) -> TrainConfig:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.eval_ranks.messages import ENDED
-from engine.run.run import RunPlan, TrainingRun
+from engine.eval_ranks.service import end_evaluating_processes
+from engine.run.run import EndedRun, TrainingRun
 from engine.train.trainer import CompletedRun
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
@@ -11,18 +11,16 @@ from utils.process.result_file import write_result
 from utils.strings import counted
 
 
-def open_completed(ctx: DistributedContext, plan: RunPlan) -> CompletedRun:
-    """Returns the run of ``plan``, which has ended, and logs so. Every rank must call this."""
+def open_completed(ctx: DistributedContext, ended: EndedRun) -> CompletedRun:
+    """Returns the run that has ended, and logs so. Every rank must call this."""
     configure_logging(ctx.is_main)
-    assert plan.folder is not None
-    assert plan.started_from is not None
-    assert plan.checkpoint is not None
     if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
-        ctx.store.set(ENDED, "")  # the evaluating processes wait for a run
-    write_result(folder=str(plan.folder))
-    epochs = counted(plan.checkpoint.header.progress.epoch, "epoch")
-    get_logger().info("%s: complete after %s; nothing is left to train", plan.folder, epochs)
-    started_from = plan.started_from
-    run_id = started_from.description.run_id
-    run = TrainingRun(folder=plan.folder, run_id=run_id, settings=plan.settings, started_from=started_from)
+        end_evaluating_processes(ctx.store, ctx.eval_ranks)
+    write_result(folder=str(ended.folder))
+    for message in ended.startup_messages:
+        get_logger().info("%s", message)
+    get_logger().info(
+        "%s: complete after %s; to train on, give a larger --epochs", ended.folder, counted(ended.epochs, "epoch")
+    )
+    run = TrainingRun(folder=ended.folder, run_id=ended.run_id, settings=ended.settings)
     return CompletedRun(run, failure=None)

@@ -18,8 +18,8 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.continuation import note_complete
-from engine.run.run import Remaining, TrainingRun
+from engine.run.folder import note_complete
+from engine.run.run import TrainingRun
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
@@ -129,7 +129,7 @@ class Trainer:
         self.call_hooks("finish")
         failure = self.control.late_failure()
         if self.ctx.is_main and failure is None and not self.control.is_stopped:
-            note_complete(self.run.folder)
+            note_complete(self.run.folder, self.run.run_id, self.progress.epoch)
         return CompletedRun(self.run, failure)
 
     def _train(self) -> None:
@@ -137,8 +137,7 @@ class Trainer:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        started_from = self.run.started_from
-        if started_from is not None and started_from.remaining is Remaining.REPORT:
+        if self.run.only_reports:
             self._report_again()
         elif not self._stopped:
             self._complete_last_pending()  # an epoch of an earlier start

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.helpers.scripts import SMALL, run_python
+from engine.run.folder import note_complete
+from tests.helpers.scripts import ROOT, SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
+from utils.config.settings import Hyperparameters, TrainConfig
 
 EPOCHS = 2
 # train.py, but the process that comes to the place that its first argument names is killed there. An export is an empty
@@ -76,3 +80,16 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(wor
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
     assert (folder / "last.pt").read_bytes() == last
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_a_run_that_has_ended_ends_its_evaluating_processes_too(tmp_path: Path):
+    """They wait for a message in the store of torchrun, which outlives rank 0."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    stored = {"run_id": "run", "config": asdict(TrainConfig(project=".", epochs=3)), "hyp": asdict(Hyperparameters())}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
+    note_complete(folder, "run", epochs=3)
+    flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]
+    result = run_python(ROOT / "train.py", *flags, folder=tmp_path, torchrun=2, timeout=120)
+    assert "exp: complete after 3 epochs" in result.stdout

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import Stopped
 from utils.machine.devices import make_current
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,16 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def result_of_main(ctx: DistributedContext, decide: Callable[[], T]) -> T:
+    """Returns what ``decide`` returns on rank 0, which alone calls it, on every rank. If it raises there, the others
+    raise `PeerFailure`."""
+    results = []
+    with torch_distributed_zero_first(ctx):
+        if ctx.is_main:
+            results.append(decide())
+    return broadcast_object(ctx, results)[0]
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:

@@ -315,7 +315,7 @@ def test_what_follows_a_failing_on_end_still_happens(tmp_path, monkeypatch):
     control = RunControl(ctx, Watchdog(StopSignals()))
     step = SimpleNamespace(criterion=SimpleNamespace(names=()), ema=SimpleNamespace(module=None))
     settings = RunSettings(TrainConfig(export=["onnx"]), Hyperparameters())
-    training = TrainingRun(folder=tmp_path, settings=settings)
+    training = TrainingRun(folder=tmp_path, run_id="", settings=settings)
     trainer = SimpleNamespace(
         run=training, ctx=ctx, step=step, control=control, progress=Progress(epoch=2), epochs=2,
         steps=StepPlan(accumulate=1, per_epoch=1, epochs=2),

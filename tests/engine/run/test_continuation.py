@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
-from engine.run.continuation import note_complete
+from engine.run import continuation
+from engine.run import plan as plan_module
+from engine.run.folder import note_complete
 from engine.run.plan import plan_run
-from engine.run.run import Remaining, RunPlan
+from engine.run.run import EndedRun, RunPlan
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, saved
-from utils.config.settings import AUTO, TrainConfig
+from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -25,10 +29,17 @@ STALLED = Progress(epoch=EPOCHS // 2, best_epoch=10, best_fitness=0.5)
 HOUR = RunConditions(epoch_batches=10, images=80, seconds=3600.0)
 
 
-def plan_of(project: Path, given: frozenset[str] | set[str] = ALL, **settings: Any) -> RunPlan:
+def plan_of(project: Path, given: frozenset[str] | set[str] = ALL, **settings: Any) -> RunPlan | EndedRun:
     config = TrainConfig(**{"project": str(project), "resume": AUTO, **settings})
     with ExitStack() as stack:
         return plan_run(DistributedContext.single(), config, given, stack)
+
+
+def report(folder: Path, config: TrainConfig, epochs: int, run_id: str = "") -> None:
+    """Makes ``folder`` that of a run with ``config`` which has written its report after ``epochs``."""
+    stored = {"run_id": run_id or None, "config": asdict(config), "hyp": asdict(Hyperparameters())}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
+    note_complete(folder, run_id, epochs)
 
 
 @pytest.fixture
@@ -83,11 +94,12 @@ def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, c
 def test_the_settings_of_now_say_whether_a_run_has_ended(folder, stored, progress, settings, epochs):
     saved(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
     plan = plan_of(folder.parent, **settings)
-    assert plan.remaining is (Remaining.REPORT if epochs is None else Remaining.EPOCHS)
+    assert isinstance(plan, RunPlan)
+    assert plan.only_reports == (epochs is None)
     assert epochs in (None, plan.settings.config.epochs)
     if epochs is None:
-        note_complete(folder)
-        assert plan_of(folder.parent, **settings).remaining is Remaining.EXPORTS
+        report(folder, TrainConfig(project=str(folder.parent), **stored), progress.epoch)
+        assert isinstance(plan_of(folder.parent, **settings), EndedRun)
         with pytest.raises(UserError, match="; to continue, "):  # a checkpoint that is named is to train
             plan_of(folder.parent, resume=str(folder / "last.pt"), **settings)
 
@@ -96,7 +108,9 @@ def test_a_run_whose_newest_epoch_has_no_scores_goes_on(folder):
     progress = Progress(epoch=EPOCHS)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={})
     saved(folder / "last.pt", progress, pending=pending)
-    assert plan_of(folder.parent).remaining is Remaining.EPOCHS
+    plan = plan_of(folder.parent)
+    assert isinstance(plan, RunPlan)
+    assert not plan.only_reports
 
 
 def test_a_run_gets_each_setting_that_may_change_and_keeps_what_it_has_chosen(folder):
@@ -106,10 +120,10 @@ def test_a_run_gets_each_setting_that_may_change_and_keeps_what_it_has_chosen(fo
     )  # fmt: skip
     saved(folder / "last.pt", Progress(epoch=3), config=stored)
     config = plan_of(folder.parent, batch_size=-1).settings.config
-    command = TrainConfig(project=str(folder.parent), resume=AUTO, batch_size=48, optimizer="SGD")
+    command = TrainConfig(project=str(folder.parent), resume=AUTO, exist_ok=True, batch_size=48, optimizer="SGD")
     assert config == command
     assert plan_of(folder.parent, {"resume", "project"}).settings.config == replace(
-        stored, project=str(folder.parent), exist_ok=False, resume=AUTO
+        stored, project=str(folder.parent), resume=AUTO
     )
 
 
@@ -135,3 +149,96 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
     saved(folder / "last.pt", Progress(epoch=3), run_id="earlier")
     claim(folder, "new")
     assert plan_of(folder.parent).started_from is None
+
+
+@pytest.mark.parametrize("has_last", [False, True])
+@pytest.mark.parametrize("is_reported", [False, True])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"data": "other.yaml"}, "--data other.yaml: the run in .../exp has ended, with 'set.yaml'; start a new run "
+         "with another --name, or give a larger --epochs, too, to train this one on"),
+        ({"imgsz": 320}, "--imgsz 320: ..."),
+        ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
+        ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
+    ],
+)  # fmt: skip
+def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):
+    config = TrainConfig(project=str(folder.parent), data="set.yaml", epochs=3)
+    if has_last:
+        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": "set.yaml"})
+    if is_reported:
+        report(folder, config, 3)
+    if has_last or is_reported:
+        with refused(message):
+            plan_of(folder.parent, {"resume", *flags}, **flags)
+
+
+def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
+    """``--export`` of a run that has trained. It has as many epochs as it has trained, if fewer are asked for."""
+    config = TrainConfig(project=str(folder.parent), epochs=3)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    for is_reported in (False, True):
+        if is_reported:
+            report(folder, config, 3)
+        plan = plan_of(folder.parent, {"epochs", "export"}, epochs=2, export=["onnx"])
+        assert isinstance(plan, EndedRun) == is_reported
+        assert (plan.settings.config.epochs, plan.settings.config.export) == (3, ["onnx"])
+        assert "resume: export [] -> ['onnx']" in plan.startup_messages
+
+
+def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
+    (folder / "results.csv").write_text("epoch,time\n1,1\n2,2\n3,3\n")
+    config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
+    report(folder, config, 3, "run")
+    for given in ({"epochs": 10}, {"epochs": 2}, {}):
+        plan = plan_of(folder.parent, given, **given)
+        assert isinstance(plan, EndedRun)
+        assert (plan.run_id, plan.epochs) == ("run", 3)
+    for given in ({"epochs": 20}, {"patience": 5}, {"time": 2.0}):
+        with refused(
+            ".../exp: the run has ended after 3 epochs, and there is no last.pt from which it could train on; restore "
+            "it, or leave --epochs, --time and --patience as they were"
+        ):
+            plan_of(folder.parent, given, **given)
+    claim(folder, "new")
+    with refused(".../exp: has results of 3 epochs, but no last.pt ..."):
+        plan_of(folder.parent)
+
+
+class Ranks:
+    """The first of two ranks, which notes what it tells the other one, and the other one on another disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.told: list[Any] = []
+        for module in (plan_module, continuation):
+            monkeypatch.setattr(module, "result_of_main", self.result_of_main)
+        monkeypatch.setattr(continuation, "broadcast_object", self.broadcast)
+        self.is_main = True
+
+    def broadcast(self, _: DistributedContext, value: Any) -> Any:
+        if self.is_main:
+            self.told.append(value)
+            return value
+        return self.told.pop(0)
+
+    def result_of_main(self, ctx: DistributedContext, decide: Callable[[], Any]) -> Any:
+        return self.broadcast(ctx, decide() if self.is_main else None)
+
+
+@pytest.mark.parametrize("state", ["begun", "trains", "reports", "ended", "without last.pt"])
+def test_a_rank_on_another_disk_does_what_rank_0_has_decided(folder, monkeypatch, state):
+    ranks = Ranks(monkeypatch)
+    config = TrainConfig(project=str(folder.parent), epochs=3)
+    if state in ("trains", "reports", "ended"):
+        saved(folder / "last.pt", Progress(epoch=2 if state == "trains" else 3), config=config)
+    if state in ("ended", "without last.pt"):
+        report(folder, config, 3)
+    plan = plan_of(folder.parent, ())
+    ranks.is_main = False
+    folder.rename(folder.with_name("elsewhere"))
+    if state in ("begun", "without last.pt"):
+        assert plan_of(folder.parent, ()) == plan
+    else:
+        with refused(".../exp/last.pt: ..."):
+            plan_of(folder.parent, ())

@@ -169,7 +169,7 @@ def build(
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
-    run = TrainingRun(folder=Path(), settings=settings)
+    run = TrainingRun(folder=Path(), run_id="", settings=settings)
     return trainer_of(run, step, progress or Progress(), *hooks, signals=signals, validator=validator)
 
 
