@@ -402,7 +402,9 @@ def test_no_label_file_fits_and_the_first_is_named(folder):
     with pytest.raises(UserError, match=re.escape(f"{text}of images/train/00_7436.jpeg")):
         folder.index()
     spec = load_dataset_spec(folder.yaml())
-    assert len([i for i in scan_issues(scan_dataset(spec, ("train",), workers=1)[0]) if i.kind == ORPHAN]) == 20
+    split = scan_dataset(spec, ("train",), workers=1)[0]
+    assert len([issue for issue in scan_issues(split) if issue.kind == ORPHAN]) == 20
+    assert (split.index.report.ledger.used_images, split.index.report.ledger.lost_images) == (20, 0)
 
 
 @pytest.mark.parametrize("label", ["labels/train/{}.txt", "images/train/{}.txt", "voc/{}.xml"])
