@@ -473,6 +473,22 @@ def test_splits_may_share_a_folder_of_labels(folder, places, lines):
         assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
 
 
+def test_a_held_out_part_changes_no_finding(folder):
+    """Both listings are those of the training split. The file in a is called like an image in b."""
+    for group, name in (("a", "1"), ("b", "2")):
+        folder.image(f"images/train/{group}/{name}.png")
+        folder.label(f"voc/{group}/{name}.xml", voc_text([BOX], ["a"], 48, 64))
+    folder.label("voc/a/2.xml", voc_text([BOX], ["a"], 48, 64))
+    yaml = folder.root / "data.yaml"
+    yaml.write_text("train: images/train\nnames: [a]\nannotations: voc\n")
+    spec = load_dataset_spec(yaml)
+    whole = list_split(spec, "train")
+    assert [(finding.where, finding.kind, finding.lost_images) for finding in whole.findings] == [
+        ("voc/a/2.xml", ORPHAN, 1)
+    ]
+    assert list_split(spec.hold_out(["images/train/b/2.png"]), "train") == whole
+
+
 def test_splits_of_lists_count_an_unused_label_file_once(folder):
     """In a small split it would be a large share, as in the validation lists of cross-validation."""
     folder.write()
