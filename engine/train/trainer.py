@@ -1,5 +1,5 @@
-"""The training loop: epochs and steps. A validator scores each epoch (engine/train/validation.py); whatever else
-happens is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator validates each epoch (engine/train/validation.py), whose results
+follow from that (epoch_results.py); whatever else happens is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.continuation import note_complete
 from engine.run.run import Remaining, TrainingRun
+from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
@@ -86,6 +87,7 @@ class Trainer:
         control: RunControl,
         checkpointer: Checkpointer,
         validator: Validator,
+        results: EpochResults,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -96,6 +98,7 @@ class Trainer:
         self.control = control
         self.checkpointer = checkpointer
         self.validator = validator
+        self.results = results
         self.hooks = Hooks(hooks)
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
@@ -202,7 +205,8 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
-        epoch = Epoch(self.progress.epoch + 1)
+        row = self.results.training_row(self.step, self.schedule, self.progress)
+        epoch = Epoch(self.progress.epoch + 1, row)
         if self.call_hooks("after_last_step", epoch).breaks_off:
             return
         if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
@@ -250,7 +254,7 @@ class Trainer:
         ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has gone on since, so
         only the files of a pending epoch itself are saved.
         """
-        self.call_hooks("score", epoch)
+        self.results.complete(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
         self._last_completed = epoch
         if pending is None:
