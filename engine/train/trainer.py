@@ -160,11 +160,15 @@ class Trainer:
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
-        self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
-        self.step.criterion.set_closing(self.is_closing)
+        self._set_closing(self.progress.epoch + 1)
         self.call_hooks("before_epoch")
         while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
+
+    def _set_closing(self, epoch: int) -> None:
+        """Tells the loss whether ``epoch``, from 1, is one of the last ones."""
+        self.is_closing = epoch > self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
+        self.step.criterion.set_closing(self.is_closing)
 
     def _train_step(self, batches: Prefetcher) -> None:
         """Takes one step of the optimizer, and follows what hooks and other ranks request."""
@@ -282,8 +286,9 @@ class Trainer:
             self.save_last()
 
     def _report_again(self) -> None:
-        """Validates the last epoch once more and reports it, as its report was interrupted. results.csv has its row."""
+        """Validates the last epoch again, since its report was interrupted. results.csv has its row."""
         epoch = Epoch(self.progress.epoch)
+        self._set_closing(epoch.number)
         self.call_hooks("before_validation")
         if not self._follow(self.validator.validate(epoch)).breaks_off:
             self.call_hooks("report", epoch)

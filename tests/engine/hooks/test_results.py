@@ -130,8 +130,8 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, progress
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""  # nothing was validated
     for number, (finds, is_best) in enumerate(epochs, 1):
-        hook.record(trainer_at(), scored(number, finds=finds, is_best=is_best))
-    hook.record(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
+        hook.report(trainer_at(), scored(number, finds=finds, is_best=is_best))
+    hook.report(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
     trainer = trainer_at()
     trainer.progress = progress
     hook.finish(trainer)
@@ -146,7 +146,7 @@ def test_no_table_is_logged_without_objects(capsys):
     configure_logging(True)
     empty = make_ground_truth(np.zeros((0, 4)), *np.zeros((4, 0), int), 2, 3)
     hook = ClassScores(empty, NAMES)
-    hook.record(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
+    hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
 
