@@ -26,12 +26,13 @@ def write_report(page, history):
         os.kill(os.getpid(), signal.SIGKILL)
     write(page, history)
 
-def export(config):
+def export(config, on_written):
     if place == "export":
         os.kill(os.getpid(), signal.SIGKILL)
     if place == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
     Path(config.weights).with_suffix(".torchscript").touch()
+    on_written("torchscript")
 
 if __name__ == "__main__":
     import engine.commands.export
