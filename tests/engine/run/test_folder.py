@@ -21,6 +21,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.folder import LAUNCHERS, LOCK_NAME, claim_folder, find_run_of_launchers, lock_folder, note_launch
 from engine.run.run import RunPlan, RunSettings, TrainingRun
 from tests.helpers.run_checkpoints import claim as name_newest_run
+from tests.helpers.run_checkpoints import saved
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -40,6 +41,15 @@ def claim(stack: ExitStack, progress: Progress | None = None, **settings) -> Tra
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
     plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
     return claim_folder(CPU, plan, run_settings, stack, progress or Progress())
+
+
+def claim_again(folder: Path, lr0: float = 0.01) -> TrainingRun:
+    """Starts a run anew in ``folder``, where it has begun before (``--resume auto``)."""
+    config = TrainConfig(project=str(folder.parent), name=folder.name, exist_ok=True)
+    settings = RunSettings(config, Hyperparameters(lr0=lr0))
+    plan = RunPlan(settings=settings, data_source=DataSource.of_training(config), folder=folder)
+    with ExitStack() as stack:
+        return claim_folder(CPU, plan, settings, stack, Progress())
 
 
 def fail_after(action: Callable[..., object], **settings) -> None:
@@ -168,3 +178,18 @@ def test_a_damaged_note_of_launchers_means_nothing(tmp_path: Path):
     folder.mkdir()
     (folder / LAUNCHERS).write_bytes(b"\xff\xfe\x00")
     assert find_run_of_launchers(TrainConfig(project=str(tmp_path)), ["job node0 1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "lr0", "is_kept"),
+    [("", 0.01, True), ("", 0.02, False), ("itself", 0.01, False), ("other", 0.01, True)],
+)
+def test_a_run_that_begins_again_keeps_its_id_unless_it_is_another_one(tmp_path, saved_by, lr0, is_kept):
+    """Files of the same id would count as its own: its best.pt, and the epochs that a tracker has."""
+    (tmp_path / "exp").mkdir()
+    first = claim_again(tmp_path / "exp")
+    if saved_by:
+        run_id = first.run_id if saved_by == "itself" else saved_by
+        saved(first.folder / "best.pt", Progress(epoch=9), run_id=run_id)
+    again = claim_again(first.folder, lr0=lr0)
+    assert (again.run_id == first.run_id) == is_kept
