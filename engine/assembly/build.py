@@ -25,7 +25,7 @@ from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
-from engine.run.restore import EpochData, restore_run
+from engine.run.restore import EpochData, pending_epoch, restore_run
 from engine.run.run import RunPlan
 from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
@@ -86,10 +86,12 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The state of the checkpoint, if there is one.
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
     progress = Progress()
+    pending = None
     if plan.checkpoint is not None:
         epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
-        plan = replace(plan, checkpoint=None)  # frees its tensors, which are in place
+        pending = pending_epoch(ctx, plan.checkpoint)
+        plan = replace(plan, checkpoint=None)  # its tensors are in place; the caller frees them
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
@@ -99,7 +101,14 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run, step, validation, control, description=description, data_source=plan.data_source, stack=stack
+        run,
+        step,
+        validation,
+        control,
+        description=description,
+        data_source=plan.data_source,
+        pending=pending,
+        stack=stack,
     )
     hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, parts=hook_parts)
     for hook in hooks:

@@ -53,7 +53,7 @@ class ResultsCsv(Hook):
 def _recorded_epochs(trainer: Training) -> int:
     """Returns how many epochs of the run have been recorded before this start. A pending epoch has not."""
     started_from = trainer.run.started_from
-    is_pending = started_from is not None and started_from.pending is not None
+    is_pending = started_from is not None and started_from.is_pending
     return trainer.progress.epoch - int(is_pending)
 
 

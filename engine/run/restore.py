@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
-from engine.checkpoint.progress import Progress
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -44,16 +44,22 @@ def restore_run(
     return progress
 
 
+def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpoch | None:
+    """Returns the newest epoch of a checkpoint if it has not been scored yet. Only rank 0 keeps its weights."""
+    pending = checkpoint.header.pending
+    return pending if pending is None or ctx.is_main else replace(pending, ema={})
+
+
 class EpochStart(enum.Enum):
     """Where a run continues in the epoch that its checkpoint has begun."""
 
     KEEP = "keep"  # at its batch; that is 0 between two epochs
     END = "end"  # after all steps: only the end of the epoch is missing
-    RECOUNT = "recount"  # at the same image, counted in the batches and steps of now, or 0 if the order is another
+    RECOUNT = "recount"  # at the same image, recounted in current batches and steps; 0 if the order changed
 
 
 def choose_epoch_start(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> EpochStart:
-    """Returns where a run continues in its epoch with the batches, the steps and the images of now.
+    """Returns where a run continues in its epoch with the current batches, steps and images.
 
     An epoch whose steps are done stays so, unless the number of images is another.
     """
@@ -92,7 +98,7 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
 
 
 def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Progress:
-    """Returns ``progress`` with its steps counted by the batches of an epoch of now."""
+    """Returns ``progress`` with its steps counted by the current batches of an epoch."""
     steps = step_plan(config, data.batches)
     steps_in_epoch = math.ceil(progress.batch / steps.accumulate)
     return replace(

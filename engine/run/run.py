@@ -10,7 +10,6 @@ from typing import Any
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.progress import PendingEpoch
 from utils.config.settings import Hyperparameters, TrainConfig
 
 
@@ -28,7 +27,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Command:
-    """What starts a run, or starts it again."""
+    """A command line that starts a run, or starts it again, and its launchers."""
 
     config: TrainConfig  # settings of the command line
     explicit_flags: Collection[str]  # names of the settings that the command line gives
@@ -78,12 +77,12 @@ class EndedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedFrom:
-    """The checkpoint from which a run has continued, without its state, which is in place (`restore_run`)."""
+    """What a run still knows of the checkpoint from which it has continued, without tensors."""
 
     path: Path
     description: RunDescription  # of the run when it was saved
     metrics: dict[str, float]  # scores of its weights; empty: not validated
-    pending: PendingEpoch | None  # the newest epoch, if it had not been scored yet
+    is_pending: bool  # the newest epoch had not been scored yet
     seconds: float  # that the run had trained
 
     @staticmethod
@@ -93,7 +92,7 @@ class StartedFrom:
             path=checkpoint.path,
             description=checkpoint.description,
             metrics=header.metrics,
-            pending=header.pending,
+            is_pending=header.pending is not None,
             seconds=header.run.seconds,
         )
 

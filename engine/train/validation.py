@@ -142,12 +142,12 @@ def build_validator(
     *,
     description: RunDescription,
     data_source: DataSource,
+    pending: PendingEpoch | None,
     stack: ExitStack,
 ) -> Validator:
     """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate; they
-    end when ``stack`` is closed."""
+    end when ``stack`` is closed. ``pending``: see `LocalValidator`."""
     ctx = step.ctx
-    pending = None if run.started_from is None else run.started_from.pending
     local = LocalValidator(validation, step, control, pending=pending)
     if not ctx.eval_ranks:
         return local

@@ -27,7 +27,7 @@ def settings_of(**values: object) -> SimpleNamespace:
 
 
 def trainer_at(epoch: int = 0, *, folder: Path = Path(), pending: object = None, **settings: object) -> SimpleNamespace:
-    started_from = SimpleNamespace(description=None, pending=pending) if epoch else None
+    started_from = SimpleNamespace(description=None, is_pending=pending is not None) if epoch else None
     run = SimpleNamespace(settings=settings_of(**settings), started_from=started_from)
     checkpointer = SimpleNamespace(last=folder / "last.pt")
     return SimpleNamespace(progress=Progress(epoch=epoch), run=run, checkpointer=checkpointer)

@@ -96,7 +96,7 @@ class Process:
         path = folder / "results.csv"
         self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
-        started_from = SimpleNamespace(description=None, pending=None) if first > 1 else None
+        started_from = SimpleNamespace(description=None, is_pending=False) if first > 1 else None
         run = SimpleNamespace(
             folder=folder,
             run_id=run_id,
