@@ -89,7 +89,8 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
 
 def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
-    out; but if no image has a label file, none is: then the split is refused, with the findings as the reason."""
+    out. If no image has a label file, none is left out for this: the caller refuses the split and names the findings.
+    """
     label_format = source.label_format
     if label_format is None or label_format.per_image is None:
         raise _unusable_annotations(source.annotations, spec)
@@ -103,15 +104,14 @@ def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: Da
     split_folders = [str(entry) for entry in source.images if entry.is_dir()]
     if not are_all_labeled(found, split_folders):
         diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
-        images = leave_out(images, diagnosis.reasons)
         findings = findings + diagnosis.findings
-    findings = count_losses(findings, images)
-    if not found.is_any_labeled:
-        images = found.images
+        if found.is_any_labeled:
+            images = leave_out(images, diagnosis.reasons)
+    images = mark_aliases(images, split_images.aliases, spec.root, share_labels=False)
     listing = Listing(
-        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=False),
+        all_images=images,
         label_format=label_format,
-        findings=split_images.findings + findings,
+        findings=split_images.findings + count_losses(findings, images),
         unusual_labels=found.unusual,
         shares_folders=spec.shares_folders(split),
     )

@@ -29,7 +29,7 @@ class ListedImage(NamedTuple):
     file: ImageFile
     status: ImageStatus
     label: LabelFile  # of a background: the file that it would have
-    reason: Finding | None = None  # for which it is left out, without the losses that `count_losses` adds
+    reason: Finding | None = None  # why it is left out; `count_losses` counts the loss
 
     @property
     def name(self) -> str:
@@ -81,5 +81,5 @@ def count_losses(findings: list[Finding], images: Iterable[ListedImage]) -> list
     """Returns ``findings``, where the reason of each image that is left out counts as the loss of that image."""
     if not findings:
         return []
-    num_lost = Counter(image.reason for image in images if image.reason is not None)
+    num_lost = Counter(image.reason for image in images if image.status is ImageStatus.LEFT_OUT)
     return [finding._replace(lost_images=num_lost[finding]) if finding in num_lost else finding for finding in findings]
