@@ -373,6 +373,9 @@ def test_all_labels_without_a_suffix_are_named(folder):
     folder.write(label="labels/train/{}")
     with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
         folder.index()
+    listing = list_split(load_dataset_spec(folder.yaml()), "train")  # as a check uses it
+    assert len(listing.images) == len(listing.findings) == NUM_IMAGES
+    assert sum(finding.lost_images for finding in listing.findings) == 0
 
 
 @pytest.mark.parametrize(
