@@ -115,7 +115,7 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
         weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole, killed)]
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     line = error_of(capsys, main, *flags, "--name", "killed", "--epochs", "3")
-    assert "was begun with --epochs 2, not 3" in line
+    assert "was started with --epochs 2, not 3" in line
 
 
 def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsys, monkeypatch):
@@ -137,18 +137,18 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
     copy.write_text("lr0: 0.03\n")
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: was begun with hyper-parameter lr0 0.02, not 0.03; " in line
+    assert "folds: was started with hyper-parameter lr0 0.02, not 0.03; " in line
     copy.write_text("lr0: 0.02\n")
     labels = tmp_path / "set" / "labels" / "train" / "000.txt"
     before = labels.read_text()
     labels.write_text("0 0.5 0.5 0.3 0.3\n")
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: the content of the split 'train' has changed since the work was begun; " in line
+    assert "folds: the content of the split 'train' has changed since the start; " in line
     labels.write_text(before)
     assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
     data.write_text(data.read_text().replace("light", "lamp"))
     line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
+    assert "folds: was started with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
 
 
 @pytest.mark.parametrize(

@@ -205,15 +205,15 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     kept = [path.parent.parent.name for path in whole.rglob("best.pt")]
     assert len(kept) == 1
     for more, line in (
-        (["--epochs", "7"], "was begun with --epochs 6, not 7"),
-        (["--model", "yolov8n"], "was begun with --model "),
-        (["--seed", "3"], "was begun with --seed 0, not 3"),
-        (["--set", "box=3"], "was begun with hyper-parameter box 7.5, not 3.0"),
+        (["--epochs", "7"], "was started with --epochs 6, not 7"),
+        (["--model", "yolov8n"], "was started with --model "),
+        (["--seed", "3"], "was started with --seed 0, not 3"),
+        (["--set", "box=3"], "was started with hyper-parameter box 7.5, not 3.0"),
     ):
         assert line in error_of(capsys, main, *flags, "--name", "broken", *more)
     (root / "wider.yaml").write_text(RANGES.replace("0.05", "0.5"))
     line = error_of(capsys, main, *flags, "--name", "broken", "--hyp", str(root / "wider.yaml"))
-    assert "was begun with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
+    assert "was started with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
     main([*flags, "--name", "broken", "--trials", "2"])  # nothing is left to do
     assert created(broken) == 2
 
