@@ -137,10 +137,14 @@ class Annotations:
         return f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 
     def extract_image(self, content: bytes, file: Path, row: int) -> Path:
-        """Writes an image that ``file`` contains, into a folder of the split, and returns its path."""
-        folder = self._extracted / _split_of_paths(file, file, self.root)
+        """Writes an image that ``file`` contains, and returns its path: in a folder of the split, below the folders of
+        ``file``, as files of one name may lie in several (``configA/train-0.parquet``). Raises UserError if it
+        exists."""
+        folder = self._extracted / _split_of_paths(file, file, self.root) / file.parent.relative_to(self.root)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
+        if path.exists():  # as x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, give one name
+            raise UserError(f"{file}: row {row}: another file of this folder has the same name; rename one")
         write_whole(path, content)
         return path
 

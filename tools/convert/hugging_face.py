@@ -44,7 +44,8 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
                 continue
             boxes = _boxes(columns, names, location)
             path = annotations.extract_image(image, file, row)
-            annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=_size(path, location)))
+            size = _size(path, location)
+            annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=size, is_complete=True))
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"

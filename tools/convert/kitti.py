@@ -31,5 +31,15 @@ def read_kitti(file: Path, annotations: Annotations) -> None:
 
 
 def is_kitti(head: str) -> bool:
-    """Returns whether a file with this beginning is KITTI's."""
-    return len(head.split("\n")[0].split()) >= NUM_FIELDS
+    """Returns whether a file with this beginning is KITTI's. Its rows have the name of a class, unlike those of YOLO
+    txt, of which a polygon of seven points has as many fields."""
+    fields = head.split("\n")[0].split()
+    return len(fields) >= NUM_FIELDS and not all(map(_is_number, fields))
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True

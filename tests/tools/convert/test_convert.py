@@ -379,6 +379,12 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+def test_a_polygon_of_yolo_is_no_row_of_kitti(images):
+    """One of seven points has 15 fields, too."""
+    (images / "one.txt").write_text(f"0 {'0.5 1e-1 ' * 7}\n")
+    check_refusal(images, "set: no format is recognized...")
+
+
 @pytest.mark.parametrize("encoding", ["UTF-16", "GBK"])
 @pytest.mark.parametrize("write", [write_labelme, write_createml, write_csv, write_labelbox, write_kitti])
 def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, images):

@@ -107,3 +107,26 @@ def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, ki
     rows = [first | {"image": image}] * (1 if kind == "zeros" else 5_000)
     parquet.write_table(Table.from_pylist(rows), path, compression="zstd")
     check_refusal(images, "parquet: refused: its images have more than 100 times the bytes of the file")
+
+
+def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
+    """As Hugging Face writes the configurations of a data set: ``mini/train/0000.parquet`` and ``full/train/...``."""
+    one = images / "one.png"
+    two = images / "two.png"
+    contents = {path.read_bytes() for path in (one, two)}
+    write_parquet(images)
+    from pyarrow import parquet
+
+    whole = images / "train-00000-of-00001.parquet"
+    table = parquet.read_table(whole)
+    for folder, rows in (("a/train", table.slice(0, 1)), ("b/train", table.slice(1, 1))):
+        (images / folder).mkdir(parents=True)
+        parquet.write_table(rows, images / folder / "0000.parquet")
+    whole.rename(images / "a/train/0000.PARQUET")
+    check_refusal(images, "a/train/0000.parquet: row 0: another file of this folder has the same name; rename one")
+    (images / "a/train/0000.PARQUET").unlink()
+    convert(images, tmp_path / "out.json")
+    coco = json.loads((tmp_path / "out.json").read_text())
+    written = {tmp_path / "out/train" / image["file_name"] for image in coco["images"]}
+    assert {path.read_bytes() for path in written} == contents
+    assert {each["image_id"] for each in coco["annotations"]} == {1, 2}
