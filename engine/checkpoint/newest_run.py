@@ -4,7 +4,7 @@
 Each run has a random id, which all of its checkpoints store. settings.yaml stores the id of the folder's newest run:
 the one that has claimed the folder last, by beginning or by continuing there.
 
-Runs that were begun by versions before the ids have none, and keep none when they continue. An absent id equals an
+Runs that were started by versions before the ids have none, and keep none when they continue. An absent id equals an
 absent id: a folder with one such run works as any other, and a run with an id is told apart from it, but two runs
 without ids in one folder are taken for one.
 """

@@ -38,7 +38,7 @@ class TrackedRun:
     key: str = ""  # by which the service finds its run; "": not known
     epoch: Count = 0  # the last one tracked
     # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
-    # begun with this id in the same folder, if it has one; "": it begins a new one.
+    # created with this id in the same folder, if it has one; "": it creates a new one.
     run_id: str = ""
     folder: str = ""  # of the training, resolved: a copy of it becomes another tracked run; "": not known
 
