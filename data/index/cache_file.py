@@ -27,7 +27,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
 
-CACHE_VERSION = 9  # increase it when the arrays or their meaning change
+CACHE_VERSION = 10  # increase it when the arrays, the metadata or their meaning change, also that of the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,8 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
         digest.update(rows + b"\0\0\0")
     findings = [_facts_of(finding) for finding in listing.findings]
-    num_before_or_true = (
-        len(others.earlier_splits) or True
-    )  # True as it has always been, so that older fingerprints stay valid
-    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_before_or_true]).encode())
+    num_earlier = len(others.earlier_splits)  # tells where those of later splits begin
+    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_earlier]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))
@@ -153,6 +151,7 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
     meta = {
         "fingerprint": index.fingerprint,
         "category_ids": index.category_ids,
+        "unused_category_ids": index.unused_category_ids,
         "totals": report.totals,
         "ledger": report.ledger.content(),
         "advice": report.advice,
@@ -184,4 +183,5 @@ def restored_index(
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         category_ids=tuple(meta["category_ids"]),
+        unused_category_ids=meta["unused_category_ids"],
     )

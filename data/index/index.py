@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -92,6 +92,8 @@ class DatasetIndex(LabelArrays):
     selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
     category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
+    # Ids of the COCO JSON's categories that are no class, by name: no other class may have them.
+    unused_category_ids: Mapping[str, int] = field(default_factory=dict)
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
     # int64 (N, 2): which `Scan` has read each image, and its position in ``Scan.source.images``; None: not known.

@@ -16,7 +16,7 @@ from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.files.paths import path_of, relative_name
-from utils.strings import FlatStrings
+from utils.strings import FlatStrings, class_key
 
 
 def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:
@@ -32,7 +32,8 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
         **concatenated([_with_names(index, names) for index in indexes]),
         report=_joined_report(parts, spec, split),
         fingerprint=digest_of([index.fingerprint for index in indexes], names),
-        image_files=digest_of([index.image_files for index in indexes]),
+        image_files=_one_digest([index.image_files for index in indexes]),
+        selection=_one_digest([index.selection for index in indexes]),
         pixels=spec.pixels,
         origins=_origins(parts),
         image_ids=indexes[0].image_ids if len(indexes) == 1 else None,
@@ -55,13 +56,25 @@ def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) 
 
 
 def _category_ids(indexes: Sequence[DatasetIndex], names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the category ids of the classes ``names``: those of a single COCO JSON, where a class that it does not
-    have gets a free one. Returns none for several data sets, whose ids may contradict each other."""
+    """Returns the category ids of the classes ``names``: those of a single COCO JSON, also of its categories
+    that the data set does not use; a class that it does not have gets a free one. Returns none for several data sets,
+    whose ids may contradict each other."""
     if len(indexes) > 1 or indexes[0].image_ids is None:
         return ()
-    id_of_name = dict(zip(indexes[0].names, indexes[0].category_ids))
-    free_ids = itertools.count(max(id_of_name.values(), default=-1) + 1)
-    return tuple(id_of_name[name] if name in id_of_name else next(free_ids) for name in names)
+    (index,) = indexes
+    free_ids = itertools.count(max([*index.unused_category_ids.values(), *index.category_ids], default=-1) + 1)
+    id_of_class = dict(zip(index.names, index.category_ids))
+    unused_id_of = {class_key(name): i for name, i in index.unused_category_ids.items()}
+    for name in names:
+        if name not in id_of_class:
+            unused_id = unused_id_of.pop(class_key(name), None)
+            id_of_class[name] = next(free_ids) if unused_id is None else unused_id
+    return tuple(id_of_class[name] for name in names)
+
+
+def _one_digest(digests: Sequence[str]) -> str:
+    """Returns a digest of the parts' ``digests``: that of a single part itself, so that it shares its caches."""
+    return digests[0] if len(digests) == 1 else digest_of(digests)
 
 
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:

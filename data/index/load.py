@@ -65,7 +65,7 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
         with settings.refusing():
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)
-    used = replace(used, source=_source(spec, split, settings), selection=_selection(spec))
+    used = replace(used, source=_source(spec, split, settings), selection=_selection(spec, full.index))
     return LoadedSplit(spec, split, full, used)
 
 
@@ -76,6 +76,8 @@ def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
     return source_name(spec, split, settings.single_cls, settings.fraction, settings.seed)
 
 
-def _selection(spec: DatasetSpec) -> str:
-    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known."""
-    return digest_of(sorted(spec.held_out), spec.classes, spec.class_of)
+def _selection(spec: DatasetSpec, full: DatasetIndex) -> str:
+    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known. ``full``: of
+    joined data sets, it has their selection."""
+    settings = [sorted(spec.held_out), spec.classes, spec.class_of]
+    return digest_of(*settings, full.selection) if full.selection else digest_of(*settings)

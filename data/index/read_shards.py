@@ -24,7 +24,7 @@ from utils.pixels import RGB8
 from utils.schema import Count, check
 from utils.strings import class_difference
 
-VERSION = 7  # increase it when the layout or the meaning of the arrays changes
+VERSION = 8  # increase it when the layout or the meaning of the arrays or the metadata changes
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
@@ -32,6 +32,7 @@ class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
     category_ids: list[Count]
+    unused_category_ids: dict[str, int]
     ledger: Ledger
     advice: list[str]
     notes: list[str]

@@ -131,5 +131,6 @@ def _index_of_all(
         report=ScanReport.of(()),
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
         category_ids=source.category_ids,
+        unused_category_ids=source.unused_category_ids,
         origins=origins_of_scan(count),
     )

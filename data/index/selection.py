@@ -81,15 +81,19 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
     number_of_label = _numbers_of_labels(spec, single_cls=single_cls)
     # Regions in which all classes are ignored have no class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
-    category_ids: tuple[int, ...] = ()
-    if not single_cls:
-        category_ids = _category_ids(index.category_ids or range(len(number_of_label)), number_of_label, spec)
+    ids_of_labels = index.category_ids or range(len(number_of_label))
+    if single_cls:  # as if no class were selected
+        category_ids: tuple[int, ...] = (min([*ids_of_labels, *index.unused_category_ids.values()]),)
+    else:
+        category_ids = _category_ids(ids_of_labels, number_of_label, spec)
+    other_ids = {name: i for name, i in zip(index.names, ids_of_labels) if i not in category_ids}
     result = replace(
         index,
         names=class_names(spec, single_cls),
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
         category_ids=category_ids,
+        unused_category_ids={**index.unused_category_ids, **other_ids},
     )
     return result.with_boxes(classes != _LEFT_OUT)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from enum import Enum, auto
 from functools import cached_property
+from typing import NamedTuple
 
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.split_files import ImageFile, OtherImages
@@ -60,20 +61,24 @@ class AbsentImages:
         return _ImageFolders(self._images_of_other_splits)
 
 
-def share_of_losses(count: int, *, before: int, ours: int, after: int) -> range:
-    """Returns the share of this split: which of ``count`` losses that may be of any split count in it, so that each
-    counts once.
+class SplitSizes(NamedTuple):
+    """Holds the sizes of the splits with one label file, in images or entries, by which they share its losses."""
 
-    All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of three
-    losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third none.
+    earlier: int  # of all splits before this one
+    this: int
+    later: int  # of all splits after this one, and of what is in no split, whose share is not lost
 
-    Args:
-        before: size of the splits before this one, in whatever unit the losses are shared by.
-        ours: size of this split.
-        after: size of the splits after this one, and of what is in no split, whose share is not lost.
-    """
-    total = before + ours + after
-    return range(math.ceil(count * before / total), math.ceil(count * (before + ours) / total))
+    def share_of(self, count: int) -> range:
+        """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
+
+        All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of
+        three losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third
+        none.
+        """
+        total = self.earlier + self.this + self.later
+        first = math.ceil(count * self.earlier / total)
+        end = math.ceil(count * (self.earlier + self.this) / total)
+        return range(first, end)
 
 
 class _ImageFolders:

@@ -9,7 +9,7 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE, REVERSED
 from data.labels.rows import AREA, CLASS, CROWD, IMAGE, LINE, SHAPE, X1, Y2, RowProblem
 
-# Increase this when the same label files would give other boxes. Then all index caches are rebuilt.
+# Increase this when the same label files would give other boxes, findings or losses. Then all index caches are rebuilt.
 PARSER_VERSION = 5
 
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area

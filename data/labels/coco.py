@@ -150,11 +150,13 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
         if category_id is not None:
             used_categories.add(category_id)
         entry_of[image_id].labels.add(_parse_annotation(annotation, position, category_id, categories))
+    category_ids = _category_ids(categories.name_of, names, used_categories, path)
     return SplitFile(
         images=list(entry_of.values()),
-        category_ids=_category_ids(categories.name_of, names, used_categories, path),
+        category_ids=category_ids,
         annotation_ids=[a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)],
         strays=strays,
+        unused_category_ids={name: i for i, name in sorted(categories.name_of.items()) if i not in category_ids},
     )
 
 

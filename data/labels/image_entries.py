@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
@@ -35,46 +36,70 @@ class UnmatchedEntry(NamedTuple):
     has_name: bool  # whether an image has the same file name
 
 
+class Origin(Enum):
+    """Says which split an image belongs to that a label file may name."""
+
+    THIS_SPLIT = auto()
+    EARLIER_SPLIT = auto()
+    LATER_SPLIT = auto()
+    NO_SPLIT = auto()
+
+
+class NamedOrigin(NamedTuple):
+    """An image that a label file may name, and where it belongs."""
+
+    image: ImageFile
+    origin: Origin
+
+
 class MatchedEntries(NamedTuple):
     """Says which entries of a label file belong to which images."""
 
     entry_of: dict[int, ImageEntry]  # of the split's images, by their positions
-    before: list[ImageEntry]  # those of images of splits before this one
-    after: list[ImageEntry]  # those of images of splits after this one, or of no split
+    of_other_images: dict[Origin, list[ImageEntry]]  # those of images of another split, or of none
     unmatched: list[UnmatchedEntry]
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first those whose file names are the images' names in the split, then all
     others by name."""
-    others = request.others
-    images = [*request.images, *others.earlier_splits, *others.later_splits]
-    images_before = range(len(request.images), len(request.images) + len(others.earlier_splits))
+    candidates = _images_of_splits(request)
+    images = [candidate.image for candidate in candidates]
     names = ImageNames([image.name for image in images])
 
     number_of = _match_names_in_split(entries, images)  # positions of entries by those of images
     exact = set(number_of.values())
     fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in exact}
     number_of |= _match_names(entries, fits_of, number_of, names)
-    entry_of = {image: entries[number] for image, number in number_of.items()}
 
-    matched = set(number_of.values())
-    no_split = ImageNames(others.unassigned)
-    of_no_split: list[ImageEntry] = []
-    unmatched: list[UnmatchedEntry] = []
+    matched = MatchedEntries({}, {origin: [] for origin in Origin}, [])
+    for position, number in number_of.items():
+        origin = candidates[position].origin
+        if origin is Origin.THIS_SPLIT:
+            matched.entry_of[position] = entries[number]
+        else:
+            matched.of_other_images[origin].append(entries[number])
+
+    numbers_with_image = set(number_of.values())
+    no_split = ImageNames(request.others.unassigned)
     for number, fits in fits_of.items():
-        if number in matched:
+        if number in numbers_with_image:
             continue
         if _is_of_no_split(entries[number], no_split, has_name=bool(fits)):
-            of_no_split.append(entries[number])
+            matched.of_other_images[Origin.NO_SPLIT].append(entries[number])
         else:
-            unmatched.append(_unmatched(entries[number], [images[i] for i in fits], names))
-    return MatchedEntries(
-        entry_of={image: entry for image, entry in entry_of.items() if image < images_before.start},
-        before=[entry for image, entry in entry_of.items() if image in images_before],
-        after=[entry for image, entry in entry_of.items() if image >= images_before.stop] + of_no_split,
-        unmatched=unmatched,
-    )
+            matched.unmatched.append(_unmatched(entries[number], [images[i] for i in fits], names))
+    return matched
+
+
+def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
+    """Returns the images of all splits with this label file. Those of the split itself come first, so that they have
+    the positions of ``request.images``."""
+    return [
+        *(NamedOrigin(image, Origin.THIS_SPLIT) for image in request.images),
+        *(NamedOrigin(image, Origin.EARLIER_SPLIT) for image in request.others.earlier_splits),
+        *(NamedOrigin(image, Origin.LATER_SPLIT) for image in request.others.later_splits),
+    ]
 
 
 def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:

@@ -5,7 +5,7 @@ A format is a module of this package with a `LabelFormat`, which `data.labels.fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,7 @@ class LabelSource(Protocol):
     normalized: bool  # coordinates are fractions of the image size, not pixels
     images: list[ImageFile]  # those that have labels in this source, or may have
     category_ids: tuple[int, ...]  # by class
+    unused_category_ids: Mapping[str, int]  # ids of categories that are no class, by name
     findings: list[Finding]
 
     @property
@@ -109,6 +110,7 @@ class LabelPerImage:
     """Reads labels from one file per image; a `LabelSource`."""
 
     image_ids: list[int | str] | None = None
+    unused_category_ids: Mapping[str, int] = {}
 
     def __init__(self, request: LabelRequest, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
         self.images = request.images

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from data.labels.absent_images import AbsentImages, Owner, share_of_losses
+from data.labels.absent_images import AbsentImages, Owner, SplitSizes
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
-from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, match_entries
+from data.labels.image_entries import ImageEntry, MatchedEntries, Origin, UnmatchedEntry, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -22,6 +22,7 @@ class SplitFile(NamedTuple):
     category_ids: tuple[int, ...]  # by class; an unused id for a class that the file does not have
     annotation_ids: Sequence[Any]  # by position
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
+    unused_category_ids: Mapping[str, int] = {}  # ids of categories that are no class, by name
 
 
 class LabelsPerSplit:
@@ -39,6 +40,7 @@ class LabelsPerSplit:
         self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
         self.category_ids = file.category_ids
+        self.unused_category_ids = file.unused_category_ids
         matched = match_entries(file.images, request)
         if not matched.entry_of:
             raise self._nothing_fits(request.images, file.images, matched.unmatched)
@@ -64,47 +66,46 @@ class LabelsPerSplit:
     def _stray_annotations(self, strays: Sequence[tuple[int, str]], matched: MatchedEntries) -> list[Finding]:
         """Returns findings about annotations without an image. They are missing from images that have none now: each
         split counts as many of them as it has of these, or of all images if there are none."""
-        groups = (matched.before, list(matched.entry_of.values()), matched.after)
-        sizes = [sum(not entry.num_labeled for entry in group) for group in groups]
+        sizes = _sizes_in_entries(matched, only_empty=True)
         if not any(sizes):
-            sizes = [len(group) for group in groups]
-        before, ours, after = sizes
-        share = share_of_losses(len(strays), before=before, ours=ours, after=after)
+            sizes = _sizes_in_entries(matched, only_empty=False)
+        lost_here = sizes.share_of(len(strays))
         findings = []
         for i, (position, reason) in enumerate(strays):
-            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in share)))
+            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in lost_here)))
         return findings
 
     def _absent_images(self, matched: MatchedEntries, request: LabelRequest) -> list[Finding]:
         """Returns findings about images of the file that the split does not have. Those that may be of any split come
-        last; as many of them as this split does not count have no losses."""
+        last: first the share of this split, then those that other splits count."""
         absent = AbsentImages(request.images, request.others)
-        of_this_split = []
-        of_unknown_owner = []
+        findings = []
+        of_any_split = []
         for unmatched in matched.unmatched:
             owner = absent.owner(unmatched.entry.file_name)
-            if owner == Owner.UNKNOWN:
-                of_unknown_owner.append(self._absent_image(unmatched, owner))
-            elif owner != Owner.ELSEWHERE:
-                of_this_split.append(self._absent_image(unmatched, owner))
-        share = share_of_losses(
-            len(of_unknown_owner),
-            before=len(request.others.earlier_splits),
-            ours=len(request.images),
-            after=len(request.others.later_splits),
-        )
-        lost_here = [of_unknown_owner[i] for i in share]
-        lost_elsewhere = [finding for i, finding in enumerate(of_unknown_owner) if i not in share]
-        return of_this_split + lost_here + [each._replace(lost_images=0, lost_objects=0) for each in lost_elsewhere]
+            if owner is Owner.UNKNOWN:
+                of_any_split.append(self._absent_image(unmatched))
+            elif owner is Owner.HERE:
+                findings.append(self._absent_image(unmatched))
+            elif owner is Owner.LISTED:
+                findings.append(self._absent_image(unmatched)._replace(lost_images=0))
 
-    def _absent_image(self, unmatched: UnmatchedEntry, owner: Owner) -> Finding:
+        others = request.others
+        sizes = SplitSizes(len(others.earlier_splits), len(request.images), len(others.later_splits))
+        lost_here = sizes.share_of(len(of_any_split))
+        findings += of_any_split[lost_here.start : lost_here.stop]
+        lost_elsewhere = of_any_split[: lost_here.start] + of_any_split[lost_here.stop :]
+        findings += [finding._replace(lost_images=0, lost_objects=0) for finding in lost_elsewhere]
+        return findings
+
+    def _absent_image(self, unmatched: UnmatchedEntry) -> Finding:
+        """Returns the finding about an image that does not exist. It is lost if it has labels."""
         entry = unmatched.entry
-        is_image_lost = entry.num_labeled > 0 and owner != Owner.LISTED
         return Finding(
             where=f"{self._name}: image {entry.image_id}",
             kind=ABSENT,
             text=f"{entry.file_name.strip() or 'the empty name'} {unmatched.reason}",
-            lost_images=int(is_image_lost),
+            lost_images=int(entry.num_labeled > 0),
             lost_objects=entry.num_labeled,
         )
 
@@ -130,3 +131,17 @@ class LabelsPerSplit:
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
             f"{len(images)} (first: {images[0].name_in_split}); check 'annotations' against the split's folder"
         )
+
+
+def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSizes:
+    """Returns the sizes of the splits in entries, all of them or those without annotations."""
+
+    def count(entries: Iterable[ImageEntry]) -> int:
+        return sum(not only_empty or not entry.num_labeled for entry in entries)
+
+    others = matched.of_other_images
+    return SplitSizes(
+        earlier=count(others[Origin.EARLIER_SPLIT]),
+        this=count(matched.entry_of.values()),
+        later=count(others[Origin.LATER_SPLIT]) + count(others[Origin.NO_SPLIT]),
+    )

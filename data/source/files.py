@@ -123,20 +123,19 @@ def _diagnosis_of(found: FoundLabels, source: FilesSplit, others: OtherSplits) -
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """Returns ``spec`` without those of ``splits`` whose folders have no image or whose lists are empty, and logs
-    them. Raises UserError if a folder or list of them is missing, as its name may be misspelled."""
+    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or name no image, and logs them:
+    a missing one as a warning, as its name may be misspelled."""
     suffixes = image_suffixes(spec.pixels)
     remaining = dict(spec.splits)
     for name in splits:
-        if name not in remaining:
+        entries = remaining[name].images if name in remaining else ()
+        if not entries or any(_has_images(entry, suffixes) for entry in entries):
             continue
-        try:
-            spec.check_split(name)
-        except UserError as error:
-            raise UserError(f"{error}; if there is no '{name}' split, remove '{name}:' from the YAML") from None
-        entries = remaining[name].images
-        if entries and not any(_has_images(entry, suffixes) for entry in entries):
-            del remaining[name]
+        del remaining[name]
+        missing = [entry for entry in entries if not entry.exists()]
+        if missing:
+            get_logger().warning("%s; '%s' is left out", spec.missing_error(missing[0]), name)
+        else:
             get_logger().info("%s: '%s' (%s) has no images and is left out", spec.source, name, entries[0])
     return replace(spec, splits=remaining)
 

@@ -17,7 +17,7 @@ from data.render.letterbox import CanvasRule
 from data.samples.dataset import LoadImagesAndLabels
 from data.samples.readers import ImageReader
 from data.source.dataset_spec import DatasetSpec
-from engine.formats.graphs import ResolvedExport
+from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from utils.batches import Batch, to_float
 from utils.config.settings import ExportConfig

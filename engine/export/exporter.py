@@ -31,10 +31,11 @@ from engine.export.export_data import ExportData, calibration_images
 from engine.export.parity import Parity, tolerance_of
 from engine.export.reference import Reference
 from engine.export.thresholds import Thresholds, output_threshold, trained_thresholds
-from engine.formats.graphs import ModelGraphs, ResolvedExport
+from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata
 from engine.formats.model_format import ModelFormat
 from engine.formats.registry import load_format
+from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector

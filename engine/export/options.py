@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from engine.formats.graphs import ResolvedExport
+from engine.formats.resolved_export import ResolvedExport
 from utils.config.checks import check_image_size
 from utils.config.export_formats import EXPORT_FORMATS, formats_with
 from utils.config.settings import ExportConfig

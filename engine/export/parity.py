@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine.formats.graphs import ResolvedExport
+from engine.formats.resolved_export import ResolvedExport
 from utils.strings import counted
 
 

@@ -15,7 +15,7 @@ from engine.evaluation.result import EvalResult
 from engine.export.differences import MATCHED_SCORE, Differences, match_tables
 from engine.export.export_data import letterboxed
 from engine.export.parity import Parity, Tolerance
-from engine.formats.graphs import ResolvedExport
+from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import InferenceModel
 from models.postprocess.detections import (
     SCORED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.evaluation.result import EvalResult
-from engine.formats.graphs import ResolvedExport
+from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 
 

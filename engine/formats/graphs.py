@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.formats.int8 import activation_ranges, quantize
 from engine.formats.layouts import ExportModule, make_layout
+from engine.formats.resolved_export import ResolvedExport
 from engine.formats.runtimes import quiet
 from models.detector import Detector
 from utils.errors import UserError
@@ -21,22 +22,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "output0"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResolvedExport:
-    """The flags of export.py that say what a file computes, resolved for a model by `resolve_options`."""
-
-    imgsz_hw: tuple[int, int]  # canvas that the file takes, or with ``dynamic`` is meant for, pixels
-    batch: int  # images that the file takes at once
-    dynamic: bool  # any batch, and any canvas of whole strides
-    half: bool  # float16
-    int8: bool  # 8-bit convolutions
-    layout: str  # see `make_layout`
-    nms: bool  # the one-to-many branch of a head with two
-    nms_iou: float | None  # IoU threshold of the NMS that the detections need, in the file or after it; None: no NMS
-    box_voting: bool  # by the NMS in the file
-    opset: int  # of ONNX
 
 
 class HasDetector(Protocol):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from engine.formats.graphs import ResolvedExport, build_onnx
+from engine.formats.graphs import build_onnx
 from engine.formats.layouts import make_layout
+from engine.formats.resolved_export import ResolvedExport
 from models.detector import Detector, build_detector
 from models.spec import load_spec
 from tests.helpers.tiny import TINY_MODEL

@@ -239,6 +239,9 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     index = load(some, "val")
     assert index.names == ("light", "dark")
     assert not (index.classes[~index.crowd] == 0).any()  # it has labels of light objects, which are not used
+    whole = load(spec.extended(("light",), "old.pt"), "val")
+    assert whole.image_files == index.image_files == load(spec, "val").image_files  # they share decoded images
+    assert whole.selection != index.selection  # and the caches of one do not replace those of the other
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
     twice = load_dataset_spec(data)
     with refused("a/data.yaml: two of its classes are 'x' of old.pt; merge them with 'classes:'"):
@@ -258,10 +261,13 @@ def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, c
     labels = json.loads((tmp_path / "instances.json").read_text())
     for annotation in labels["annotations"]:
         annotation["id"] += 1  # pycocotools takes an object with the id 0 for a missed one
+    labels["categories"].append({"id": 55, "name": "bird"})  # not in the names of the YAML
     (tmp_path / "instances.json").write_text(json.dumps(labels))
     index = load(load_dataset_spec(tmp_path / "d.yaml").extended(("cat", "dark"), "old.pt"), "val")
     assert index.names == ("cat", "dark", "light")
-    assert index.category_ids == (21, 20, 10)
+    assert index.category_ids == (56, 20, 10)
+    some = load_dataset_spec(tmp_path / "d.yaml").use_classes(["light"])
+    assert load(some.extended(("Dark", "cat", "Bird"), "old.pt"), "val").category_ids == (20, 56, 55, 10)
     truth = index.ground_truth()
     found = np.flatnonzero(~truth.crowd)
     table = DetectionTable(

@@ -156,9 +156,9 @@ def test_a_pipe_or_folder_named_jpg_is_a_bad_file(tmp_path, by, message):
 
 
 IRREGULAR = {
-    "pipe": (os.mkfifo, "is a pipe or device"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "is a pipe or device"),
-    "folder": (Path.mkdir, "is a folder"),
+    "pipe": (os.mkfifo, "a pipe or device"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "a pipe or device"),
+    "folder": (Path.mkdir, "a folder"),
     "hole": (lambda path: path.touch() or os.truncate(path, 2**40), "has 1,099,511,627,776 bytes, more than such a"),
 }
 
