@@ -72,7 +72,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     return split_images
 
 
-def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
+def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
     of a folder or list that cannot be read, whose images seem to be of no split."""
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
