@@ -275,6 +275,7 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
     ("kind", "message"),
     [
         ("missing", "x.pt: no such checkpoint"),
+        ("device", "x.pt: cannot be read (is a pipe or device, not a file)"),
         ("empty", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
         ("truncated", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
         ("text", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
@@ -291,6 +292,8 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
         path.write_bytes(path.read_bytes()[:-500])
     elif kind in contents:
         path.write_bytes(contents[kind])
+    elif kind == "device":
+        path.symlink_to("/dev/null")
     elif kind != "missing":
         torch.save({"a": Path("x")} if kind == "foreign zip" else {"format": "lockstep", "version": 99}, path)
     with refused(message):
