@@ -37,7 +37,7 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is pending or being written. Any thread may ask."""
+        """True while anything is pending or being written. Any thread may ask."""
         return not all(call.done() for call in tuple(self._calls))
 
     def wait(self) -> None:

@@ -105,7 +105,7 @@ class Checkpointer(BackgroundWriter):
         return self.folder / f"epoch{epoch}.pt"
 
     def _is_kept(self, epoch: int) -> bool:
-        """Whether ``epoch`` has an epochN.pt."""
+        """Returns True if ``epoch`` has an epochN.pt."""
         return self.period > 0 and epoch % self.period == 0
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
