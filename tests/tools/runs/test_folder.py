@@ -20,13 +20,25 @@ def begin_or_check(project: Path, contents: dict | None = None, digests: dict | 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
 def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
     (tmp_path / "below").mkdir()
-    (tmp_path / "file").touch()
+    (tmp_path / "file.x").touch()
     monkeypatch.chdir(tmp_path)
-    begin_or_check(tmp_path, **{name: "file"})
+    begin_or_check(tmp_path, **{name: "file.x"})
     monkeypatch.chdir(tmp_path / "below")
-    begin_or_check(tmp_path, **{name: "../file"})
-    with pytest.raises(UserError, match=f"was begun with --{name} .*/file, not "):
+    begin_or_check(tmp_path, **{name: "../file.x"})
+    with pytest.raises(UserError, match=f"was begun with --{name} .*/file.x, not "):
         begin_or_check(tmp_path, **{name: "other"})
+
+
+def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
+    """`--model yolov8m` beside a folder of this name, such as that of a run, was stored as the path of the folder."""
+    folder = tmp_path / "yolov8m"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    begin_or_check(tmp_path, model="yolov8m", data="yolov8m")
+    monkeypatch.chdir(folder)
+    begin_or_check(tmp_path, model="yolov8m", data=".")
+    folder.rmdir()
+    begin_or_check(tmp_path, model="yolov8m", data=str(folder))
 
 
 def test_settings_of_a_machine_or_of_a_run_may_change_and_others_may_not(tmp_path):
@@ -76,11 +88,11 @@ def test_contents_and_digests_are_compared_by_name(tmp_path):
 def test_a_split_that_comes_or_goes_is_named(tmp_path):
     begin_or_check(tmp_path, {}, {"the split 'train'": "1"})
     message = (
-        ".../a: the split 'val' was not there when the work was begun; take it away, or start anew with another --name"
+        ".../a: the split 'val' was not there when the work was begun; remove it, or start anew with another --name"
     )
     with refused(message):
         begin_or_check(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
-    with pytest.raises(UserError, match="the content of the split 'train' has gone since the work was begun; "):
+    with pytest.raises(UserError, match="the content of the split 'train' is missing; "):
         begin_or_check(tmp_path, {}, {})
 
 
