@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -63,11 +63,38 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--workers", "1:"], "--workers 1:: must be a number from 1, or two as in 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),
+        (["--cpus", "0"], "--cpus 0: must be at least 1"),
+        (["--failures", "-3"], "--failures -3: must be at least 0"),
     ],
 )
 def test_flags_that_cannot_be(capsys, flags, message):
     line = error_of(capsys, ray_train.main, *flags)
     assert line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "source"),
+    [
+        ("10.0.0.1:1", "10.0.0.2:2", "--address 10.0.0.1:1"),
+        (None, "10.0.0.2:2", "RAY_ADDRESS=10.0.0.2:2"),
+        (None, "", "a cluster on this machine"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkeypatch, address, variable, source):
+    def init(**_: object) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray_train, "require_package", lambda *_: SimpleNamespace(init=init))
+    with refused(f"{source}: nobody answers"):
+        ray_train._connect(address)
+
+
+@pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
+def test_a_damaged_note_of_the_reported_epoch_does_not_end_the_job(tmp_path, note, epochs):
+    (tmp_path / "results.csv").write_text("epoch,time\n1,1\n2,2\n")
+    (tmp_path / ray_train.REPORTED).write_text(note)
+    assert [row["epoch"] for row in ray_train.unreported_epochs(tmp_path)] == epochs
 
 
 RUNS = None

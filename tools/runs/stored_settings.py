@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import yaml
 
 from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
+from utils.config.paths import absolute_paths, is_same_path
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 
 _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data
@@ -86,6 +85,7 @@ class StoredSettings:
         none."""
         defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
         may_change = defaults.keys() - self._names
+        paths = names_with(type(self._config), is_path=True)
         recipe_defaults = {f"hyper-parameter {f.name}": default_of(f) for f in dataclasses.fields(Hyperparameters)}
         for name in dict.fromkeys([*stored, *current]):
             if name in may_change:  # stored by an earlier version
@@ -93,7 +93,7 @@ class StoredSettings:
             default = defaults.get(name, recipe_defaults.get(name))
             before = stored.get(name, default)
             now = current.get(name, default)
-            if before != now:
+            if not _is_same(before, now, is_path=name in paths):
                 shown_name = flag_name(name) if name in defaults else name
                 return f"{shown_name} {_shown(before)}, not {_shown(now)}"
         return ""
@@ -101,17 +101,22 @@ class StoredSettings:
     def _result_settings(self) -> dict[str, Any]:
         """Returns the settings that decide about the results, without defaults, with absolute paths of existing
         files."""
-        settings = {name: value for name, value in changed_settings(self._config).items() if name in self._names}
-        for name in names_with(type(self._config), is_path=True) & settings.keys():
-            if os.path.exists(settings[name]):
-                settings[name] = str(normal_path(settings[name]))
-        return settings
+        settings = changed_settings(self._config)
+        paths = absolute_paths(self._config)
+        return {name: paths.get(name, value) for name, value in settings.items() if name in self._names}
 
 
 def recipe_contents(config: TrainConfig) -> dict[str, Any]:
     """Returns, as plain data, the hyper-parameters with which ``config`` trains. Raises the errors of `read_recipe`."""
     recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     return {f"hyper-parameter {name}": value for name, value in dataclasses.asdict(recipe).items()}
+
+
+def _is_same(before: Any, now: Any, *, is_path: bool) -> bool:
+    """Returns whether the stored value of a setting is the current one. The file may have been edited by hand."""
+    if is_path and isinstance(before, str) and isinstance(now, str):
+        return is_same_path(before, now)
+    return before == now
 
 
 def _shown(value: Any) -> Any:

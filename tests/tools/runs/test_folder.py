@@ -20,13 +20,25 @@ def begin_or_check(project: Path, contents: dict | None = None, digests: dict | 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
 def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
     (tmp_path / "below").mkdir()
-    (tmp_path / "file").touch()
+    (tmp_path / "file.x").touch()
     monkeypatch.chdir(tmp_path)
-    begin_or_check(tmp_path, **{name: "file"})
+    begin_or_check(tmp_path, **{name: "file.x"})
     monkeypatch.chdir(tmp_path / "below")
-    begin_or_check(tmp_path, **{name: "../file"})
-    with pytest.raises(UserError, match=f"was started with --{name} .*/file, not "):
+    begin_or_check(tmp_path, **{name: "../file.x"})
+    with pytest.raises(UserError, match=f"was started with --{name} .*/file.x, not "):
         begin_or_check(tmp_path, **{name: "other"})
+
+
+def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
+    """`--model yolov8m` beside a folder of this name, such as that of a run, was stored as the path of the folder."""
+    folder = tmp_path / "yolov8m"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    begin_or_check(tmp_path, model="yolov8m", data="yolov8m")
+    monkeypatch.chdir(folder)
+    begin_or_check(tmp_path, model="yolov8m", data=".")
+    folder.rmdir()
+    begin_or_check(tmp_path, model="yolov8m", data=str(folder))
 
 
 def test_settings_of_a_machine_or_of_a_run_may_change_and_others_may_not(tmp_path):
