@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
-        if completed is not None and completed.run.config.export:  # only Ctrl-C ends it (`ignore_requeue`)
+        if completed is not None and completed.run.config.export:
+            signals.ignore_requeue()  # also if this start has only the exports to do
             from engine.commands.export import export_best
 
             export_best(completed.run.folder, completed.run.config)

@@ -50,6 +50,11 @@ class UserError(ExplainedError):
         self.parts = tuple(parts)
 
 
+class PeerLost(UserError):
+    """Another process of the run was killed, hangs or has not joined. The line is printed as that of a mistake, as the
+    user may have to act (memory, an address), but another try of the same command may succeed."""
+
+
 class Mistakes:
     """Collects the user errors of several checks, so that one message names all of them."""
 

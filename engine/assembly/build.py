@@ -27,6 +27,7 @@ from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, restore_run
 from engine.run.run import RunPlan
+from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -113,5 +114,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         control=control,
         checkpointer=checkpointer,
         validator=validator,
+        results=EpochResults(data.fitness),
         hooks=hooks,
     )

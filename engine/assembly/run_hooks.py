@@ -10,7 +10,6 @@ from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
 from engine.hooks.end_log import ClassScores, Summary
-from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Hook
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.plots import Plots, check_plots
@@ -61,7 +60,7 @@ def build_hooks(
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
+    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), ProgressBar()]
     if config.image_weights:
         hooks.append(ClassWeights(train_loader))
     if config.time:

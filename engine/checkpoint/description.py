@@ -18,6 +18,7 @@ class RunDescription:
     run_id: str = ""  # see `engine.checkpoint.newest_run`
     model_spec: dict[str, Any]
     names: list[str]  # of the classes
+    used_classes: list[str] = field(default_factory=list)  # names of the data set's classes that --classes chose
     imgsz: int = 0
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig

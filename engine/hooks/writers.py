@@ -44,6 +44,11 @@ class ResultsCsv(Hook):
         self.table.add(epoch.number, epoch.row)
         self.table.write(self.path)
 
+    def finish(self, trainer: Training) -> None:
+        """Makes the file survive a power cut before the run counts as complete, and is not trained again."""
+        if self.table.rows:
+            self.table.write(self.path, durable=True)
+
 
 def _recorded_epochs(trainer: Training) -> int:
     """Returns how many epochs of the run have been recorded before this start. A pending epoch has not."""

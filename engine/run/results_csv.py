@@ -36,6 +36,8 @@ class ResultsTable:
                 list(map(float, row.values()))
         except (TypeError, ValueError, KeyError, csv.Error):
             raise UserError(f"{path}: not a results file of this program; move it away") from None
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; a training writes it after its first epoch") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error}); move it away") from None
         return cls(columns, rows)
@@ -55,13 +57,14 @@ class ResultsTable:
         self.rows = {epoch: row for epoch, row in self.rows.items() if epoch <= epochs}
         self.columns = self.columns if self.rows else ["epoch"]
 
-    def write(self, path: Path) -> None:
-        """Replaces the file as a whole, so that a crash cannot leave half a line. A cell without a value is empty."""
+    def write(self, path: Path, *, durable: bool = False) -> None:
+        """Replaces the file as a whole, so that a crash cannot leave half a line. A cell without a value is empty.
+        ``durable``: see `utils.files.safe_io.atomic_write`."""
         out = io.StringIO()
         writer = csv.DictWriter(out, self.columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows[epoch] for epoch in sorted(self.rows))
-        write_whole(path, out.getvalue())
+        write_whole(path, out.getvalue(), durable=durable)
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:

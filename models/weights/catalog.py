@@ -45,6 +45,8 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
         return catalog[name]
     if Path(name_or_path).is_dir():
         raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
+    if Path(name_or_path).exists():
+        raise UserError(f"{name_or_path}: is a pipe or device, not a file")
     if Path(name_or_path).name != name_or_path:
         raise UserError(f"{name_or_path}: no such file")
     other_task_message = other_task(name_or_path)

@@ -10,8 +10,9 @@ from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 
 EPOCHS = 2
-# train.py, but the process that comes to the place that its first argument names is killed there. An export is an empty
-# file: the small models of tests detect nothing, and a file of theirs cannot be checked.
+# train.py, but the process that comes to the place that its first argument names is killed there; for SIGTERM, it gets
+# that in its export. An export is an empty file: the small models of tests detect nothing, and a file of theirs cannot
+# be checked.
 SCRIPT = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -25,10 +26,13 @@ def write_report(page, history):
         os.kill(os.getpid(), signal.SIGKILL)
     write(page, history)
 
-def export(config):
+def export(config, on_written):
     if place == "export":
         os.kill(os.getpid(), signal.SIGKILL)
+    if place == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
     Path(config.weights).with_suffix(".torchscript").touch()
+    on_written("torchscript")
 
 if __name__ == "__main__":
     import engine.commands.export
@@ -72,7 +76,7 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(wor
     assert log.count(f"epoch {EPOCHS}: P ") == 1
     assert not (folder / "best.torchscript").exists()
 
-    run_python("killed.py", "nowhere", *flags, folder=world, torchrun=torchrun)
+    run_python("killed.py", "SIGTERM", *flags, folder=world, torchrun=torchrun)
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
     assert (folder / "last.pt").read_bytes() == last

@@ -105,6 +105,7 @@ def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfi
 
 def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
     """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image.
+    A table that is there, also after a power cut, thus means that all the other files are.
 
     The data set itself stays untouched. Labels in YOLO's format are read from their own files. Others are written as
     COCO JSON, from the index, because a data set YAML has one annotation file for each split, and a fold takes images
@@ -125,15 +126,16 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
         annotations: dict[str, str] = {}
         for split, images in (("train", np.flatnonzero(fold != number)), ("val", np.flatnonzero(fold == number))):
             content[split] = f"{stem}_{split}.txt"
-            write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()))
+            write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()), durable=True)
             if not is_yolo:
                 annotations[split] = f"{stem}_{split}.json"
-                write_whole(annotations[split], json.dumps(_coco_content(index, images)))
+                write_whole(annotations[split], json.dumps(_coco_content(index, images)), durable=True)
         if annotations:
             content["annotations"] = annotations
-        write_whole(data_of(folder, number), yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        write_whole(data_of(folder, number), text, durable=True)
     rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
-    write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows])
+    write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows], durable=True)
 
 
 def data_of(folder: Path, number: int) -> Path:

@@ -6,12 +6,12 @@ import dataclasses
 import math
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.run.results_csv import read_columns
+from engine.run.results_csv import ResultsTable, read_columns
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
@@ -59,9 +59,23 @@ def train(
         ) as child,
     ):
         result = _wait(child, reports, signals)
-    if reports.is_pruned:
+    return _end_of_training(result, signals, is_pruned=reports.is_pruned)
+
+
+def _end_of_training(result: RunResult, signals: StopSignals, *, is_pruned: bool) -> RunResult:
+    """Returns how the training has ended whose process has ended with ``result``.
+
+    | pruned | a signal came | the training |
+    | --- | --- | --- |
+    | yes | either | is pruned, however its process has ended: it has the fitness for which it was pruned |
+    | no | yes | is stopped, even if its process has just ended: the next start finds that out |
+    | no | no | has ended as its process has |
+    """
+    if is_pruned:
         return RunResult(Outcome.PRUNED)
-    return RunResult(Outcome.STOPPED, code=signals.code) if signals.received else result
+    if signals.received:
+        return RunResult(Outcome.STOPPED, code=signals.code)
+    return result
 
 
 class _EpochReports:
@@ -76,20 +90,33 @@ class _EpochReports:
         self.is_pruned = False
 
     def report_new(self) -> None:
-        """Calls the callback for the epochs since the last call."""
-        for epoch, fitness in fitness_by_epoch(self._table, self._column):
+        """Calls the callback for the epochs since the last call. Raises UserError if the table cannot be read."""
+        self._report(list(fitness_by_epoch(self._table, self._column)))
+
+    def report_readable(self) -> None:
+        """Does the same, but leaves a table that cannot be read at the moment to a later call."""
+        rows: list[tuple[int, float]] = []
+        with suppress(UserError):
+            rows = list(fitness_by_epoch(self._table, self._column))
+        self._report(rows)
+
+    def _report(self, rows: Sequence[tuple[int, float]]) -> None:
+        for epoch, fitness in rows:
             if epoch > self._last_epoch and not self.is_pruned:
                 self._last_epoch = epoch
-                should_prune = self._should_prune(epoch, fitness)
-                self.is_pruned = should_prune and epoch < self._epochs
+                self.is_pruned = self._should_prune(epoch, fitness) and epoch < self._epochs
 
 
 def _wait(child: Child, reports: _EpochReports, signals: StopSignals) -> RunResult:
-    """Waits for the end of the child, which a signal or ``reports`` stop."""
+    """Waits for the end of the child, which a signal or ``reports`` stop. Raises UserError if the training is complete,
+    but its results cannot be read."""
     is_stopping = False
     while True:
         result = child.poll()
-        reports.report_new()
+        if result is not None and result.outcome == Outcome.DONE:
+            reports.report_new()
+        else:
+            reports.report_readable()
         if result is not None:
             return result
         if not is_stopping and (reports.is_pruned or signals.received):
@@ -100,10 +127,18 @@ def _wait(child: Child, reports: _EpochReports, signals: StopSignals) -> RunResu
 
 
 def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
-    """Yields the epochs of results.csv that have a fitness, and the fitness; nothing if there is no file yet."""
-    columns = {}
-    with suppress(UserError):
-        columns = read_columns(table)
+    """Yields the epochs of results.csv that have a fitness, and the fitness; nothing if there is no file yet. Raises
+    UserError if the file cannot be read."""
+    columns = read_columns(table) if table.exists() else {}
     for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
         if not math.isnan(fitness):
             yield int(epoch), float(fitness)
+
+
+def check_has_results(folder: Path) -> None:
+    """Raises UserError if the complete training in ``folder`` has no results: its fitness is unknown."""
+    table = folder / RESULTS_CSV
+    if not ResultsTable.read_if_exists(table).rows:
+        raise UserError(
+            f"{table}: has lost the results of a complete training; restore it, or remove its folder to repeat it"
+        )

@@ -14,7 +14,7 @@ from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
-from tools.runs.training import train, train_config
+from tools.runs.training import check_has_results, train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
 from tools.search.study import (
@@ -167,6 +167,8 @@ class _Search:
         if result.outcome == Outcome.FAILED:
             return TrialOutcome.failed(result.reason)
         result.check()
+        if not values:
+            check_has_results(folder)
         return TrialOutcome.scored(max(values, default=None), is_pruned=result.outcome == Outcome.PRUNED)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:

@@ -83,7 +83,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     together.
 
     Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
-    long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, UserError.
+    long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, PeerLost.
     """
     if not ctx.is_distributed:
         yield

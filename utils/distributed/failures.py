@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
-from utils.errors import ExplainedError, PeerFailure, Stopped, UserError, first_line
+from utils.errors import ExplainedError, PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.process.entrypoint import error_line
 from utils.process.identity import has_died
 
@@ -27,7 +27,7 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
     | UserError | UserError | PeerFailure |
     | a limit of the machine, as `run_main` explains it | the same | PeerFailure |
     | a bug | the bug | the bug |
-    | a failed collective: another process has ended | UserError, unless `spawn` reports it | PeerFailure |
+    | a failed collective: another process has ended | PeerLost, unless `spawn` reports it | PeerFailure |
     | PeerFailure | PeerFailure | PeerFailure |
     | Stopped, KeyboardInterrupt | the same, and it is not counted | the same |
     """
@@ -49,9 +49,9 @@ def report_errors_once(ctx: DistributedContext) -> Iterator[None]:
 
 def _peer_error(store: dist.Store, world_size: int, error: BaseException) -> ExplainedError:
     """Returns what is raised in place of the failure of a collective."""
-    message = _lost_peer_message(store, world_size, error)
-    if message and _is_first_to_report(store):
-        return UserError(message)
+    lost = _explain_lost_peer(store, world_size, error)
+    if lost is not None and _is_first_to_report(store):
+        return lost
     return PeerFailure("another process of this run has ended")
 
 
@@ -62,16 +62,17 @@ def _has_lost_peer(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in _LOST_PEER_MARKS)
 
 
-def _lost_peer_message(store: dist.Store, world_size: int, error: BaseException) -> str:
-    """Explains a failed collective. Returns "" if the launcher of the lost process reports how it ended (`spawn`)."""
+def _explain_lost_peer(store: dist.Store, world_size: int, error: BaseException) -> UserError | None:
+    """Explains a failed collective. Returns None if the launcher of the lost process reports how it ended (`spawn`)."""
     message = str(error)
     if "timed out" in message.lower():
-        return f"another process did not answer in time: {first_line(error)}"
+        return PeerLost(f"another process did not answer in time: {first_line(error)}")
     if "/dev/shm" in message:
-        return "NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host"
+        return UserError("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host")
     if multiprocessing.parent_process() is None:
-        return f"{_ended_process(store, world_size)} ended without a message; was it killed, or does it exit?"
-    return ""
+        process = _ended_process(store, world_size)
+        return PeerLost(f"{process} ended without a message; was it killed, or does it exit?")
+    return None
 
 
 def _ended_process(store: dist.Store, world_size: int) -> str:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from utils.distributed.groups import Subgroup
 from utils.distributed.store_barrier import StoreBarrier
-from utils.errors import UserError, first_line
+from utils.errors import PeerLost, first_line
 from utils.machine.threads import map_ahead
 
 # Bytes that are sent in a round: by all leaders together, and the limits for each of them.
@@ -63,7 +63,7 @@ def exchange_items(
         load: returns an item, of its size; called in threads, for the items that this leader reads.
         barrier: of the leaders, in the order of ``group``.
 
-    Raises UserError if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
+    Raises PeerLost if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
     """
     chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
     shards = assign_readers(sizes, cached)
@@ -97,7 +97,7 @@ def _batches(items: np.ndarray, sizes: np.ndarray, max_bytes: int) -> Iterator[l
 
 
 def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
-    """Broadcasts the buffer of each leader. Raises UserError if another node cannot be reached."""
+    """Broadcasts the buffer of each leader. Raises PeerLost if another node cannot be reached."""
     if group.group_size == 1:
         return
     try:
@@ -111,4 +111,4 @@ def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarr
                 work.wait()
     except RuntimeError as error:
         barrier.check()
-        raise UserError(f"lost contact with another node: {first_line(error)}") from None
+        raise PeerLost(f"lost contact with another node: {first_line(error)}") from None

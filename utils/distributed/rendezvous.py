@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError, first_line
+from utils.errors import PeerLost, UserError, first_line
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
 from utils.process.identity import process_identity, this_process
@@ -45,8 +45,8 @@ UNKNOWN_NAME = (
 def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     """Waits until all processes of the run have joined, and returns its store.
 
-    Raises UserError if the address cannot be reached or used, if processes do not join within ``timeout_s``, or if two
-    processes have the same rank.
+    Raises PeerLost if the address cannot be reached or used, or if processes do not join within ``timeout_s``, and
+    UserError if two processes have the same rank.
     """
     is_host = launch.rank == 0 and not launch.is_hosted
     if not is_host:
@@ -83,11 +83,11 @@ def _generation(store: dist.Store, launch: Launch) -> int:
     return launch.restarts - int(first_restarts)
 
 
-def rendezvous_error(launch: Launch, error: Exception) -> UserError:
+def rendezvous_error(launch: Launch, error: Exception) -> PeerLost:
     """Converts torch's error about a process group that could not be formed."""
     reason = first_line(error)
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
-    return UserError(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
+    return PeerLost(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
 
 
 def _launcher_name(launch: Launch) -> str:
@@ -152,14 +152,14 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
 def _wait_until(
     is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
 ) -> None:
-    """Returns once ``is_done``. Logs the ``problem`` after ten seconds and then every minute, and raises UserError with
+    """Returns once ``is_done``. Logs the ``problem`` after ten seconds and then every minute, and raises PeerLost with
     it after ``timeout_s``."""
     started = time.monotonic()
     next_line_s = FIRST_LINE_S
     while not is_done():
         waited_s = time.monotonic() - started
         if waited_s > timeout_s:
-            raise UserError(f"gave up after {waited_s:.0f} s: {problem()}")
+            raise PeerLost(f"gave up after {waited_s:.0f} s: {problem()}")
         if waited_s >= next_line_s:
             next_line_s += NEXT_LINES_S
             if logs:

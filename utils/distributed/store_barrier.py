@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from utils.errors import ExplainedError, PeerFailure, Stopped, UserError, first_line
+from utils.errors import ExplainedError, PeerFailure, PeerLost, Stopped, first_line
 from utils.process.identity import has_died, this_process
 
 HEARTBEAT_S = 1.0
@@ -33,9 +33,9 @@ class StoreBarrier:
     | --- | --- | --- |
     | it raises inside the context | `_report`, `_raise_failure` | PeerFailure with its message, or `Stopped` |
     | the same, while it hosts the store, which ends with it | `_wait_for_readers` | the same |
-    | it is killed, on this machine (no memory) | `_check_alive`: its process id | UserError, within a second |
-    | it hangs, or its machine is lost | `_check_alive`: heartbeats | UserError, after a minute |
-    | it hosts the store, and is killed | `_contact` | UserError |
+    | it is killed, on this machine (no memory) | `_check_alive`: its process id | PeerLost, within a second |
+    | it hangs, or its machine is lost | `_check_alive`: heartbeats | PeerLost, after a minute |
+    | it hosts the store, and is killed | `_contact` | PeerLost |
 
     Args:
         store: of the run; None if there is a single process, which never waits.
@@ -148,7 +148,7 @@ class StoreBarrier:
         try:
             yield
         except dist.DistError as error:
-            raise UserError(f"lost contact while waiting for {self._names[rank]}: {first_line(error)}") from None
+            raise PeerLost(f"lost contact while waiting for {self._names[rank]}: {first_line(error)}") from None
 
     def _poll(self, is_done: Callable[[], bool], watched: int) -> None:
         pause_s = 0.001
@@ -160,7 +160,7 @@ class StoreBarrier:
             pause_s = min(2 * pause_s, max_pause_s)
 
     def _check_alive(self, rank: int) -> None:
-        """Raises UserError if the process has died, or has sent no heartbeat for long."""
+        """Raises PeerLost if the process has died, or has sent no heartbeat for long."""
         now = time.monotonic()
         if now - self._alive_checked_at < _CHECK_ALIVE_EVERY_S:
             return
@@ -169,15 +169,13 @@ class StoreBarrier:
         process = self._value(f"{rank}/process").decode()
         if process and has_died(process):
             self.check()  # it may have said why
-            raise UserError(
-                f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?"
-            )
+            raise PeerLost(f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?")
         beat = self._value(f"{rank}/beat")
         last_beat, seen_at = self._beats.setdefault(rank, (beat, now))
         if beat != last_beat:
             self._beats[rank] = (beat, now)
         elif beat and now - seen_at > LOST_AFTER_S:
-            raise UserError(f"{name} has sent no heartbeat for {LOST_AFTER_S:.0f} s")
+            raise PeerLost(f"{name} has sent no heartbeat for {LOST_AFTER_S:.0f} s")
 
     def _value(self, key: str) -> bytes:
         """Returns the value of a key of the store, or b"" if it has not been set."""

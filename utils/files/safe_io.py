@@ -75,8 +75,9 @@ def write_whole(path: str | Path, content: bytes | str, *, durable: bool = False
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
 
 
-def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Replaces ``path`` atomically by a table whose lines end with LF; text is that of `csv_cell`."""
+def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], *, durable: bool = False) -> None:
+    """Replaces ``path`` atomically by a table whose lines end with LF; text is that of `csv_cell`. ``durable``: see
+    `atomic_write`."""
     import csv  # not for --help
 
     text = io.StringIO(newline="")
@@ -87,7 +88,7 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]]) -> None:
         text.truncate()
         writer.writerow(map(csv_cell, row))
         lines.append(text.getvalue().removesuffix("\r\n"))
-    write_whole(path, "".join(f"{line}\n" for line in lines))
+    write_whole(path, "".join(f"{line}\n" for line in lines), durable=durable)
 
 
 def csv_cell(value: Any) -> Any:

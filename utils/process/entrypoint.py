@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.errors import ExplainedError, FailedCheck, PeerFailure, Stopped, UserError, first_line, one_line
+from utils.errors import ExplainedError, FailedCheck, PeerFailure, PeerLost, Stopped, UserError, first_line, one_line
 from utils.machine.resources import keep_freed_memory
 from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
@@ -106,7 +106,7 @@ def _print_line(error: BaseException) -> None:
     """Prints the line about an error, or hands it to the process that has started this one."""
     sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
     line = one_line(error_line(error) or "")
-    report_error(" ".join(line.split()), is_disk_full=is_disk_full(error))
+    report_error(" ".join(line.split()), is_disk_full=is_disk_full(error), is_peer_lost=isinstance(error, PeerLost))
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -9,7 +9,7 @@ Each line is a mapping in JSON; all processes of a run append to the file, and t
 | files | export.py | the exported files |
 | issues, and all else that ``--json`` prints | tools.check | what was found in a data set |
 | error | `utils.process.entrypoint.run_main` | the line about the error that has ended a process |
-| refused | the same | whether no training has begun, or the disk is full: another try would end in the same way |
+| refused | the same | whether another try would end in the same way (`report_error`) |
 """
 
 from __future__ import annotations
@@ -67,9 +67,13 @@ def report_begun(folder: str | os.PathLike[str]) -> None:
     write_result(folder=os.fspath(folder), begun=True)
 
 
-def report_error(line: str, *, is_disk_full: bool = False) -> None:
-    """Writes why a command fails, and whether it was refused, to the result file; prints it if that is not
-    possible."""
+def report_error(line: str, *, is_disk_full: bool = False, is_peer_lost: bool = False) -> None:
+    """Writes why a command fails, and whether it was refused, to the result file; prints it if that is not possible.
+
+    It was refused if its disk is full, or if no training has begun, unless the reason is that another process of the
+    run was lost (`utils.errors.PeerLost`): the next one may live.
+    """
     has_begun = bool(_path) and read_result(_path).get("begun", False)  # one process of the run reports that for all
-    if not write_result(error=line, refused=is_disk_full or not has_begun):
+    is_refused = is_disk_full or not (has_begun or is_peer_lost)
+    if not write_result(error=line, refused=is_refused):
         print(f"error: {line}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from utils.errors import PeerFailure, Stopped, UserError
+from utils.errors import PeerFailure, PeerLost, Stopped
 from utils.process.child_signals import end_with_parent, killed_by
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
@@ -47,7 +47,7 @@ def spawn(
         optional: the others go on if one of the last ``optional`` processes is killed, or exits by itself.
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
-    Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, UserError if one was
+    Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, PeerLost if one was
     killed or exited by itself.
     """
     with _Group(function, processes, args) as group:
@@ -179,8 +179,8 @@ def _failure_of(code: int, name: str) -> BaseException:
     if code in _WITH_MESSAGE:
         return PeerFailure(f"{name} failed", code)
     if code < 0:  # it could not print anything itself
-        return UserError(f"{name} was {killed_by(-code)}")
-    return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+        return PeerLost(f"{name} was {killed_by(-code)}")
+    return PeerLost(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
 
 
 def _variables_by_rank(processes: int) -> list[dict[str, str]]:

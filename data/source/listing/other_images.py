@@ -46,15 +46,18 @@ def splits_before(spec: DatasetSpec, split: str) -> list[str]:
     return list(itertools.takewhile(lambda name: name != split, spec.splits))
 
 
+def splits_with_other_images(spec: DatasetSpec, split: str) -> list[str]:
+    """Returns the splits that name other folders or lists than ``split``: unlike the training split, if a part of it is
+    held out as "val"."""
+    own_paths = _real_paths(spec.split(split).images)
+    return [name for name, source in spec.splits.items() if _real_paths(source.images) != own_paths]
+
+
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
     """Returns the splits that have the label file of ``split``, and other images."""
-    own = spec.split(split)
-    own_paths = _real_paths(own.images)
-    return [
-        name
-        for name, source in spec.splits.items()
-        if source.annotations == own.annotations and _real_paths(source.images) != own_paths
-    ]
+    annotations = spec.split(split).annotations
+    others = splits_with_other_images(spec, split)
+    return [other for other in others if spec.splits[other].annotations == annotations]
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,20 @@ def write_set(folder: Path) -> None:
     write_three_formats(folder, NAMES, dict.fromkeys(names, (128, 160)), objects)
 
 
+@pytest.fixture
+def synced(monkeypatch) -> list[str]:
+    """Returns the temporary names of the files and folders that were written to the disk by fsync, in order."""
+    names: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        names.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return names
+
+
 def labels_of(index) -> dict[str, tuple]:
     """The labels of each image, and whether it has lost one, by its path."""
     return {
@@ -43,7 +58,7 @@ def labels_of(index) -> dict[str, tuple]:
 
 @pytest.mark.parametrize("chosen", [{"classes": ["dog"]}, {"ignore": ["cat"]}])
 @pytest.mark.parametrize("annotations", [{}, {"annotations": "voc"}, {"annotations": "instances.json"}, "joined"])
-def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotations, chosen):
+def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, synced, annotations, chosen):
     write_set(tmp_path / "set")
     content = {"train": "images/train", "names": NAMES, "ignore": chosen.get("ignore", [])}
     if annotations == "joined":
@@ -69,7 +84,11 @@ def test_folds_have_the_images_and_groups_of_a_direct_training(tmp_path, annotat
     spec = load_dataset_spec(data).use_classes(classes)
     direct = labels_of(load_index(spec, "train", settings))
     assert len(direct) == 7
+    synced.clear()
     make_folds(config, spec, tmp_path, Fitness.parse("AP", spec.names))
+    durable = [name.split(".")[1] for name in synced if name.endswith(".tmp")]
+    assert durable[-1] == "folds"  # the table that says that all files are there is the last
+    assert set(durable) >= {path.stem for path in tmp_path.glob("fold*")}
     with open(tmp_path / "folds.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     letters = {(Path(row["image"]).name[0], row["group"], row["fold"]) for row in rows}

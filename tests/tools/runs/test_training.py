@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.training import ERRORS, fitness_by_epoch, train
+from tools.runs.training import ERRORS, check_has_results, fitness_by_epoch, train
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.process.child import Outcome, RunFailed
@@ -41,7 +41,17 @@ def test_a_finished_training_is_not_repeated(tmp_path):
             written = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written
-    assert [epoch for epoch, _ in fitness_by_epoch(folder / "results.csv", "metrics/AP")] == [1, 2]
+    table = folder / "results.csv"
+    assert [epoch for epoch, _ in fitness_by_epoch(table, "metrics/AP")] == [1, 2]
+    check_has_results(folder)
+    table.write_text("")  # after a power cut
+    with refused(
+        f"{table}: has lost the results of a complete training; restore it, or remove its folder to repeat it"
+    ):
+        check_has_results(folder)
+    table.write_text("epoch\nx")
+    with StopSignals() as signals, refused(f"{table}: not a results file of this program; move it away"):
+        train(config, folder, "metrics/AP", signals)  # not a training that has nothing to score
 
 
 def test_why_a_training_failed(tmp_path):

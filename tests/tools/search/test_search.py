@@ -387,6 +387,22 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     assert states_of(folder) == ["FAIL"] * 3
 
 
+def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
+    """After a power cut its training is complete, but results.csv is empty. The weights of a failed trial go."""
+    root, flags = world
+    flags = [*flags, "--name", "cut"]
+    run = root / "cut" / "trials" / "0000" / "run"
+    child(75, folder="run")
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    for name in ("results.csv", "best.pt"):
+        (run / name).touch()
+    child(0, folder="run")
+    assert "has lost the results of a complete training" in error_of(capsys, main, *flags)
+    assert (run / "best.pt").is_file()
+    assert states_of(root / "cut") == ["RUNNING"]
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tmp_path, child, capsys, is_shared):
     _, flags = world

@@ -13,7 +13,7 @@ from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
 from utils.distributed.rendezvous import join_run
-from utils.errors import PeerFailure, UserError
+from utils.errors import PeerFailure, PeerLost, UserError
 from utils.machine.devices import parse_devices
 
 
@@ -121,7 +121,7 @@ def _outlive(ctx, folder):
         try:
             with torch_distributed_zero_first(ctx):
                 pass
-        except UserError as error:
+        except PeerLost as error:
             return str(error), time.monotonic() - started
         finally:
             done.touch()

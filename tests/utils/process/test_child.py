@@ -16,7 +16,7 @@ from utils.process.exit_codes import INTERRUPTED, REQUEUE
 
 PROGRAM = """
 import os, signal, sys
-from utils.errors import Stopped, UserError
+from utils.errors import PeerLost, Stopped, UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import report_begun, write_result
 run_main(lambda argv: exec(argv[0]), sys.argv[1:])
@@ -29,6 +29,7 @@ BEGUN = "report_begun('exp'); "
     [
         ("write_result(files=['a.onnx'])", Outcome.DONE, ""),
         ("raise UserError('--device 3: no such GPU')", Outcome.REFUSED, "--device 3: no such GPU"),
+        ("raise PeerLost('process 1 was killed')", Outcome.FAILED, "process 1 was killed"),  # the next try may succeed
         (f"{BEGUN}raise UserError('not finite')", Outcome.FAILED, "not finite"),
         (f"{BEGUN}open('/dev/full', 'wb', 0).write(b'x')", Outcome.REFUSED, "the disk or /dev/shm is full"),
         (f"{BEGUN}1 / 0", Outcome.FAILED, "ZeroDivisionError: division by zero"),

@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
+from utils.process.child import Outcome, start
 
 
 def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:
@@ -70,6 +71,15 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     assert done.stderr.count("rror: ") == bool(line), done.stderr
     assert done.stdout == ("" if code else "all done\n")
     assert time.monotonic() - started < 50
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_the_death_of_a_process_is_no_refusal(tmp_path):
+    program = write_program(tmp_path, sleeping_rank=None)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with start([python(), program, "os.kill(os.getpid(), signal.SIGKILL)"], environment=environment) as child:
+        result = child.wait()
+    assert (result.outcome, result.code) == (Outcome.FAILED, 2)
 
 
 @pytest.mark.parametrize(("options", "code"), [({}, 143), ({"stop_code": 75}, 75)])
