@@ -47,9 +47,9 @@ from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 # In the run's folder:
-SETTINGS = "ray.yaml"  # the settings with which this program has begun the run
+SETTINGS = "ray.yaml"  # the settings with which this program started the run
 REPORTED = ".ray_epoch"  # the newest epoch that was reported to Ray
-MAY_CHANGE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
+EXTENDABLE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
 
@@ -57,12 +57,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
     options = _parser().parse_args(argv[:separator])
+    for flag, number, low in (("--cpus", options.cpus, 1), ("--failures", options.failures, 0)):
+        if number < low:
+            raise UserError(f"{flag} {number}: must be at least {low}")
     config = parse_config(TrainConfig, argv[separator + 1 :])
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), resume=AUTO)
     _connect(options.address)
-    begin_or_check(config, Path(config.project, config.name))
+    store_or_verify_settings(config, Path(config.project, config.name))
     run(config, options)
 
 
@@ -82,14 +85,21 @@ def _parser() -> Parser:
 
 
 def _connect(address: str | None) -> None:
-    """Connects to the cluster, or starts one on this machine. Raises UserError if none answers at ``address``."""
+    """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if none
+    answers there."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
         ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"--address {address}: {first_line(error)}") from None
+        variable = os.environ.get("RAY_ADDRESS", "")
+        source = "a cluster on this machine"
+        if address:
+            source = f"--address {address}"
+        elif variable:
+            source = f"RAY_ADDRESS={variable}"
+        raise UserError(f"{source}: {first_line(error)}") from None
 
 
 def read_workers(text: str) -> int | tuple[int, int]:
@@ -103,10 +113,10 @@ def read_workers(text: str) -> int | tuple[int, int]:
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
-def begin_or_check(config: TrainConfig, folder: Path) -> None:
+def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """Stores the settings in the folder of a run that begins, or checks that they are those of the run that is there.
 
-    Raises UserError if they differ, if this program has not begun that run, or if another process trains it.
+    Raises UserError if they differ, if this program did not start that run, or if another process trains it.
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
@@ -114,7 +124,7 @@ def begin_or_check(config: TrainConfig, folder: Path) -> None:
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)
-    settings = StoredSettings(folder / SETTINGS, config, may_change=MAY_CHANGE)
+    settings = StoredSettings(folder / SETTINGS, config, may_change=EXTENDABLE)
     recipe = recipe_contents(config)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +133,7 @@ def begin_or_check(config: TrainConfig, folder: Path) -> None:
     elif settings.path.is_file():
         settings.check_unchanged(recipe, {})
     else:
-        raise UserError(f"{folder}: has a run that was not begun with launch/ray_train.py; choose another --name")
+        raise UserError(f"{folder}: has a run that was not started with launch/ray_train.py; choose another --name")
 
 
 def is_trained(folder: Path) -> bool:
@@ -241,7 +251,7 @@ def report_until_done(folder: Path, child: Child, rank: int) -> str:
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
             if rank == 0:
-                write_whole(folder / REPORTED, f"{row['epoch']:.0f}")
+                write_whole(folder / REPORTED, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
         if is_over(results):
             return refusal_of(results)
@@ -283,7 +293,8 @@ def refusal_of(results: Sequence[RunResult | None]) -> str:
 def unreported_epochs(folder: Path) -> list[dict[str, float]]:
     """Returns the rows of results.csv that no worker has reported to Ray, also those of workers that were lost."""
     note = folder / REPORTED
-    newest = int(read_text(note)) if note.is_file() else 0
+    text = read_text(note) if note.is_file() else ""
+    newest = int(text) if text.isdecimal() else 0  # damaged: Ray gets the epochs twice, and the job goes on
     return [row for row in epochs_of(folder) if row["epoch"] > newest]
 
 

@@ -13,12 +13,12 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from lockstep.command import call_command
 from lockstep.keywords import flags_of_keywords, keyword_fields
 from lockstep.run import Run
-from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
+from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
 from utils.files.paths import normal_path
@@ -63,7 +63,12 @@ def _signature_with(function: Callable, fields: Sequence[dataclasses.Field]) -> 
 
 @_lists_settings(TrainConfig, Hyperparameters)
 def train(
-    data: Data = "demo", *, devices: int = 1, callbacks: str | Callable | None = None, **settings: Unpack[TrainSettings]
+    data: Data = "demo",
+    *,
+    devices: int = 1,
+    callbacks: str | Callable | None = None,
+    resume: Literal["auto"] | None = None,
+    **settings: Unpack[TrainSettings],
 ) -> Run:
     """Trains a detector, as the command ``lockstep train``. Returns the run, also if it was interrupted and has saved.
 
@@ -71,6 +76,8 @@ def train(
         data: the YAML of a data set, its name, or its content, in which paths are relative to the working folder.
         devices: processes of this machine that train together, each on its own GPU if there are GPUs.
         callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
+        resume: "auto" continues the run ``name`` in ``project`` if it has started, and starts it if not. (The function
+            `resume` continues any run.)
 
     Raises:
         UserError (`lockstep.Error`): with the line that the command prints.
@@ -79,6 +86,10 @@ def train(
     flags = [f"--data={_data_file(data, settings.get('project') or TrainConfig.project)}"]
     if callbacks is not None:
         flags.append(f"--callbacks={_callbacks_name(callbacks)}")
+    if resume == AUTO:
+        flags.append(f"--resume={AUTO}")
+    else:
+        flags += flags_of_keywords("train", {"resume": resume})  # none, or the error that says what to call
     return _train(flags, devices, settings)
 
 
@@ -92,7 +103,12 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Raises as `train`.
     """
-    folder = run.folder if isinstance(run, Run) else os.fspath(run)
+    folder = os.fspath(run.folder if isinstance(run, Run) else run)
+    if folder == AUTO:
+        raise UserError(
+            f"lockstep.resume({AUTO!r}): names no run; lockstep.train(DATA, name=..., resume={AUTO!r}) starts one or "
+            f"continues it, and lockstep.resume('./{AUTO}') continues the one in this folder"
+        )
     return _train([f"--resume={folder}"], devices, settings)
 
 

@@ -19,8 +19,8 @@ from utils.schema import suggestion
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# Settings that are no keywords: parameters of the functions themselves, ``resume``, which is a function, and
-# ``override``, since hyper-parameters are keywords.
+# Settings that are not among the ``**settings``: parameters of the functions themselves, and ``override``, since
+# hyper-parameters are keywords.
 NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     TrainConfig: ("data", "callbacks", "resume", "override"),
     ValConfig: ("weights", "data"),

@@ -41,7 +41,7 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is waiting or being written. Any thread may ask."""
+        """True while anything is waiting or being written. Any thread may ask."""
         return not all(call.done() for call in tuple(self._calls))
 
     def wait(self) -> None:

@@ -57,13 +57,13 @@ class Mlflow:
         key = tracked.key
         if not key and not self._run_id:  # else an earlier call created the run, then failed
             experiment_id = self._open_experiment(folder, uri)
-            begun = self._find_run(experiment_id, folder, tracked.run_id)
-            if begun is None:
+            existing = self._find_run(experiment_id, folder, tracked.run_id)
+            if existing is None:
                 self._run_id = self._create_run(experiment_id, folder, uri, tracked.run_id)
-            elif begun.data.params:
-                key = begun.info.run_id
+            elif existing.data.params:
+                key = existing.info.run_id
             else:  # the process that has created it ended before it had logged the settings
-                self._run_id = begun.info.run_id
+                self._run_id = existing.info.run_id
         if key:
             self._client.update_run(key, status="RUNNING")
             self._run_id = key
@@ -82,7 +82,7 @@ class Mlflow:
         return self._client.create_experiment(title, artifact_location=artifacts)
 
     def _find_run(self, experiment_id: str, folder: Path, run_id: str) -> MlflowRun | None:
-        """Returns the run that was begun for the training ``run_id`` in ``folder``, if there is one. A copy of that
+        """Returns the run that was created for the training ``run_id`` in ``folder``, if there is one. A copy of that
         folder has the same id."""
         if not run_id:
             return None

@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -63,11 +63,38 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--workers", "1:"], "--workers 1:: must be a number from 1, or two as in 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),
+        (["--cpus", "0"], "--cpus 0: must be at least 1"),
+        (["--failures", "-3"], "--failures -3: must be at least 0"),
     ],
 )
 def test_flags_that_cannot_be(capsys, flags, message):
     line = error_of(capsys, ray_train.main, *flags)
     assert line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("address", "variable", "source"),
+    [
+        ("10.0.0.1:1", "10.0.0.2:2", "--address 10.0.0.1:1"),
+        (None, "10.0.0.2:2", "RAY_ADDRESS=10.0.0.2:2"),
+        (None, "", "a cluster on this machine"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkeypatch, address, variable, source):
+    def init(**_: object) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setattr(ray_train, "require_package", lambda *_: SimpleNamespace(init=init))
+    with refused(f"{source}: nobody answers"):
+        ray_train._connect(address)
+
+
+@pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
+def test_a_damaged_note_of_the_reported_epoch_does_not_end_the_job(tmp_path, note, epochs):
+    (tmp_path / "results.csv").write_text("epoch,time\n1,1\n2,2\n")
+    (tmp_path / ray_train.REPORTED).write_text(note)
+    assert [row["epoch"] for row in ray_train.unreported_epochs(tmp_path)] == epochs
 
 
 RUNS = None
@@ -180,9 +207,9 @@ def launch(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data", "other.yaml"], "exp: was begun with --data demo, not other.yaml; "),
-        (["--model", "yolov8s"], "exp: was begun with --model yolov8n, not yolov8s; "),
-        (["--set", "lr0=0.5"], "exp: was begun with hyper-parameter lr0 "),
+        (["--data", "other.yaml"], "exp: was started with --data demo, not other.yaml; "),
+        (["--model", "yolov8s"], "exp: was started with --model yolov8n, not yolov8s; "),
+        (["--set", "lr0=0.5"], "exp: was started with hyper-parameter lr0 "),
         (["--epochs", "9", "--patience", "3", "--device", "cpu"], ""),
     ],
 )
@@ -197,7 +224,7 @@ def test_another_training_in_the_folder_of_a_job_is_refused(launch, flags, messa
 def test_a_run_of_train_py_is_not_taken_for_one_of_ray(launch, tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "results.csv").touch()
-    with refused(".../exp: has a run that was not begun with launch/ray_train.py; choose another --name"):
+    with refused(".../exp: has a run that was not started with launch/ray_train.py; choose another --name"):
         launch()
 
 
@@ -206,7 +233,7 @@ def test_settings_with_which_nothing_was_trained_may_be_corrected(launch, tmp_pa
         context.setattr(ray_train, "run", lambda *_: None)
         launch("--model", "yolov8m")
     launch("--model", "yolov8n")
-    with refused("...was begun with --model yolov8n, not yolov8m; ..."):
+    with refused("...was started with --model yolov8n, not yolov8m; ..."):
         launch("--model", "yolov8m")
 
 

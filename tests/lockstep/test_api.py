@@ -236,7 +236,11 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ({"epocs": 1}, "epocs=1: unknown (did you mean 'epochs'?)"),
         ({"lr0": "x"}, "--set: lr0: must be a number or null, got 'x'"),
         ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
-        ({"resume": True}, "resume=True: call lockstep.resume(RUN)"),
+        (
+            {"resume": True},
+            'resume=True: call lockstep.resume(RUN); resume="auto" of lockstep.train starts or continues the run of a '
+            "name",
+        ),
         ({"devices": 2, "spawn": 4}, "devices=2, spawn=4: both say how many processes train; give one of them"),
         ({"pretrained": True}, "pretrained=True: name the weights to start from with weights"),
     ],
@@ -244,6 +248,21 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 def test_mistakes_in_settings(given, message):
     with refused(message, lockstep.Error):
         lockstep.train(**given)
+
+
+def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
+    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
+    lockstep.train("b.yaml", name="night", resume="auto")
+    config = parse_config(TrainConfig, json.loads(capsys.readouterr().out)[1:])
+    assert (config.data, config.name, config.resume) == ("b.yaml", "night", "auto")
+    with refused(
+        "lockstep.resume('auto'): names no run; lockstep.train(DATA, name=..., resume='auto') starts one or continues "
+        "it, and lockstep.resume('./auto') continues the one in this folder",
+        lockstep.Error,
+    ):
+        lockstep.resume("auto")
+    lockstep.resume("./auto")
+    assert json.loads(capsys.readouterr().out)[1:] == ["--resume=./auto"]
 
 
 @pytest.mark.parametrize(
@@ -332,10 +351,10 @@ def test_a_command_is_started_without_importing_torch():
 
 def test_help_and_editors_know_the_settings():
     parameters = inspect.signature(lockstep.train).parameters
-    assert list(parameters)[:3] == ["data", "devices", "callbacks"]
+    assert list(parameters)[:4] == ["data", "devices", "callbacks", "resume"]
     assert (parameters["epochs"].default, parameters["epochs"].kind) == (100, inspect.Parameter.KEYWORD_ONLY)
     assert {"lr0", "batch_size", "weights"} <= set(parameters)
-    assert "resume" not in parameters
+    assert parameters["resume"].default is None
     assert "    epochs: number of epochs" in lockstep.train.__doc__
     assert "format" in inspect.signature(lockstep.export).parameters
 

@@ -29,8 +29,8 @@ class Experiment:
     digests: dict[str, str]  # of the images and labels, by split
 
     def begin_or_check(self, recipe: dict[str, Any]) -> None:
-        """Begins in the folder, or checks that the data, the settings and the ``recipe`` are those with which it was
-        begun (`ContinuedFolder.begin_or_check`)."""
+        """Starts in the folder, or checks that the data, the settings and the ``recipe`` are those of its start
+        (`ContinuedFolder.begin_or_check`)."""
         self.folder.begin_or_check({"the classes": list(self.names), **recipe}, self.digests)
 
 

@@ -1,9 +1,8 @@
-"""The settings with which a run, a search or a cross-validation was begun, stored in its folder."""
+"""The settings with which a run, a search or a cross-validation was started, stored in its folder."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,18 @@ import yaml
 
 from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
+from utils.config.paths import absolute_paths, is_same_path
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
-from utils.files.paths import normal_path
 from utils.files.safe_io import write_whole
 
 _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and of the data
 
 
 class StoredSettings:
-    """A file with the settings with which work was begun, and their resolved values, such as the hyper-parameters of
+    """A file with the settings with which work was started, and their resolved values, such as the hyper-parameters of
     the recipe and digests of files.
 
     The work continues with the same ones only; settings whose scope is a run or a machine may change
@@ -57,8 +56,7 @@ class StoredSettings:
         difference = self._difference(stored, settings)
         if difference:
             raise UserError(
-                f"{folder}: was begun with {difference}; continue with the same settings, or start anew with another "
-                "--name"
+                f"{folder}: was started with {difference}; continue with the same settings, or choose another --name"
             )
         names = sorted(stored_digests.keys() | all_digests.keys())
         changed = [name for name in names if stored_digests.get(name) != all_digests.get(name)]
@@ -69,12 +67,12 @@ class StoredSettings:
         """Says how the content ``name``, of which the digests differ, has changed, and what to do."""
         shown_name = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
         if name not in stored:
-            change = f"{shown_name} was not there when the work was begun; take it away"
+            change = f"{shown_name} was not there at the start; remove it"
         elif name not in current:
-            change = f"the content of {shown_name} has gone since the work was begun; restore it"
+            change = f"the content of {shown_name} is missing, but was there at the start; restore it"
         else:
-            change = f"the content of {shown_name} has changed since the work was begun; restore it"
-        return f"{change}, or start anew with another --name"
+            change = f"the content of {shown_name} has changed since the start; restore it"
+        return f"{change}, or choose another --name"
 
     def _with_settings(
         self, contents: Mapping[str, Any], digests: Mapping[str, str]
@@ -87,6 +85,7 @@ class StoredSettings:
         none."""
         defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
         may_change = defaults.keys() - self._names
+        paths = names_with(type(self._config), is_path=True)
         recipe_defaults = {f"hyper-parameter {f.name}": default_of(f) for f in dataclasses.fields(Hyperparameters)}
         for name in dict.fromkeys([*stored, *current]):
             if name in may_change:  # stored by an earlier version
@@ -94,7 +93,7 @@ class StoredSettings:
             default = defaults.get(name, recipe_defaults.get(name))
             before = stored.get(name, default)
             now = current.get(name, default)
-            if before != now:
+            if not _is_same(before, now, is_path=name in paths):
                 shown_name = flag_name(name) if name in defaults else name
                 return f"{shown_name} {_shown(before)}, not {_shown(now)}"
         return ""
@@ -102,17 +101,22 @@ class StoredSettings:
     def _result_settings(self) -> dict[str, Any]:
         """Returns the settings that decide about the results, without defaults, with absolute paths of existing
         files."""
-        settings = {name: value for name, value in changed_settings(self._config).items() if name in self._names}
-        for name in names_with(type(self._config), is_path=True) & settings.keys():
-            if os.path.exists(settings[name]):
-                settings[name] = str(normal_path(settings[name]))
-        return settings
+        settings = changed_settings(self._config)
+        paths = absolute_paths(self._config)
+        return {name: paths.get(name, value) for name, value in settings.items() if name in self._names}
 
 
 def recipe_contents(config: TrainConfig) -> dict[str, Any]:
     """Returns, as plain data, the hyper-parameters with which ``config`` trains. Raises the errors of `read_recipe`."""
     recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     return {f"hyper-parameter {name}": value for name, value in dataclasses.asdict(recipe).items()}
+
+
+def _is_same(before: Any, now: Any, *, is_path: bool) -> bool:
+    """Returns whether the stored value of a setting is the current one. The file may have been edited by hand."""
+    if is_path and isinstance(before, str) and isinstance(now, str):
+        return is_same_path(before, now)
+    return before == now
 
 
 def _shown(value: Any) -> Any:

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def absolute_paths(config: DataclassInstance) -> dict[str, Any]:
-    """Returns the absolute path of each existing file that a setting with ``is_path`` names, by setting. A word without
-    a suffix, such as yolov8n, is left out: it is a name."""
+    """Returns the absolute path of each existing file that a setting with ``is_path`` names, by setting. ``data`` may
+    also be a folder. Another word without a suffix, such as yolov8n, is left out: it is a name."""
     paths: dict[str, Any] = {}
     for name in names_with(type(config), is_path=True):
         value = getattr(config, name)
-        if Path(value).suffix and os.path.isfile(value):  # `Path.is_file` raises for a long regular expression
+        # Not Path.is_file, which raises for a long regular expression.
+        is_file = Path(value).suffix != "" and os.path.isfile(value)
+        if is_file or (name == "data" and os.path.isdir(value)):
             paths[name] = str(normal_path(value))
     return paths
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.images import find_valid_images
+from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split, splits_before, splits_with_other_images
@@ -56,7 +56,7 @@ class OtherSplits:
         names: list[str] = []
         for other in self._names:
             if _share_labels(annotations, self._spec.splits[other].annotations):
-                names += find_valid_images(self._spec, other, self._folders).images
+                names += find_images_leniently(self._spec, other, self._folders).images
         if annotations is not None:
             names += images_of_no_split(self._spec, self._split, self._folders, known=self._images)
         return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
@@ -66,7 +66,7 @@ class OtherSplits:
         """The folders (absolute) of the images of splits that the data set names before this one."""
         names: set[str] = set()
         for other in self._names_before:
-            images = find_valid_images(self._spec, other, self._folders).images
+            images = find_images_leniently(self._spec, other, self._folders).images
             names |= {name.rpartition("/")[0] for name in images}
         return frozenset(path_of(name, self._spec.root) for name in names)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from data.image_io.file_kinds import image_suffixes
 from data.source.dataset_spec import DatasetSpec
 from data.source.listing.image_list import is_image
-from data.source.listing.images import SplitImages, find_valid_images
+from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import ImageFile, OtherImages
 from utils.files.paths import path_of
@@ -26,7 +26,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     later: dict[str, ImageFile] = {}
     earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
-        found = find_valid_images(spec, other, folders)
+        found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
         images |= {image.name: image._replace(stamp=None) for image in found.images.values()}

@@ -22,7 +22,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.listing.images import find_valid_images
+from data.source.listing.images import find_images_leniently
 from data.source.listing.listing import ImageStatus
 from data.source.listing.stored import listing_text, read_listing
 from data.source.open import open_data
@@ -373,6 +373,9 @@ def test_all_labels_without_a_suffix_are_named(folder):
     folder.write(label="labels/train/{}")
     with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
         folder.index()
+    listing = list_split(load_dataset_spec(folder.yaml()), "train")  # as a check uses it
+    assert len(listing.images) == len(listing.findings) == NUM_IMAGES
+    assert sum(finding.lost_images for finding in listing.findings) == 0
 
 
 @pytest.mark.parametrize(
@@ -844,5 +847,5 @@ def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, capl
     path.write_text(path.read_text().replace("images/val", "val.txt"))
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
     spec = load_dataset_spec(path)
-    assert find_valid_images(spec, "val", Folders(spec.root)).images == {}
+    assert find_images_leniently(spec, "val", Folders(spec.root)).images == {}
     assert f"{path}: 'val': not all of its images are known: {tmp_path / 'val.txt'}: " in caplog.text

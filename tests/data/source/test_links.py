@@ -194,6 +194,11 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     (root / "left" / "deep" / "loop").symlink_to("../..")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["again/images/x.png", "again/images/y.png"]
+    (root / "left/labels/x.txt").unlink()
+    (root / "left/labels/x.txt").symlink_to("nowhere")
+    broken = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
+    assert list(broken.paths) == ["again/images/y.png"]
+    assert broken.report.ledger.lost_images == 1  # under both names
     (root / "data.yaml").write_text("train: .\nannotations: all.json\n")
     images = [{"id": i, "file_name": name} for i, name in enumerate(("x.png", "left/images/y.png"))]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 8, 8]} for i in range(2)]

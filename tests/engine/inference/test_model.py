@@ -222,8 +222,9 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         pytest.importorskip("onnxruntime")
     if name == "a.xml":
         pytest.importorskip("openvino")
-    with refused(f"{name}: no such file"):
-        open_model(tmp_path / name, device=CPU)
+    for missing in (name, f"{300 * 'x'}{name}"):  # no system has names of 300 characters
+        with refused(f"{missing}: no such file"):
+            open_model(tmp_path / missing, device=CPU)
     (tmp_path / name).write_bytes(b"not a model")
     (tmp_path / "a.bin").write_bytes(b"")
     of_torch = name in ("a.torchscript", "a.pt2")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -360,16 +358,12 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
 @pytest.mark.parametrize(("close_mosaic", "is_closing"), [(1, True), (0, False)])
 def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
     watch = Watch()
-    hyp = Hyperparameters(close_mosaic=close_mosaic)
-    finished = build(hyp=hyp, progress=Progress(epoch=2))
-    started_from = SimpleNamespace(metrics={}, seconds=0.0)
-    run = replace(finished.run, started_from=started_from, only_reports=True)
-    trainer = trainer_of(run, finished.step, finished.progress, watch)
+    trainer = build(watch, hyp=Hyperparameters(close_mosaic=close_mosaic), progress=Progress(epoch=2))
     closing: list[bool] = []
     trainer.step.criterion.set_closing = closing.append
-    trainer.fit()
+    trainer._report_again()
     assert closing == [is_closing]
-    assert watch.of("before_validation", "record", "report") == [("before_validation", 2, 0), ("report", 2, 0)]
+    assert watch.calls == [("before_validation", 2, 0), ("report", 2, 0)]
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():

@@ -167,6 +167,7 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
     for name, message in (
         ("tinny.pt", "tinny.pt: neither a file nor the name of public weights (did you mean 'tiny'?)"),
         ("runs/exp/best.pt", "runs/exp/best.pt: no such file"),
+        (f"a/{300 * 'x'}.pt", "xxx.pt: no such file"),
         ("/dev/null", "/dev/null: is a pipe or device, not a file"),
         (str(tmp_path), "...: is a folder; name a file in it, such as best.pt"),
         ("file:///etc/hostname", "file:///etc/hostname: no such file"),

@@ -20,20 +20,32 @@ def begin_or_check(project: Path, contents: dict | None = None, digests: dict | 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
 def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, name):
     (tmp_path / "below").mkdir()
-    (tmp_path / "file").touch()
+    (tmp_path / "file.x").touch()
     monkeypatch.chdir(tmp_path)
-    begin_or_check(tmp_path, **{name: "file"})
+    begin_or_check(tmp_path, **{name: "file.x"})
     monkeypatch.chdir(tmp_path / "below")
-    begin_or_check(tmp_path, **{name: "../file"})
-    with pytest.raises(UserError, match=f"was begun with --{name} .*/file, not "):
+    begin_or_check(tmp_path, **{name: "../file.x"})
+    with pytest.raises(UserError, match=f"was started with --{name} .*/file.x, not "):
         begin_or_check(tmp_path, **{name: "other"})
+
+
+def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
+    """`--model yolov8m` beside a folder of this name, such as that of a run, was stored as the path of the folder."""
+    folder = tmp_path / "yolov8m"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    begin_or_check(tmp_path, model="yolov8m", data="yolov8m")
+    monkeypatch.chdir(folder)
+    begin_or_check(tmp_path, model="yolov8m", data=".")
+    folder.rmdir()
+    begin_or_check(tmp_path, model="yolov8m", data=str(folder))
 
 
 def test_settings_of_a_machine_or_of_a_run_may_change_and_others_may_not(tmp_path):
     begin_or_check(tmp_path, device="0", epochs=3)
     begin_or_check(tmp_path, device="cpu", epochs=3, workers=2, cache="ram", save_minutes=1.0, tracker=["wandb"])
     with refused(
-        ".../a: was begun with --epochs 3, not 4; continue with the same settings, or start anew with another --name"
+        ".../a: was started with --epochs 3, not 4; continue with the same settings, or choose another --name"
     ):
         begin_or_check(tmp_path, epochs=4)
 
@@ -45,8 +57,7 @@ def test_a_file_whose_content_has_changed_is_named(tmp_path, monkeypatch, name):
     begin_or_check(tmp_path, **{name: "file"})
     Path("file").write_text("2")
     with refused(
-        f".../a: the content of --{name} file has changed since the work was begun; restore it, or start anew with "
-        "another --name"
+        f".../a: the content of --{name} file has changed since the start; restore it, or choose another --name"
     ):
         begin_or_check(tmp_path, **{name: "file"})
     Path("file").write_text("1")
@@ -67,7 +78,7 @@ def test_callbacks_whose_file_has_changed_are_named(tmp_path, monkeypatch, file)
 
 def test_contents_and_digests_are_compared_by_name(tmp_path):
     begin_or_check(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "1"})
-    with pytest.raises(UserError, match=r"was begun with hyper-parameter lr0 0\.01, not 0\.02; "):
+    with pytest.raises(UserError, match=r"was started with hyper-parameter lr0 0\.01, not 0\.02; "):
         begin_or_check(tmp_path, {"hyper-parameter lr0": 0.02}, {"the split 'train'": "1"})
     with pytest.raises(UserError, match="the content of the split 'train' has changed"):
         begin_or_check(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "2"})
@@ -75,12 +86,10 @@ def test_contents_and_digests_are_compared_by_name(tmp_path):
 
 def test_a_split_that_comes_or_goes_is_named(tmp_path):
     begin_or_check(tmp_path, {}, {"the split 'train'": "1"})
-    message = (
-        ".../a: the split 'val' was not there when the work was begun; take it away, or start anew with another --name"
-    )
+    message = ".../a: the split 'val' was not there at the start; remove it, or choose another --name"
     with refused(message):
         begin_or_check(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
-    with pytest.raises(UserError, match="the content of the split 'train' has gone since the work was begun; "):
+    with pytest.raises(UserError, match="the content of the split 'train' is missing, but was there at the start; "):
         begin_or_check(tmp_path, {}, {})
 
 
@@ -89,7 +98,7 @@ def test_callbacks_that_are_found_later_only_are_named(tmp_path, monkeypatch):
     digests = {"the split 'train'": "1"}
     begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
     Path("later_hooks.py").write_text("def on_end(run): pass\n")
-    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there when the work was begun"):
+    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there at the start"):
         begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
 
 
