@@ -3,11 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
-from engine.checkpoint.progress import Progress
-from engine.run.restore import EpochData, adapt_progress
+from engine.checkpoint.progress import PendingEpoch, Progress
+from engine.run.restore import EpochData, adapt_progress, pending_epoch
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
 
 
 def inside() -> Progress:
@@ -109,3 +111,15 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
 def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
     trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
     assert resumed(trained, seed=1) == (trained, [])
+
+
+def test_only_rank_0_keeps_the_weights_of_a_pending_epoch():
+    """A float per parameter is a whole model."""
+    pending = PendingEpoch(
+        row={"time": 1.0}, is_closing=True, progress=Progress(epoch=3), ema={"weight": torch.ones(2)}
+    )
+    checkpoint = checkpoint_of(progress=Progress(epoch=3), pending=pending)
+    ctx = DistributedContext.single()
+    assert pending_epoch(ctx, checkpoint) is pending
+    assert pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint) == dataclasses.replace(pending, ema={})
+    assert pending_epoch(ctx, checkpoint_of()) is None
