@@ -31,7 +31,7 @@ def names() -> list[str]:
 
 
 def measure(name: str, imgsz: int = 640, classes: int = 80) -> tuple[int, int]:
-    """The number of parameters, and of operations for one image of ``imgsz`` x ``imgsz`` pixels."""
+    """Returns the number of parameters, and of operations for one image of ``imgsz`` x ``imgsz`` pixels."""
     model = build_on_meta(load_spec(name), classes).fuse().to("meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.empty(1, 3, imgsz, imgsz, device="meta"))

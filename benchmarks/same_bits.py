@@ -31,7 +31,7 @@ COMPARED = ("model", "ema", "optimizer")
 
 
 class Side(NamedTuple):
-    """How and with which checkout a training is run."""
+    """A way to run a training: processes, workers and checkout."""
 
     processes: int
     workers: int = 0
@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
 
 def leaves(value, where: str = ""):
-    """Tensors and numbers of nested plain data, with their places."""
+    """Yields tensors and numbers of nested plain data, with their places."""
     if isinstance(value, dict):
         for key in value:
             yield from leaves(value[key], f"{where}.{key}")
@@ -54,7 +54,7 @@ def leaves(value, where: str = ""):
 
 
 def differences(a: dict, b: dict) -> list[str]:
-    """Paths at which two checkpoints are not bitwise equal."""
+    """Returns the paths at which two checkpoints are not bitwise equal."""
     ours, theirs = (dict(leaves({key: content[key] for key in COMPARED})) for content in (a, b))
     if ours.keys() != theirs.keys():
         return sorted(ours.keys() ^ theirs.keys())
@@ -63,7 +63,7 @@ def differences(a: dict, b: dict) -> list[str]:
 
 
 def train(folder: Path, side: Side, *flags: str) -> Path:
-    """The folder of a run of train.py, one thread a process, of 4 virtual ranks and a global batch of 16."""
+    """Runs train.py, one thread a process, with 4 virtual ranks and a global batch of 16. Returns the run's folder."""
     name = str(len(list(folder.iterdir())))
     launch = [sys.executable]
     if side.processes > 1:
@@ -98,7 +98,7 @@ def compare_bits(data: str, sides: Sequence[Side], epochs: int = 3) -> bool:
 
 
 def compare_runs(data: str, sides: Sequence[Side], epochs: int = 10) -> bool:
-    """Runs as users see them: scored after each epoch."""
+    """Compares runs as users see them: scored after each epoch."""
 
     def table(run: Path) -> list[dict[str, str]]:
         with open(run / "results.csv", encoding="utf-8", newline="") as file:

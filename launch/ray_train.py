@@ -47,7 +47,7 @@ from utils.process.ports import free_port  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 # In the run's folder:
-SETTINGS = "ray.yaml"  # the settings with which this program has begun the run
+SETTINGS = "ray.yaml"  # the settings with which this program started the run
 REPORTED = ".ray_epoch"  # the newest epoch that was reported to Ray
 EXTENDABLE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
@@ -116,7 +116,7 @@ def read_workers(text: str) -> int | tuple[int, int]:
 def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """Stores the settings in the folder of a run that begins, or checks that they are those of the run that is there.
 
-    Raises UserError if they differ, if this program has not begun that run, or if another process trains it.
+    Raises UserError if they differ, if this program did not start that run, or if another process trains it.
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
@@ -133,7 +133,7 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     elif settings.path.is_file():
         settings.check_unchanged(recipe, {})
     else:
-        raise UserError(f"{folder}: has a run that was not begun with launch/ray_train.py; choose another --name")
+        raise UserError(f"{folder}: has a run that was not started with launch/ray_train.py; choose another --name")
 
 
 def is_trained(folder: Path) -> bool:

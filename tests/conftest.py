@@ -48,6 +48,8 @@ def pytest_collection_finish() -> None:
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True
+    # The handler of torch's trace removes itself when it is first used; by then the record would be printed, too.
+    logging.getLogger("torch.__trace").handlers.clear()
 
 
 @pytest.fixture(scope="session")

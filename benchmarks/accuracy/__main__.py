@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def act(args: argparse.Namespace) -> None:
-    """Raises UserError for what can be known to be wrong before anything is trained."""
+    """Raises UserError for what is known to be wrong before anything is trained."""
     variants = read_variants(args.variants)
     base = [args.base] if args.base else []
     if unknown := [name for name in [*args.only, *base] if name not in variants]:
@@ -68,7 +68,7 @@ def act(args: argparse.Namespace) -> None:
 
 
 def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
-    """Seed by seed, so that a stopped comparison has all variants at the same number of seeds."""
+    """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds."""
 
     def one(seed: int, source: Path, variant: Variant) -> None:
         folder = bench.folder(variant, source.stem, seed)

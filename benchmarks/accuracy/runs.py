@@ -50,7 +50,7 @@ class DataCopy:
 
 
 def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
-    """A copy by hard links, with ``subset`` training images of a fixed shuffle (0: all).
+    """Copies a data set by hard links, with ``subset`` training images of a fixed shuffle (0: all).
 
     Raises UserError if the labels are not YOLO's, or if ``folder`` has a copy of another data set.
     """
@@ -92,7 +92,7 @@ def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> Non
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are: the folder of results, of weights, and the peer's Python."""
+    """Paths: the folder of results, the folder of weights, and the peer's Python."""
 
     out: Path
     weights: Path
@@ -106,7 +106,7 @@ class Bench:
 
 
 def stored_result(folder: Path, variant: Variant) -> dict | None:
-    """The content of result.json in a run's folder; None if the run has not ended.
+    """Returns the content of result.json in a run's folder; None if the run has not ended.
 
     Raises UserError if the variant was declared differently then. Older results have no declaration: they are accepted.
     """
@@ -124,7 +124,7 @@ def stored_result(folder: Path, variant: Variant) -> dict | None:
 
 
 def _declaration(variant: Variant) -> dict:
-    """As JSON returns it."""
+    """Returns the variant's declaration as JSON returns it."""
     return json.loads(json.dumps(dataclasses.asdict(variant)))
 
 

@@ -34,7 +34,7 @@ class Runs:
 
 
 def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()) -> Runs | None:
-    """The runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
+    """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
     ap, drawn, seconds = [], [], []
     for result in sorted(folder.glob("*/result.json")):
         if seeds and result.parent.name not in map(str, seeds):
@@ -53,8 +53,10 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
 
 
 def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
-    """COCO's result rows as a table. The peer numbers classes from 1; this program numbers those of YOLO's labels from
-    0, or as COCO."""
+    """Returns COCO's result rows as a table.
+
+    The peer numbers classes from 1; this program numbers those of YOLO's labels from 0, or as COCO.
+    """
     stems = {str(stem): number for number, stem in enumerate(gt.image_ids)}
     stems |= {str(int(stem)): number for stem, number in list(stems.items()) if stem.isdigit()}
     image = [stems[Path(r["file_name"]).stem if "file_name" in r else str(r["image_id"])] for r in rows]
@@ -71,7 +73,7 @@ def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
 
 
 def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
-    """Differences of seed means by data set, and draws of their mean over sets (S,)."""
+    """Returns differences of seed means by data set, and draws of their mean over sets (S,)."""
     names = [name for name in base if name in other]
     by_set = {name: float(other[name].ap.mean() - base[name].ap.mean()) for name in names}
     rng = np.random.Generator(np.random.Philox(seed))
@@ -82,13 +84,13 @@ def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> 
 
 
 def _seed_draws(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mean over resampled seeds for each draw of images: (S,) from (K, S)."""
+    """Returns the mean over resampled seeds for each draw of images: (S,) from (K, S)."""
     chosen = rng.integers(len(drawn), size=drawn.shape)
     return np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
 
 
 def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
-    """In Markdown: AP of each variant by set (mean of the seeds, and their standard deviation), then differences."""
+    """Returns Markdown: AP of each variant by set (mean and standard deviation of the seeds), then differences."""
     sets = list(dict.fromkeys(name for runs in all_runs.values() for name in runs))
     lines = [f"| variant | {' | '.join(sets)} | CPU s |", "| --- " * (len(sets) + 2) + "|"]
     for variant, runs in all_runs.items():

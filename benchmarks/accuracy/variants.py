@@ -33,7 +33,7 @@ _OWN_FOLDERS = ("data", "trees")  # those that this program makes next to the va
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way of training, ours or a peer's."""
+    """A way of training, ours or a peer's."""
 
     name: str
     weights: str = ""
@@ -49,7 +49,7 @@ class Variant:
 
 
 def read_variants(path: Path) -> dict[str, Variant]:
-    """The variants of a file, by name. Raises UserError for malformed ones, and for keys that one side ignores."""
+    """Reads the variants of a file, by name. Raises UserError for malformed ones and for keys that a side ignores."""
     content = check(load_yaml(path), dict[str, dict], str(path))
     if not content:
         raise UserError(f"{path}: declares no variant")

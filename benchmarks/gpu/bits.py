@@ -52,7 +52,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures for each optimizer. SystemExit if bits differ."""
+    """Yields lines of figures for each optimizer. SystemExit if bits differ."""
     differing = []
     for optimizer in options.optimizers:
         with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
 
 
 def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures for each way of exchanging gradients. SystemExit if one trains differently."""
+    """Yields lines of figures for each way of exchanging gradients. SystemExit if one trains differently."""
     if options.backend == "nccl" and torch.cuda.nccl.version() < NCCL:
         yield f"left out: NCCL {torch.cuda.nccl.version()} refuses two processes on one GPU, {NCCL} does not"
         return
@@ -93,7 +93,7 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
 
 
 def weights(path: Path) -> Tensor:
-    """All parameters, concatenated. DDP keeps a rank's batch statistics, of which rank 0 has stored its own."""
+    """Returns all parameters, concatenated. DDP keeps a rank's batch statistics, of which rank 0 has stored its own."""
     state = {key: value for key, value in read(path).items() if key.startswith("model.")}
     return torch.cat([value.double().flatten() for key, value in state.items() if not key.endswith(STATISTICS)])
 
@@ -155,7 +155,7 @@ def take_steps(
 
 
 def state_of(take_step) -> dict[str, Tensor]:
-    """Every tensor that a step changes, on the host."""
+    """Returns every tensor that a step changes, on the host."""
     state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
     state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
     for place, rule in enumerate(take_step.optimizer.state_dict()["optimizers"]):
@@ -166,22 +166,22 @@ def state_of(take_step) -> dict[str, Tensor]:
 
 
 def exchange_by_way_of_the_host() -> None:
-    """Adding two float32 numbers gives the same bits there."""
+    """Lets ranks exchange sums through the host, where adding two float32 numbers gives the same bits."""
     from engine.parallel import virtual_ranks
 
     sum_on_host = virtual_ranks.sum_over_processes
     virtual_ranks.sum_over_processes = lambda ctx, flat: sum_on_host(ctx, flat.cpu()).to(flat.device)
 
 
-STOPPED = 75  # how train.py ends when a signal has asked it to stop
-WRITTEN_S = 120.0  # until a first checkpoint must be there
-ENDED_S = 60.0  # until a process must have ended after a signal
-# By the loopback interface: the host's name need not be known.
+STOPPED = 75  # exit code of train.py after a signal that asks it to stop
+WRITTEN_S = 120.0  # time limit for the first checkpoint
+ENDED_S = 60.0  # time limit for the end of a process after a signal
+# The loopback interface is used because the host's name may not resolve.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "1"]
 
 
 class Interruption(NamedTuple):
-    """How a training is ended early."""
+    """A way to end a training early."""
 
     description: str
     launcher: list[str]
@@ -226,7 +226,7 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
 
 
 def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
-    """The command of a training with virtual ranks, deterministic kernels, and checkpoints within each epoch."""
+    """Returns the command of a training with virtual ranks, deterministic kernels and checkpoints within each epoch."""
     return [
         sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
@@ -255,11 +255,11 @@ def expect(code: int, wanted: int, command: Sequence[str]) -> None:
 
 
 BATCHES = 40
-BURNS = 4  # products of large matrices before each copy: workers get the time to draw over what is not kept
+BURNS = 4  # products of large matrices before each copy: workers get the time to overwrite what is not kept
 
 
 def compare_batches(options: argparse.Namespace) -> Iterator[str]:
-    """Lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
+    """Yields lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
     ctx = context_of(options.device)
     device = ctx.device
     loader = open_loader(options, ctx)

@@ -10,15 +10,18 @@ from benchmarks.gpu.parts import Part, Parts
 
 @dataclass(frozen=True)
 class Call:
-    """``choose`` lists the parts in order of priority: those that a slow machine has no time for are the last ones.
-    ``budget_s``: seconds, unless BUDGET_S is set."""
+    """A call of `benchmarks/gpu.sh`.
+
+    ``choose`` lists the parts in order of priority: those that a slow machine has no time for are the last ones.
+    ``budget_s``: seconds, unless BUDGET_S is set.
+    """
 
     budget_s: int
     choose: Callable[[Parts], list[Part]]
 
 
 def first(parts: Parts) -> list[Part]:
-    """What a first quarter of an hour on a GPU should show; `again` has the rest of it."""
+    """Lists the parts of a first quarter of an hour on a GPU; `again` has the rest of it."""
     steps = [f"yolov8n:{batch}:SGD" for batch in parts.sizes.first_batches]
     return [
         parts.environment(),
@@ -39,7 +42,7 @@ def first(parts: Parts) -> list[Part]:
 
 
 def again(parts: Parts) -> list[Part]:
-    """What follows if nothing of `first` has failed. With PARTS, parts of `first` can be run again (`candidates`)."""
+    """Lists the parts that follow `first`. With PARTS, parts of `first` can be run again (`candidates`)."""
     return [
         parts.environment(),
         parts.timed_steps_compiled([16, 64], rounds=2, expected_s=70),
@@ -53,7 +56,7 @@ def again(parts: Parts) -> list[Part]:
 
 
 def checks(parts: Parts) -> list[Part]:
-    """Results equal to the CPU's, host syncs, bits, trained detectors."""
+    """Lists the parts about results equal to the CPU's, host syncs, bits, trained detectors."""
     sizes = parts.sizes
     return [
         parts.environment(),
@@ -74,7 +77,7 @@ def checks(parts: Parts) -> list[Part]:
 
 
 def others(parts: Parts) -> list[Part]:
-    """Less common ways to run."""
+    """Lists the parts about less common ways to run."""
     return [
         parts.environment(),
         parts.equal_exports(),
@@ -90,7 +93,7 @@ def others(parts: Parts) -> list[Part]:
 
 
 def speed(parts: Parts) -> list[Part]:
-    """Loss, steps and whole trainings, compared with the peer."""
+    """Lists the parts about loss, steps and whole trainings, compared with the peer."""
     return [
         parts.environment(),
         parts.loss(),
@@ -105,7 +108,7 @@ def speed(parts: Parts) -> list[Part]:
 
 
 def compiled(parts: Parts) -> list[Part]:
-    """``--compile``, the costliest kernels, resuming, the renderer."""
+    """Lists the parts about ``--compile``, the costliest kernels, resuming, the renderer."""
     sizes = parts.sizes
     batches = sizes.first_batches
     cases = [f"yolov8n:{batch}:{optimizer}" for batch in batches for optimizer in sizes.optimizers]
@@ -135,7 +138,7 @@ EVERYTHING = ("checks", "others", "speed", "compiled")  # `first` and `again` ar
 
 
 def candidates(call: str, parts: Parts) -> list[Part]:
-    """The parts that PARTS chooses from: those of a call, and in `again` also those of `first`."""
+    """Returns the parts that PARTS chooses from: those of a call, and in `again` also those of `first`."""
     chosen = CALLS[call].choose(parts)
     if call != "again":
         return chosen
@@ -144,7 +147,7 @@ def candidates(call: str, parts: Parts) -> list[Part]:
 
 
 def with_providers(chosen: Sequence[Part], parts: Parts) -> Iterator[Part]:
-    """The parts in the order in which they run: each preceded by those that make what it needs, unless these have run
+    """Yields the parts in the order in which they run: each after those that make what it needs, if these have not run
     before."""
     products: set[str] = set()
 

@@ -54,7 +54,7 @@ class Result(NamedTuple):
 
 
 def compare_steps(options: argparse.Namespace) -> Iterator[str]:
-    """A line of figures for each model and optimizer. SystemExit if a step on the device is not the host's."""
+    """Yields a line of figures for each model and optimizer. SystemExit if a step on the device is not the host's."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     differing = []
     for model in options.models:
@@ -76,7 +76,7 @@ def other_arithmetic(device: str) -> AbstractContextManager:
 
 
 def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str) -> Result:
-    """The same step on any device: the weights and images are made on the host."""
+    """Takes the same step on any device: the weights and images are made on the host."""
     torch.manual_seed(0)
     take_step = build_step(model, device=device, amp="off", optimizer=optimizer)
     for group in take_step.optimizer.param_groups:
@@ -94,13 +94,13 @@ def weights_of(model: torch.nn.Module) -> list[Tensor]:
 
 
 def excessive(errors: dict[str, float], optimizer: str) -> list[str]:
-    """Those differences that are above their limit, or not a number."""
+    """Returns the differences that are above their limit, or not a number."""
     limits = {"worst tensor": WORST_TOLERANCE} | (MUON if optimizer == "Muon" else {})
     return [f"{name} {error:.1e}" for name, error in errors.items() if not error <= limits.get(name, TOLERANCE)]
 
 
 def differences(expected: Result, found: Result) -> dict[str, float]:
-    """Relative differences; not a number where a result is not."""
+    """Returns relative differences; not a number where a result is not."""
     sizes = torch.stack([change.norm() for change in expected.changes])
     errors = torch.stack([(a - b).norm() for a, b in zip(found.changes, expected.changes)])
     return {
@@ -112,7 +112,7 @@ def differences(expected: Result, found: Result) -> dict[str, float]:
 
 
 def compare_detections(options: argparse.Namespace) -> Iterator[str]:
-    """NMS with box voting of a crowded batch, on the device and on the host."""
+    """Compares NMS with box voting of a crowded batch, on the device and on the host."""
     from models.postprocess.detections import PostprocessSettings, select_detections
 
     content = make_input(options.batch_size, 2100, 80, 30)
@@ -130,7 +130,7 @@ def compare_detections(options: argparse.Namespace) -> Iterator[str]:
 
 
 def unequal_detections(expected: Detections, found: Detections) -> list[str]:
-    """How two `Detections` differ by more than rounding."""
+    """Describes how two `Detections` differ by more than rounding."""
     if not torch.equal(expected.counts, found.counts.cpu()):
         return [f"counts differ: {expected.counts.tolist()}, on the device {found.counts.tolist()}"]
     moved = float((found.boxes_xyxy.cpu() - expected.boxes_xyxy).abs().max())
@@ -142,7 +142,7 @@ def unequal_detections(expected: Detections, found: Detections) -> list[str]:
 
 
 def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
-    """Images of the torch renderer, operation by operation and compiled, on the device and on the host."""
+    """Compares images of the torch renderer, operation by operation and compiled, on the device and on the host."""
     from benchmarks.gpu.profile import Scene
     from data.render.device import paint_layers, render_table
     from utils.batches import map_tensors
@@ -168,7 +168,7 @@ def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
 
 
 def differing_share(expected: Tensor, found: Tensor) -> float:
-    """The fraction of uint8 values that differ by more than `GRAY`."""
+    """Returns the fraction of uint8 values that differ by more than `GRAY`."""
     return float(((found.int() - expected.int()).abs() > GRAY).float().mean())
 
 
@@ -178,7 +178,7 @@ COMPILED_TOLERANCE = 0.02  # relative, of losses and gradient norms in float32 (
 
 
 def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
-    """Lines with figures; SystemExit if a check fails."""
+    """Yields lines with figures; SystemExit if a check fails."""
     plain, compiled = (taken(options, is_compiled) for is_compiled in (False, True))
     for kind, a, b in zip(COURSE, plain, compiled):
         pairs = [*zip(a.losses, b.losses), (a.grad_norm, b.grad_norm)]
@@ -193,7 +193,7 @@ def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
 
 
 def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str, None, float]:
-    """Seconds per step, in the autocast type of training."""
+    """Returns seconds per step, in the autocast type of training."""
     take_step = step_of(options, is_compiled, amp="auto")
     device = take_step.ctx.device
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, device))
@@ -209,7 +209,7 @@ def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str) -> Trai
 
 
 def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
-    """The results of the steps of `COURSE`."""
+    """Returns the results of the steps of `COURSE`."""
     take_step = step_of(options, is_compiled, amp="off")
     whole = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
     values = []
@@ -244,7 +244,7 @@ HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
 
 
 class StepSeries(NamedTuple):
-    """What a few steps with the model in one or several replicas show."""
+    """Results of a few steps with the model in one or several replicas."""
 
     losses: Tensor  # (2, P) of the first two steps
     dtype: torch.dtype  # of the model's maps
@@ -319,7 +319,7 @@ def resident_mb() -> float:
 
 
 def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
-    """200 calls of a `Predictor`, from one thread and from a new thread each, and the memory that they leave."""
+    """Measures 200 calls of a `Predictor`, from one thread and from a new thread each, and the memory they leave."""
     with tempfile.TemporaryDirectory() as folder:
         predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
     image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
@@ -346,8 +346,11 @@ def in_a_thread(call: Callable[[], None]) -> None:
 
 
 def overflow(options: argparse.Namespace) -> Iterator[str]:
-    """A first step that overflows (float16 with far too high a loss scale; on a CPU a gradient that is made infinite)
-    leaves weights and averaged weights alone and momenta at zero, and training goes on."""
+    """Checks that a first step that overflows leaves weights and averaged weights alone and momenta at zero, and that
+    training goes on.
+
+    It overflows by float16 with far too high a loss scale; on a CPU by a gradient that is made infinite.
+    """
     # Memory that has not been written to is then filled with NaN, so that it cannot pass for zeros.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -382,7 +385,7 @@ def overflow(options: argparse.Namespace) -> Iterator[str]:
 
 @contextmanager
 def overflowing(take_step: TrainStep) -> Iterator[None]:
-    """Steps overflow; on a GPU the loss scale then comes down by and by."""
+    """Takes steps that overflow; on a GPU each lowers the loss scale."""
     if take_step.ctx.device.type == "cuda":
         take_step.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40, backoff_factor=2.0**-12)
         yield
@@ -393,14 +396,14 @@ def overflowing(take_step: TrainStep) -> Iterator[None]:
 
 
 def values_of(take_step: TrainStep) -> Tensor:
-    """All floating-point values of the model and of its average, concatenated on the host."""
+    """Returns all floating-point values of the model and of its average, concatenated on the host."""
     states = [module.state_dict() for module in (take_step.model, take_step.ema.module)]
     values = [value for state in states for value in state.values() if value.is_floating_point()]
     return torch.cat([value.reshape(-1) for value in values]).cpu()
 
 
 def momenta_of(take_step: TrainStep) -> Tensor:
-    """The optimizer's momenta, concatenated in the same way; empty if there are none yet."""
+    """Returns the optimizer's momenta, concatenated in the same way; empty if there are none yet."""
     rules = take_step.optimizer.state_dict()["optimizers"]
     states = [state for rule in rules for state in rule["state"].values()]
     values = [state[name].reshape(-1) for state in states for name in MOMENTA if name in state]

@@ -272,14 +272,14 @@ class Parts:
         return Part("loss and assignment, share of the step", 35, command)
 
     def first_timed_steps(self) -> Part:
-        """At few sizes, in the automatic type and in float16."""
+        """Times steps at few sizes, in the automatic type and in float16."""
         command = self._step(
             model=f"yolov8n:{joined(self.sizes.first_batches)}", amp=["auto", self.sizes.half], rounds=2, peer=self.peer
         )
         return Part("steps alone, bf16 and fp16", 65, command)
 
     def timed_steps(self) -> Part:
-        """At many sizes, with SGD and Muon, and of a larger model."""
+        """Times steps at many sizes, with SGD and Muon, and those of a larger model."""
         sizes = self.sizes
         models = [f"yolov8n:{joined(sizes.step_batches)}"]
         models += [f"{name}:{sizes.end_to_end_batch}" for name in sizes.larger_models]
@@ -310,7 +310,7 @@ class Parts:
         return Part(f"end to end, {model}", expected_s, command, ["large"])
 
     def kernels(self, cases: Sequence[str], *, expected_s: int) -> Part:
-        """``cases``: MODEL:BATCH:OPTIMIZER."""
+        """Lists the costliest kernels. ``cases``: MODEL:BATCH:OPTIMIZER."""
         command = self._check("kernels", imgsz=self.sizes.timed_imgsz, case=cases)
         return Part("the costliest kernels of a step", expected_s, command)
 
@@ -342,17 +342,17 @@ class Parts:
         return [sys.executable, "-m", "benchmarks.gpu.checks", name, *flags(device=self.sizes.device, **settings)]
 
     def _check_weights(self, name: str, at_least: float, **settings) -> list[str]:
-        """``at_least``: the score without which the check proves nothing."""
+        """Checks the score of loaded weights. ``at_least``: the score without which the check proves nothing."""
         needed = at_least if self.sizes.has_learned else 0.0
         own = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
         return self._check(name, **own | settings)
 
     def _checked(self, **changes) -> dict:
-        """Settings of checks that make their own batches."""
+        """Returns settings of checks that make their own batches."""
         return {"imgsz": self.sizes.checked_imgsz, "batch_size": max(self.sizes.checked_batch, 2)} | changes
 
     def _checked_data(self, **changes) -> dict:
-        """Settings of checks on the small data set."""
+        """Returns settings of checks on the small data set."""
         sizes = self.sizes
         own = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
         return own | changes
@@ -363,13 +363,13 @@ class Parts:
         return [sys.executable, "-m", "benchmarks.speed.step", *flags(**own | settings)]
 
     def _train(self, run: str, **settings) -> list[str]:
-        """The command of train.py, for one epoch of the small set unless ``settings`` has other ones."""
+        """Returns the command of train.py, for one epoch of the small set unless ``settings`` has other ones."""
         own = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
         own |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
         return [sys.executable, "train.py", *flags(**own | settings)]
 
     def _torchrun(self, launch: Sequence[str], run: str, **settings) -> list[str]:
-        """``launch``: flags of torchrun."""
+        """Returns a command by torchrun. ``launch``: flags of torchrun."""
         python, *script = self._train(run, **settings)
         launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
         return [*launcher, *launch, *script]

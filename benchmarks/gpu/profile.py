@@ -48,7 +48,7 @@ class Trace:
         return sum(milliseconds for _, milliseconds, _ in self.kernels)
 
     def calls(self, *, copies: bool) -> float:
-        """The number of kernels, or of copies and fills."""
+        """Returns the number of kernels, or of copies and fills."""
         return sum(calls for name, _, calls in self.kernels if name.startswith(COPIES) == copies)
 
 
@@ -101,7 +101,7 @@ def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: 
 
 
 def first_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Lines of figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
+    """Yields figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
     end of an epoch, for which no kernels should be searched. SystemExit if its first step takes as long as that."""
     images = options.batch_size
     take_step = build_step(options.model, images=images, device=options.device)
@@ -157,7 +157,7 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> str
 
 
 def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
-    """Peak device memory of ``action`` in bytes, above what was allocated before."""
+    """Returns the peak device memory of ``action`` in bytes, above what was allocated before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -167,7 +167,7 @@ def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
 
 
 def rendering(options: argparse.Namespace) -> Iterator[str]:
-    """A table of images per second: of the renderer on the device, from source images in its memory (as with
+    """Yields a table of images per second: of the renderer on the device, from source images in its memory (as with
     ``--render-on device --cache device``), and of what one loader process spends on them."""
     scene, device = Scene(options.imgsz, images=64), context_of(options.device).device
     table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str, list[Part]]:
-    """The parts of each call (`chosen_parts`). SystemExit for a ``pattern`` that matches none."""
+    """Returns the parts of each call (`chosen_parts`). SystemExit for a ``pattern`` that matches none."""
     try:
         chosen = {call: chosen_parts(call, pattern, parts) for call in calls}
     except re.error as error:
@@ -82,7 +82,7 @@ def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str
 
 
 def chosen_parts(call: str, pattern: str, parts: Parts) -> list[Part]:
-    """The parts of a call; with a ``pattern``, those of its `candidates` whose names it matches."""
+    """Returns the parts of a call; with a ``pattern``, those of its `candidates` whose names it matches."""
     if not pattern:
         return CALLS[call].choose(parts)
     return [part for part in candidates(call, parts) if re.search(pattern, part.name)]
@@ -158,7 +158,7 @@ class Runner:
 
 
 def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
-    """Exit code, None for a part that was stopped after ``limit_s``, and what it printed."""
+    """Returns the exit code, None for a part that was stopped after ``limit_s``, and what it printed."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             part.command,
@@ -190,8 +190,10 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
-    """The outcome of a part that has ended with ``code``, None if it was stopped. One that passes without figures is
-    described by its last line, as trainings are."""
+    """Returns the outcome of a part that has ended with ``code``, None if it was stopped.
+
+    One that passes without figures is described by its last line, as trainings are.
+    """
     lines = list(figures(output.splitlines()))
     rest = [line for line in output.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]
     if code != 0:
@@ -203,7 +205,7 @@ def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome
 
 
 def figures(lines: Sequence[str]) -> Iterator[str]:
-    """The content of lines that begin with "figure:", and each row of a table in words."""
+    """Returns the content of lines that begin with "figure:", and each row of a table in words."""
     header: list[str] = []
     for line in lines:
         if line.startswith("figure: "):

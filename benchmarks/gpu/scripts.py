@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, *command: str, device: str = "") -> str:
 
 
 def end_of(error: SystemExit) -> str:
-    """The end of an error's message, on one line."""
+    """Returns the end of an error's message, on one line."""
     return " ".join(str(error).split())[-ERROR_WIDTH:]
 
 
@@ -204,8 +204,10 @@ def time_training(options: argparse.Namespace) -> Iterator[str]:
 
 
 def step_rate(options: argparse.Namespace) -> float:
-    """Images per second of the step alone, in a separate process and without cuDNN's search for the fastest kernels,
-    for which the trainings here have too few batches."""
+    """Returns images per second of the step alone, in a process of its own.
+
+    cuDNN does not search for the fastest kernels, since the trainings here have too few batches for that.
+    """
     steps = 1 if options.device == "cpu" else 20
     with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps, short_run=True) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
@@ -215,8 +217,10 @@ def step_rate(options: argparse.Namespace) -> float:
 
 
 def our_speed(options: argparse.Namespace, feed: Sequence[str]) -> tuple[float, float]:
-    """Images per second (`epoch_rate`), and the fraction of the time in which the loop waits for data. ``feed``: flags
-    of train.py."""
+    """Returns images per second (`epoch_rate`), and the fraction of the time in which the loop waits for data.
+
+    ``feed``: flags of train.py.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
             "--batch-size", str(options.batch_size), "--epochs", str(options.epochs + 1), "--optimizer", OPTIMIZER,
@@ -228,7 +232,7 @@ def our_speed(options: argparse.Namespace, feed: Sequence[str]) -> tuple[float, 
 
 
 def peer_speed(options: argparse.Namespace) -> float:
-    """Images per second of the peer's training (`epoch_rate`)."""
+    """Returns images per second of the peer's training (`epoch_rate`)."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             options.peer, str(PEER_SIDE), "train", "--data", options.data, "--model", f"{options.model}.yaml",
@@ -244,7 +248,7 @@ def peer_speed(options: argparse.Namespace) -> float:
 
 
 def epoch_rate(images: int, times: Sequence[float]) -> float:
-    """Images per second between the end of the first epoch, in which everything starts, and the end of the last but
+    """Returns images per second from the end of the first epoch, in which everything starts, to the end of the last but
     one: the last epoch ends with a validation.
 
     Args:

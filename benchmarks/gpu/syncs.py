@@ -32,7 +32,7 @@ RENDERERS = {"images from workers": [], "images rendered on the device": ["--ren
 
 
 def place() -> str:
-    """The innermost line of the program that is being run, and the lines that called it."""
+    """Returns the innermost line of the program that is being run, and the lines that called it."""
     lines = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -105,7 +105,7 @@ class WaitingOperations(TorchDispatchMode):
 
 
 def is_masked(name: str, args: tuple) -> bool:
-    """Whether an operation indexes by a mask."""
+    """Returns whether an operation indexes by a mask."""
     if name.split(".")[0] not in ("index", "index_put", "index_put_"):
         return False
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
@@ -121,12 +121,12 @@ def copies_from_pageable_memory(name: str, args: tuple, result: object) -> bool:
 
 
 def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
-    """Watchers, each of which observes `STEPS` steps."""
+    """Returns watchers, each of which observes `STEPS` steps."""
     return [WaitingOperations(False)] if device == "cpu" else [WarnedWaits(), WaitingOperations(True)]
 
 
 def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Lines about steps of each model and optimizer. SystemExit if any waits."""
+    """Yields lines about steps of each model and optimizer. SystemExit if any waits."""
     cases = [(model, optimizer, "auto") for model in options.models for optimizer in options.optimizers]
     if options.device != "cpu":
         cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler

@@ -15,7 +15,7 @@ from utils.labels import GroundTruth
 
 
 def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
-    """A pycocotools ``COCO``; images are numbered from 1 in the order of the split, classes from 0."""
+    """Returns a pycocotools ``COCO``; images are numbered from 1 in the order of the split, classes from 0."""
     from pycocotools.coco import COCO
 
     coco = COCO()
@@ -35,7 +35,7 @@ def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
 
 
 def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float:
-    """AP at IoU 0.50 to 0.95 of a file of detections.
+    """Returns AP at IoU 0.50 to 0.95 of a file of detections.
 
     Args:
         predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
@@ -63,7 +63,7 @@ def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float
 
 
 def evaluate(coco: Any, rows: list[dict]) -> Any:
-    """The finished ``COCOeval`` of detections given as COCO's result rows."""
+    """Returns the finished ``COCOeval`` of detections given as COCO's result rows."""
     from pycocotools.cocoeval import COCOeval
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -28,7 +28,7 @@ class Comparison:
 
     @property
     def advantage(self) -> float | None:
-        """The ratio of the medians, above 1 if ours is better; None without a peer."""
+        """Returns the ratio of the medians, above 1 if ours is better; None without a peer."""
         if not self.peer:
             return None
         ours, peer = statistics.median(self.ours), statistics.median(self.peer)
@@ -50,7 +50,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, rounds: int = 5) -> None:
-    """The flags that all comparisons have."""
+    """Adds the flags that all comparisons have."""
     parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics; empty: ours alone")
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side; medians are compared")
 
@@ -67,7 +67,7 @@ def table(rows: Sequence[Comparison]) -> str:
 
 
 def machine() -> str:
-    """CPU, cores this process may use, memory, GPU if torch sees one, torch's version."""
+    """Describes the machine: CPU, cores this process may use, memory, GPU if torch sees one, torch's version."""
     import torch
 
     cpu = platform.machine()
@@ -81,8 +81,10 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of the working tree, with a + if a tracked file differs from it; "unknown" outside a repository and on
-    a machine without git."""
+    """Returns the commit of the working tree, with a + if a tracked file differs from it.
+
+    It is "unknown" outside a repository and on a machine without git.
+    """
 
     def git(*words: str) -> str:
         try:

@@ -103,7 +103,7 @@ class Sides(AbstractContextManager):
         return name in self._commands
 
     def measure(self, name: str, **arguments: object) -> dict:
-        """A turn of one side, which is started if it has not been. "error" is why there are no "seconds"."""
+        """Measures a turn of one side, which is started if it has not been. "error" is why there are no "seconds"."""
         if name in self._ended:
             return {"error": self._ended[name]}
         try:

@@ -88,7 +88,7 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
 def make_batches(
     number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, like_coco: bool = False
 ) -> list[Batch]:
-    """Random pictures with ``boxes`` boxes each, as the loader hands them over (page-locked where there is a GPU).
+    """Makes random pictures with ``boxes`` boxes each, as the loader delivers them (page-locked if there is a GPU).
 
     Sides of boxes are a fifth to a half of the canvas; ``like_coco``: see `coco_boxes`, and the first image has a
     region to ignore, as COCO's crowds are.
@@ -122,8 +122,10 @@ def make_batches(
 
 
 def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
-    """Boxes (number, 4) as cx, cy, w, h normalized to the canvas, inside it, of sizes as COCO's have after mosaic: the
-    geometric mean of the sides log-uniform within `COCO_SIDES`, aspects mostly between 1 : 2 and 2 : 1."""
+    """Makes boxes (number, 4) inside the canvas, as cx, cy, w, h normalized to it, of the sizes of COCO's after mosaic.
+
+    The geometric mean of the sides is log-uniform within `COCO_SIDES`, aspects are mostly between 1 : 2 and 2 : 1.
+    """
     import torch
 
     low, high = (torch.tensor(side).log() for side in COCO_SIDES)

@@ -26,15 +26,15 @@ SKIPPED = 10  # batches that lay ready while the other side had its turn
 
 
 def take_turns(measure: Callable[..., dict]) -> None:
-    """What a measuring process does once it is set up: for each line of standard input, until that ends, it calls
-    ``measure`` with the arguments that the line has."""
+    """Serves a measuring process that is set up: for each line of standard input, until that ends, calls ``measure``
+    with the arguments that the line has."""
     say({})
     for line in sys.stdin:
         say(measure(**json.loads(line)))
 
 
 def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
-    """Median seconds of ``action``; on a GPU, where it only queues work, the mean over all of them."""
+    """Returns the median seconds of ``action``; on a GPU, where it only queues work, the mean over all of them."""
     import torch
 
     if device == "cuda":
@@ -53,7 +53,7 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:
-    """Images per second over the next ``seconds``, without those that were ready before."""
+    """Returns images per second over the next ``seconds``, without those that were ready before."""
     for _ in range(SKIPPED):
         next(counts)
     images, started = 0, time.perf_counter()
@@ -102,7 +102,7 @@ class Side:
         self._errors.close()
 
     def result(self) -> dict:
-        """The next result. SystemExit with the process's output if it ends without one."""
+        """Returns the next result. SystemExit with the process's output if it ends without one."""
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -111,14 +111,14 @@ class Side:
         sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-_TAIL:]}")
 
     def measure(self, **arguments: object) -> dict:
-        """One turn, with ``arguments`` for what the process measures by."""
+        """Measures one turn, with ``arguments`` for what the process measures by."""
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         return self.result()
 
 
 def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """Results by side: all are started and set up one after another, then measure alternately."""
+    """Returns results by side: all are started and set up one after another, then measure alternately."""
     started: dict[str, Side] = {}
     results: dict[str, list[dict]] = {name: [] for name in commands}
     try:

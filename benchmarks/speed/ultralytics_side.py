@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 BOXES_AN_IMAGE = 12
-NOMINAL_BATCH = 64  # ``nbs``: its trainer updates the weights once in about so many images
+NOMINAL_BATCH = 64  # ``nbs``: its trainer updates the weights once in about this many images
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def prepare_import() -> None:
 
 
 def _virtual_memory() -> types.SimpleNamespace:
-    """Bytes of memory, as `psutil.virtual_memory`."""
+    """Returns bytes of memory, as `psutil.virtual_memory`."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     available = os.sysconf("SC_AVPHYS_PAGES") * page

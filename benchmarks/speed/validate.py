@@ -78,7 +78,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[
 
 
 def run(command: Sequence[str]) -> float:
-    """Seconds of a whole process; SystemExit with its last lines of output if it fails."""
+    """Runs a whole process and returns its seconds; SystemExit with its last lines of output if it fails."""
     started = time.perf_counter()
     done = subprocess.run(
         command,

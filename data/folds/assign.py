@@ -13,6 +13,7 @@ from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed
 
 MAX_MOVES = 1000  # moves of groups that even out the folds
+_IMAGES = -1  # last column of counts: that of images, after those of the classes
 _MIN_IMPROVEMENT = 1e-9  # by which a move must at least reduce the sum that is minimized
 
 
@@ -54,30 +55,35 @@ def _stratify(boxes: np.ndarray, images: np.ndarray, shuffled: np.ndarray, folds
 
     Returns the fold of each group, int64 (G,).
     """
-    fold_of = np.full(len(boxes), -1)
-    boxes_missing = np.tile(boxes.sum(0) / folds, (folds, 1))  # float64 (K, C)
-    images_missing = np.full(folds, images.sum() / folds)  # float64 (K,)
-
-    def distribute(members: np.ndarray, missing: np.ndarray) -> None:
-        """Puts groups, one after the other, into the fold with most ``missing``, a view of one of the arrays above."""
-        for member in members.tolist():
-            lacks_most = np.flatnonzero(missing == missing.max())
-            fold = lacks_most[np.argmax(images_missing[lacks_most])]
-            fold_of[member] = fold
-            boxes_missing[fold] -= boxes[member]
-            images_missing[fold] -= images[member]
-
+    counts = np.column_stack([boxes, images])  # images are one more class, which is distributed last
+    fold_of = np.full(len(counts), -1)
+    missing = np.tile(counts.sum(0) / folds, (folds, 1))  # float64 (K, C + 1)
     remaining = shuffled
     while len(remaining):
-        totals = boxes[remaining].sum(0)
-        if not totals.any():
-            distribute(remaining[np.argsort(-images[remaining], kind="stable")], images_missing)
-            break
-        rarest = int(np.flatnonzero(totals == totals[totals > 0].min())[0])
-        members = remaining[boxes[remaining, rarest] > 0]
-        distribute(members[np.argsort(-boxes[members, rarest], kind="stable")], boxes_missing[:, rarest])
+        column = _rarest_class(boxes[remaining])
+        members = remaining[counts[remaining, column] > 0] if column != _IMAGES else remaining
+        members = members[np.argsort(-counts[members, column], kind="stable")]
+        for group in members.tolist():
+            fold = _neediest_fold(missing, column)
+            fold_of[group] = fold
+            missing[fold] -= counts[group]
         remaining = shuffled[fold_of[shuffled] < 0]
     return fold_of
+
+
+def _rarest_class(boxes: np.ndarray) -> int:
+    """Returns the class with fewest boxes, but at least one, in groups, int64 (G, C); `_IMAGES` if there is no box."""
+    totals = boxes.sum(0)
+    if not totals.any():
+        return _IMAGES
+    return int(np.flatnonzero(totals == totals[totals > 0].min())[0])
+
+
+def _neediest_fold(missing: np.ndarray, column: int) -> int:
+    """Returns the fold that lacks most of a ``column`` of ``missing``, float64 (K, C + 1): of several, the one that
+    lacks most images."""
+    lacks_most = np.flatnonzero(missing[:, column] == missing[:, column].max())
+    return int(lacks_most[np.argmax(missing[lacks_most, _IMAGES])])
 
 
 def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:

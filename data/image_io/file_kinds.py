@@ -45,9 +45,14 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file has the suffix of an image, supported or not."""
+    """Returns whether a file has the suffix of an image, supported or not."""
     suffix = os.path.splitext(name)[1].lower()
     return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
+
+
+def is_never_image(suffix: str) -> bool:
+    """Returns whether files with a suffix (lower case) are no images, whatever they contain."""
+    return suffix in _OTHER_SUFFIXES
 
 
 def suffix_of(content: bytes) -> str:

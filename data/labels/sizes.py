@@ -13,19 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from data.labels.findings import SCALED, SIZE, TURNED
-from data.labels.rows import AREA, IMAGE, X1, X2, Y1, Y2, RowProblem
+from data.labels.rows import AREA, IMAGE, X1, Y2, RowProblem
 
 _SLACK = 0.01  # fraction of a side by which boxes may exceed the labeled size
 _MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed it, the labeled size is wrong, not the boxes
 
 SizeHW = tuple[int, int]
-
-
-class FittedRows(NamedTuple):
-    """Holds rows of labels in the pixels of their images."""
-
-    table: np.ndarray  # float64 (R, 10), without the rows of images that are left out
-    problems: list[tuple[int, RowProblem]]  # of each image with another size
 
 
 class _Mismatch(NamedTuple):
@@ -52,6 +45,20 @@ class _Mismatch(NamedTuple):
         return self.labeled_hw == self.upright_hw
 
 
+class FittedRows(NamedTuple):
+    """Holds rows of labels in the pixels of their images."""
+
+    table: np.ndarray  # float64 (R, 10), without the rows of images that are left out
+    problems: list[tuple[int, RowProblem]]  # of each image with another size
+    mismatch_of: dict[int, _Mismatch]  # by the numbers of the images whose rows are computed
+
+    def corners_px(self, image: int, corners: tuple[float, ...]) -> tuple[float, ...]:
+        """Converts the corners of a row that is not in the table from pixels as labeled to those of its image."""
+        if image not in self.mismatch_of or not corners:
+            return corners
+        return tuple(_fit_corners(np.array([corners]), self.mismatch_of[image])[0].tolist())
+
+
 def fit_to_images(
     table: np.ndarray, image_hw: np.ndarray, stated_hw: Mapping[int, SizeHW], orientations: Sequence[int]
 ) -> FittedRows:
@@ -73,14 +80,16 @@ def fit_to_images(
     if others and _have_one_factor(others) and not _boxes_contradict(others, table):
         explained |= {mismatch.image for mismatch in others}
 
+    mismatch_of = {mismatch.image: mismatch for mismatch in mismatches if mismatch.image in explained}
     fitted = table.copy()
-    for mismatch in mismatches:
-        if mismatch.image in explained:
-            first, last = np.searchsorted(table[:, IMAGE], [mismatch.image, mismatch.image + 1])
-            _fit_rows(fitted[first:last], mismatch)
+    for image, mismatch in mismatch_of.items():
+        first, last = np.searchsorted(table[:, IMAGE], [image, image + 1])
+        rows = fitted[first:last]
+        rows[:, X1 : Y2 + 1] = _fit_corners(rows[:, X1 : Y2 + 1], mismatch)
+        rows[:, AREA] *= np.prod(_scale_yx(mismatch))
     lost = [mismatch.image for mismatch in mismatches if mismatch.image not in explained]
     problems = [(mismatch.image, _problem(mismatch, mismatch.image in explained)) for mismatch in mismatches]
-    return FittedRows(fitted[~np.isin(table[:, IMAGE], lost)], problems)
+    return FittedRows(fitted[~np.isin(table[:, IMAGE], lost)], problems, mismatch_of)
 
 
 def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation: int) -> _Mismatch:
@@ -89,13 +98,17 @@ def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation: in
     return _Mismatch(image, stated_hw, upright_hw, orientation if is_turned else 1)
 
 
-def _fit_rows(rows: np.ndarray, mismatch: _Mismatch) -> None:
-    """Turns and scales the ``rows`` of an image, float64 (R, 10), in place."""
-    rows[:, X1 : Y2 + 1] = turned_boxes(rows[:, X1 : Y2 + 1], mismatch.labeled_hw, mismatch.orientation)
-    scale_y, scale_x = (upright / labeled for upright, labeled in zip(mismatch.upright_hw, mismatch.labeled_hw))
-    rows[:, [X1, X2]] *= scale_x
-    rows[:, [Y1, Y2]] *= scale_y
-    rows[:, AREA] *= scale_x * scale_y
+def _scale_yx(mismatch: _Mismatch) -> tuple[float, float]:
+    """Returns the factors from the labeled sides, after the turn, to those of the image."""
+    (labeled_height, labeled_width), (height, width) = mismatch.labeled_hw, mismatch.upright_hw
+    return height / labeled_height, width / labeled_width
+
+
+def _fit_corners(corners: np.ndarray, mismatch: _Mismatch) -> np.ndarray:
+    """Turns and scales ``corners`` of an image as labeled: float64 (R, 4)."""
+    scale_y, scale_x = _scale_yx(mismatch)
+    turned = turned_boxes(corners, mismatch.labeled_hw, mismatch.orientation)
+    return turned * np.array([scale_x, scale_y, scale_x, scale_y])
 
 
 def _problem(mismatch: _Mismatch, is_explained: bool) -> RowProblem:

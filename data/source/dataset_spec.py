@@ -208,6 +208,8 @@ class DatasetSpec:
             label_names=self.label_names or self.names,
             class_of=self.class_of or tuple(range(len(renamed))),
         )
+        # The part says which labels and images are used: it keeps `classes` and `held_out`, and its labels get the
+        # names of the model. The data set that joins it only has names, as no label has a class of its own there.
         return replace(
             self,
             names=tuple(dict.fromkeys((*names, *used))),

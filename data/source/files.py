@@ -22,15 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.labels.findings import BAD_LABEL
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
 from data.source.diagnosis.split_context import OtherSplits
-from data.source.diagnosis.unused_labels import diagnose_labels
+from data.source.diagnosis.unused_labels import Diagnosis, diagnose_labels
 from data.source.listing.aliases import mark_aliases
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
-from data.source.listing.label_files import find_label_files
+from data.source.listing.label_files import FoundLabels, find_label_files
 from data.source.listing.label_folders import are_all_labeled
 from data.source.listing.listing import ImageStatus, ListedImage, Listing, count_losses, leave_out
 from data.source.listing.other_images import images_in_label_file
@@ -89,36 +88,38 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
 
 def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
-    out; but if no image has a label file, none is: then the split is refused, with the findings as the reason."""
+    out. If no image has a label file, none is left out: the caller refuses the split and names the findings."""
     label_format = source.label_format
     if label_format is None or label_format.per_image is None:
         raise _unusable_annotations(source.annotations, spec)
     files = label_format.per_image
     candidates = CandidateFiles(files, source.annotations, split_images.folders, split_images.other_files)
-    found = find_label_files(split_images.sorted(), candidates)
+    found = find_label_files(split_images.sorted(), candidates, split_images.aliases)
     if found.without_usual_label:
         found = find_unusual_labels(found)
-    images = found.images
-    findings = found.findings
-    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
-    if not are_all_labeled(found, split_folders):
-        diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images.images))
-        images = leave_out(images, diagnosis.reasons)
-        findings = findings + diagnosis.findings
-    findings = count_losses(findings, images)
-    if not found.is_any_labeled:
-        images = found.images
+    diagnosis = _diagnosis_of(found, source, OtherSplits(spec, split, split_images.images))
+    images = leave_out(found.images, diagnosis.reasons) if found.is_any_labeled else found.images
+    images = mark_aliases(images, split_images.aliases, spec.root, share_labels=False)
+    reasons = [*found.findings, *diagnosis.reasons.values()]
     listing = Listing(
-        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=False),
+        all_images=images,
         label_format=label_format,
-        findings=split_images.findings + findings,
+        findings=split_images.findings + count_losses(found.findings + diagnosis.findings, images, reasons),
         unusual_labels=found.unusual,
         shares_folders=spec.shares_folders(split),
     )
     if not listing.images:
-        first = next(finding for finding in listing.findings if finding.kind == BAD_LABEL)
-        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first {first.where}: {first.message}")
+        first = next(image.reason for image in images if image.reason is not None)
+        raise UserError(f"{spec.source}: no label file of '{split}' can be read; first, {first.where}: {first.message}")
     return listing
+
+
+def _diagnosis_of(found: FoundLabels, source: FilesSplit, others: OtherSplits) -> Diagnosis:
+    """Returns the diagnosis of the label files that no image has; an empty one, fast, if there is none."""
+    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
+    if are_all_labeled(found, split_folders):
+        return Diagnosis([], {})
+    return diagnose_labels(found, split_folders, others)
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:

@@ -10,7 +10,7 @@ import copy
 import gc
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -43,6 +43,18 @@ _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_S
 
 TakeStep = Callable[[], None]
 PlanSteps = Callable[[TrainConfig], StepPlan]  # plans the steps of a run, whose batch size a config states
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSearch:
+    """The run whose batch size is searched for."""
+
+    ctx: DistributedContext
+    settings: RunSettings
+    model: Detector  # in training mode
+    criterion: Criterion
+    plan_steps: PlanSteps
+    pixels: PixelFormat = RGB8
 
 
 class CudaMemory:
@@ -91,31 +103,22 @@ def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
         raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 
 
-def batch_that_fits(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: Detector,
-    criterion: Criterion,
-    *,
-    plan_steps: PlanSteps,
-    epoch_samples: int,
-    pixels: PixelFormat = RGB8,
-) -> int:
+def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
     """Returns the largest global batch that fits and that `largest_for_data` allows, and logs it. All processes must
     call this.
 
-    Neither ``model``, in training mode, nor its gradients change. ``epoch_samples``: of all processes. Raises UserError
-    if not even one image per shard fits.
+    Neither the model nor its gradients change. ``epoch_samples``: of all processes. Raises UserError if not even one
+    image per shard fits.
     """
+    ctx = search.ctx
     memory = CudaMemory(ctx.device)
-    config = settings.config
+    config = search.settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-    side = largest_side(config, model)
+    side = largest_side(config, search.model)
     has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
 
     def peak_bytes_of(images: int) -> int | None:
-        prepare = partial(prepare_step, ctx, settings, model, criterion, plan_steps, images=images, pixels=pixels)
-        peak = memory.peak_of(prepare)
+        peak = memory.peak_of(partial(prepare_step, search, images=images))
         if peak is not None and has_graphs:
             # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
             return 2 * peak
@@ -192,16 +195,7 @@ def largest_side(config: TrainConfig, model: Detector) -> int:
     return 2 * side if config.quad else side
 
 
-def prepare_step(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: Detector,
-    criterion: Criterion,
-    plan_steps: PlanSteps,
-    *,
-    images: int,
-    pixels: PixelFormat = RGB8,
-) -> TakeStep:
+def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
     """Returns a step like the run's, on copies of its objects, which does not wait for other processes.
 
     Under DDP the run keeps all gradients allocated; here the second copy of the model takes their place.
@@ -213,25 +207,27 @@ def prepare_step(
     Args:
         images: per shard of the batch; the step takes this process's shards.
     """
+    ctx = search.ctx
+    settings = search.settings
     virtual_ranks = resolve_virtual_ranks(ctx, settings.config)
     shards = virtual_ranks or ctx.world_size
     shards_here = max(virtual_ranks // ctx.world_size, 1)
     images_here = images * shards_here
     samples = samples_per_image(settings.config)
     config = replace(settings.config, batch_size=images * shards * samples)
-    steps = plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
+    steps = search.plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
     step = build_step(
         DistributedContext.single(ctx.device),
         _settings_alone(config, settings.hyp, steps, virtual_ranks=shards_here if virtual_ranks else 0),
-        copy.deepcopy(model),
-        criterion,
+        copy.deepcopy(search.model),
+        search.criterion,
         steps=steps,
         batch=FullBatch(images_here),
     )
-    side = largest_side(config, model)
-    labels = box_labels(BOXES * samples, model.num_classes, ignores=config.keep_old)
+    side = largest_side(config, search.model)
+    labels = box_labels(BOXES * samples, search.model.num_classes, ignores=config.keep_old)
     # The prefetcher keeps this step's batches and the next one's, and so does `take_step`.
-    batches = [blank_batch(images_here, side, labels, ctx.device, pixels) for _ in range(2 * steps.accumulate)]
+    batches = [blank_batch(images_here, side, labels, ctx.device, search.pixels) for _ in range(2 * steps.accumulate)]
 
     def take_step() -> None:
         used = batches[: min(steps.accumulate, 2)]  # gradients are accumulated from the second one on

@@ -13,7 +13,7 @@ from engine.assembly.process_setup import advice_on_memory, prepare_process
 from engine.assembly.run_checks import check_model, check_settings, check_splits
 from engine.assembly.run_data import open_run_data
 from engine.assembly.run_description import data_identity, describe_run
-from engine.assembly.run_hooks import build_hooks, open_hook_parts
+from engine.assembly.run_hooks import build_hooks, open_hook_resources
 from engine.assembly.start_log import log_start, log_steps, warn_of_short_run
 from engine.assembly.starting_model import build_run_model, fit_anchors, loaded_parameters
 from engine.assembly.unused_settings import warn_of_unused_settings
@@ -27,6 +27,7 @@ from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, restore_run
 from engine.run.run import RunPlan
+from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
 from utils.distributed.context import DistributedContext
@@ -49,7 +50,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     planned = plan.settings  # of which some are still to be chosen, see `RunPlan`
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, planned.config)))
     check_settings(ctx, planned)
-    hook_parts = open_hook_parts(ctx, plan)
+    hook_resources = open_hook_resources(ctx, plan)
     prepare_process(ctx, planned, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
@@ -100,7 +101,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     validator = build_validator(
         run, step, validation, control, description=description, data_source=plan.data_source, stack=stack
     )
-    hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, parts=hook_parts)
+    hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
     log_start(settings.config)
@@ -113,5 +114,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         control=control,
         checkpointer=checkpointer,
         validator=validator,
+        results=EpochResults(data.fitness),
         hooks=hooks,
     )

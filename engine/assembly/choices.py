@@ -12,7 +12,7 @@ from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
 from data.source.dataset_spec import DatasetSpec
-from engine.assembly.batch_size import batch_that_fits
+from engine.assembly.batch_size import BatchSearch, batch_that_fits
 from engine.assembly.lr_probe import probe_lr_mult
 from engine.assembly.run_checks import check_batch_size
 from engine.optim.build import resolve_optimizer
@@ -38,15 +38,15 @@ def choose_batch_size(
     def plan_steps(config: TrainConfig) -> StepPlan:
         return step_plan(config, epoch_batches=len(build_sampler(config)))
 
-    batch_size = batch_that_fits(
-        ctx,
-        settings,
-        model,
-        criterion,
+    search = BatchSearch(
+        ctx=ctx,
+        settings=settings,
+        model=model,
+        criterion=criterion,
         plan_steps=plan_steps,
-        epoch_samples=len(build_sampler(settings.config).order),
         pixels=samples.sample_index.pixels,
     )
+    batch_size = batch_that_fits(search, epoch_samples=len(build_sampler(settings.config).order))
     config = replace(settings.config, batch_size=batch_size)
     check_batch_size(ctx, config)
     return replace(settings, config=config)

@@ -37,7 +37,7 @@ def build_criterion(
 ) -> Criterion:
     """Builds the loss of the model's head, with the anchors that it has by now, on the device.
 
-    ``class_weights``: of `choose_class_weights`, chosen by the training split.
+    ``class_weights``: of `choose_class_weights`, computed from the training split.
     """
     criterion = model.head.build_loss(
         settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights

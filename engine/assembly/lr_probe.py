@@ -31,7 +31,7 @@ from utils.strings import counted
 MAX_PROBE_IMAGES = 100  # of the training split
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
-SAME_OBJECT = 0.5  # IoU
+FOUND_IOU = 0.5  # of a predicted box and an object, from which the box has found it
 # Measured on seven data sets, see `benchmarks/LOG.md`. Mean scores from which weights know the objects, or know them
 # well:
 FAMILIAR_SCORE = 0.05
@@ -112,7 +112,7 @@ def score_on_objects(
 ) -> tuple[float, int]:
     """Returns how well a detector finds objects, and the number of objects on which that was measured.
 
-    The score of an object is the highest one of a predicted box that overlaps it with an IoU of `SAME_OBJECT` or more,
+    The score of an object is the highest one of a predicted box that overlaps it with an IoU of `FOUND_IOU` or more,
     whatever its class; 0 if there is none. Returned is the mean; NaN without objects. It is equal on all processes, and
     for any number of them.
 
@@ -148,6 +148,6 @@ def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> 
     for sample, image_boxes, image_scores in zip(samples, boxes, scores.amax(-1), strict=True):
         labels = torch.from_numpy(sample.labels[sample.labels[:, 0] >= 0])
         objects = cxcywh_to_xyxy(labels[:, 1:] * side).to(device)
-        overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= SAME_OBJECT
+        overlaps = iou(objects[:, None], image_boxes, eps=0.0) >= FOUND_IOU
         object_scores.append((overlaps * image_scores).amax(1))
     return torch.cat(object_scores).double().cpu().numpy()

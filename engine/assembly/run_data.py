@@ -22,6 +22,7 @@ class RunData:
     spec: DatasetSpec
     fitness: Fitness
     teacher: TeacherFile | None
+    used_classes: tuple[str, ...]  # names of the data set's classes that ``--classes`` chose
 
     def build_teacher(self, model: Detector) -> Teacher | None:
         """Builds the teacher as the loss of ``model`` takes it, if there is one."""
@@ -38,9 +39,10 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     checkpoint = plan.checkpoint
     teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
     spec = open_data(plan.data_source, ctx)
+    used_classes = class_names(spec, single_cls=False) if config.classes else ()
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
         spec = hold_out_validation(ctx, config, spec, checkpoint.description.val_images if checkpoint else [])
     fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
-    return RunData(spec, fitness, teacher)
+    return RunData(spec, fitness, teacher, used_classes)

@@ -36,6 +36,7 @@ def describe_run(
         run_id=run.run_id,
         model_spec=model.spec,
         names=list(model.names),
+        used_classes=list(data.used_classes),
         imgsz=run.config.imgsz,
         bits=spec.pixels.bits,
         hyp=run.hyp,

@@ -10,7 +10,6 @@ from engine.hooks.callbacks import UserCallbacks, load_callbacks
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
 from engine.hooks.end_log import ClassScores, Summary
-from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Hook
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.plots import Plots, check_plots
@@ -27,7 +26,7 @@ from utils.distributed.context import DistributedContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class HookParts:
+class HookResources:
     """External resources of the hooks, opened before the data so that a missing or unusable one fails early."""
 
     results: ResultsTable  # of the results.csv that is in the folder already
@@ -35,7 +34,7 @@ class HookParts:
     callbacks: UserCallbacks | None  # of ``--callbacks``
 
 
-def open_hook_parts(ctx: DistributedContext, plan: RunPlan) -> HookParts:
+def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources:
     """Opens the external resources of the hooks. Raises UserError for a results.csv that is not one of this program,
     packages that are not installed, accounts that are not set up, and callbacks that cannot be imported."""
     config = plan.settings.config
@@ -46,7 +45,7 @@ def open_hook_parts(ctx: DistributedContext, plan: RunPlan) -> HookParts:
     if not config.noplots and ctx.is_main:
         check_plots()
     callbacks = load_callbacks(config.callbacks) if config.callbacks else None
-    return HookParts(results=results, services=services, callbacks=callbacks)
+    return HookResources(results=results, services=services, callbacks=callbacks)
 
 
 def build_hooks(
@@ -57,24 +56,24 @@ def build_hooks(
     validation: RunValidation,
     *,
     fitness: Fitness,
-    parts: HookParts,
+    resources: HookResources,
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
-    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), EpochResults(fitness), ProgressBar()]
+    hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), ProgressBar()]
     if config.image_weights:
         hooks.append(ClassWeights(train_loader))
     if config.time:
         hooks.append(TimeLimit(config.time))
     if ctx.is_main:
-        results_csv = ResultsCsv(run.folder / "results.csv", parts.results)
+        results_csv = ResultsCsv(run.folder / "results.csv", resources.results)
         tensorboard = TensorBoard(run.folder)
         hooks += [results_csv, tensorboard, ClassScores(validation.evaluator.ground_truth, step.ema.module.names)]
-        hooks += [Tracking(service, results_csv.table) for service in parts.services]
+        hooks += [Tracking(service, results_csv.table) for service in resources.services]
         if not config.noplots:
             hooks.append(Plots(validation.evaluator, validation.loader.index, fitness, tensorboard))
-    if parts.callbacks is not None:
-        hooks.append(parts.callbacks)
+    if resources.callbacks is not None:
+        hooks.append(resources.callbacks)
     if config.patience:
         hooks.append(EarlyStopping(config.patience, fitness.name, val_every=config.val_every))
     hooks.append(Summary(fitness.name))

@@ -11,24 +11,28 @@ from typing import Any
 
 
 class BackgroundWriter:
-    """Writes submitted files one at a time, in order. Newer content for a path replaces pending content: a slow disk
-    skips checkpoints. An error drops what is pending, and is raised by the next call of a method."""
+    """Writes what is submitted, file by file and in order.
+
+    Files that are submitted together are written together: newer content waits until the last of them is there. What is
+    waiting then becomes one submission, in which newer content replaces older content of the same path: a slow disk
+    skips checkpoints, but each of their files is written again and again. An error drops what is not yet written, and
+    is raised by the next call of a method.
+    """
 
     def __init__(self, write: Callable[[Any, Path], None]) -> None:
         self._write = write
         self._pool = ThreadPoolExecutor(1, "checkpoint writer")
         self._calls: deque[Future[None]] = deque()
         self._lock = threading.Lock()
-        self._pending: dict[Path, Any] = {}
+        self._waiting: dict[Path, Any] = {}  # written together, next
 
     def submit(self, files: dict[Path, Any]) -> None:
         """Queues content by path; returns at once."""
         self.check()
         with self._lock:
-            for path, content in files.items():
-                self._pending.pop(path, None)  # newer content is queued last
-                self._pending[path] = content
-        self._calls += [self._pool.submit(self._write_next) for _ in files]
+            kept = {path: content for path, content in self._waiting.items() if path not in files}
+            self._waiting = kept | files  # newer content comes last
+        self._calls.append(self._pool.submit(self._write_waiting))
 
     def check(self) -> None:
         """Raises the error that the thread has had since the last call, if any."""
@@ -37,26 +41,27 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is pending or being written. Any thread may ask."""
+        """True while anything is waiting or being written. Any thread may ask."""
         return not all(call.done() for call in tuple(self._calls))
 
     def wait(self) -> None:
-        """Returns when nothing is pending or being written, successful or not."""
+        """Returns when nothing is waiting or being written, successful or not."""
         wait(self._calls)
 
     def finish(self) -> None:
         self.wait()
         self.check()
 
-    def _write_next(self) -> None:
+    def _write_waiting(self) -> None:
+        """Writes all files that wait; none if an earlier call has written them already."""
         with self._lock:
-            if not self._pending:  # newer content has replaced some
-                return
-            path = next(iter(self._pending))
-            content = self._pending.pop(path)
+            files = self._waiting
+            self._waiting = {}
         try:
-            self._write(content, path)
+            while files:
+                path = next(iter(files))
+                self._write(files.pop(path), path)
         except BaseException:
             with self._lock:
-                self._pending.clear()
+                self._waiting.clear()
             raise

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run stores: captured from a run, written to a file, read from it, and restored into a run."""
+"""The content of a run's checkpoint: captured from a run, written to a file, read from it, restored into a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "
 
 
 class TrainState(Protocol):
-    """What training changes: `engine.train.step.TrainStep`."""
+    """The state that training changes: `engine.train.step.TrainStep`."""
 
     model: nn.Module
     ema: ModelEma[Detector]

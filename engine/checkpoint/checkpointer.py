@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.background_writer import BackgroundWriter
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, run_id_of
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -90,8 +90,8 @@ class Checkpointer(BackgroundWriter):
             self._add_scores(self.periodic(epoch), scores)
 
     def _add_scores(self, path: Path, scores: dict[str, Any]) -> None:
-        """Writes a periodic checkpoint again, unless the user has removed it."""
-        if path.is_file():
+        """Writes a periodic checkpoint again, unless the user has removed it, or an earlier run has left it there."""
+        if run_id_of(path) == self.description.run_id:
             content = read_checkpoint(path)
             content.pop("pending", None)
             self.submit({path: content | scores})
@@ -105,7 +105,7 @@ class Checkpointer(BackgroundWriter):
         return self.folder / f"epoch{epoch}.pt"
 
     def _is_kept(self, epoch: int) -> bool:
-        """Whether ``epoch`` has an epochN.pt."""
+        """Returns True if ``epoch`` has an epochN.pt."""
         return self.period > 0 and epoch % self.period == 0
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:

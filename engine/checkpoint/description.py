@@ -1,4 +1,4 @@
-"""What describes a run in all of its checkpoints: model, settings and data."""
+"""The description of a run in all of its checkpoints: model, settings and data."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class RunDescription:
     run_id: str = ""  # see `engine.checkpoint.newest_run`
     model_spec: dict[str, Any]
     names: list[str]  # of the classes
+    used_classes: list[str] = field(default_factory=list)  # names of the data set's classes that --classes chose
     imgsz: int = 0
     bits: int = 8  # of a channel of the images; their number is in ``model_spec``
     config: TrainConfig
@@ -38,12 +39,12 @@ class RunDescription:
         return self.data.get("fingerprint", "")
 
     def trains_like(self, other: RunDescription) -> bool:
-        """Whether a run with this description computes the same steps as the run of ``other``."""
+        """Returns True if a run with this description computes the same steps as the run of ``other``."""
         same_config = all(getattr(self.config, name) == getattr(other.config, name) for name in _STEP_SETTINGS)
         return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
 
     def validates_like(self, other: RunDescription) -> bool:
-        """Whether the scores of both runs are comparable: on the same images, at the same size.
+        """Returns True if the scores of both runs are comparable: on the same images, at the same size.
 
         Images are the same if their labels are. Files of the data set that are copied to another machine have other
         modification times, on which the fingerprint depends.

@@ -4,8 +4,8 @@
 Each run has a random id, which all of its checkpoints store. settings.yaml stores the id of the folder's newest run:
 the one that has claimed the folder last, by beginning or by continuing there.
 
-Runs that were begun by versions before the ids have none, and keep none when they continue. An absent id equals an
-absent id: a folder with one such run works as any other, and a run with an id is told apart from it, but two runs
+Runs that were started by versions before the ids have none, and keep none when they continue. Two missing ids are
+equal: a folder with one such run works as any other, and a run with an id is told apart from it, but two runs
 without ids in one folder are taken for one.
 """
 
@@ -56,8 +56,8 @@ def _checked_id(stored: Any) -> str | None:
 
 
 def is_of_earlier_run(checkpoint: Path) -> bool:
-    """Whether the file ``checkpoint`` is of an earlier run than the newest one in its folder. A file, or a
-    settings.yaml, that is missing or damaged says nothing of that: whoever reads it reports why it cannot be read."""
+    """Returns True if the file ``checkpoint`` is of an earlier run than the newest one in its folder; False if that is
+    unknown, as the file or settings.yaml is missing or damaged: whoever reads it reports why it cannot be read."""
     newest = newest_run_id(checkpoint.parent)
     if newest is None:
         return False

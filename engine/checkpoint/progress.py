@@ -1,4 +1,4 @@
-"""How far a run has come (`Progress`), and what else a checkpoint says of the moment at which it was saved."""
+"""The progress of a run (`Progress`), and the header of a checkpoint: the moment at which it was saved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Progress:
     class_weights: list[float] = field(default_factory=list)  # for --image-weights; empty: uniform
 
     def has_trained(self, epoch_batches: int) -> bool:
-        """Whether all ``epoch_batches`` of the next epoch are taken, and only its validation is missing."""
+        """Returns True if all ``epoch_batches`` of the next epoch are taken, and only its validation is missing."""
         return 0 < self.batch == epoch_batches
 
     def describe(self, epoch_batches: int) -> str:
@@ -76,14 +76,14 @@ class Progress:
         self.class_weights = weights
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
-        """Whether ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one. Never with
-        a ``patience`` of 0, and not before an epoch has a score."""
+        """Returns True if ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one:
+        never with a ``patience`` of 0, and not before an epoch has a score."""
         newest = self.epoch if epoch is None else epoch
         epochs_without_best = newest - self.best_epoch
         return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
 
     def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
-        """Whether a run of ``epochs`` that validates every ``val_every`` ends here, since no epoch was better."""
+        """Returns True if a run of ``epochs`` that validates every ``val_every`` ends here, as no epoch was better."""
         is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
         return is_validated and self.epoch < epochs and self.has_stalled(patience)
 
@@ -164,7 +164,7 @@ class RunConditions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointHeader:
-    """What a checkpoint says of the moment at which it was saved, a step boundary."""
+    """The moment at which a checkpoint was saved, a step boundary."""
 
     progress: Progress
     run: RunConditions

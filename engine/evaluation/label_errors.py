@@ -164,11 +164,12 @@ def trust_lines(
         results: by split, of the detections that `find_label_errors` gets.
         issues: all that are listed.
     """
-    scored = {split: result for split, result in results.items() if result.class_targets.any()}
-    if not scored:
+    with_objects = {split: result for split, result in results.items() if result.class_targets.any()}
+    if not with_objects:
         return []
-    lines = [f"{model} has " + ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in scored.items()) + "."]
-    for split, result in scored.items():
+    aps = ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in with_objects.items())
+    lines = [f"{model} has {aps}."]
+    for split, result in with_objects.items():
         ap50 = result.class_metrics["AP50"]
         ap75 = result.class_metrics["AP75"]
         weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP).tolist()]

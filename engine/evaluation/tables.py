@@ -57,8 +57,8 @@ def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
 
 def format_table(rows: Sequence[Row]) -> list[str]:
     """Aligns the lines of `result_rows`. Classes without objects are left out."""
-    scored = [row for row in rows if row.name == "all" or row.instances]
-    cells = [(row.name, str(row.subset), str(row.instances), *map(number_text, row.scores)) for row in scored]
+    shown_rows = [row for row in rows if row.name == "all" or row.instances]
+    cells = [(row.name, str(row.subset), str(row.instances), *map(number_text, row.scores)) for row in shown_rows]
     return aligned([COLUMNS, *cells])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 from engine.formats.model_format import ModelFormat
@@ -19,7 +20,7 @@ def format_of(path: str | Path) -> str | None:
     """Returns the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
     paths, such as checkpoints."""
     path = Path(path)
-    is_folder = path.is_dir()
+    is_folder = os.path.isdir(path)  # False, too, for a name that is too long for the system
     for name, entry in EXPORT_FORMATS.items():
         if is_folder:
             matches = entry.member and (path.name.endswith(entry.suffix) or _holds_model(path, entry.member))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import json
+import zipfile
 from abc import abstractmethod
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,19 @@ EXTRA_FILE = "config.txt"  # JSON
 class _TorchFormat(ModelFormat):
     """An archive that torch reads."""
 
+    program_entry: ClassVar[str]  # pattern of the entry of the archive that holds the program
+
+    def _check_archive(self, path: Path) -> None:
+        """Raises UserError unless the file is an archive with a program: what torch says of others is of no help."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                entries = archive.namelist()
+        except zipfile.BadZipFile:
+            raise UserError(f"{path}: truncated, or not an archive of torch") from None
+        if not fnmatch.filter(entries, self.program_entry):
+            checkpoint = "; a checkpoint's name must end with .pt" if fnmatch.filter(entries, "*/data.pkl") else ""
+            raise UserError(f"{path}: contains no {path.suffix[1:]} program{checkpoint}")
+
     @abstractmethod
     def _load(self, path: Path, device: torch.device, extra_files: dict[str, str]) -> nn.Module:
         """Reads a file, and the archive's files that are the keys of ``extra_files`` into its values."""
@@ -34,6 +50,7 @@ class _TorchFormat(ModelFormat):
     def open(self, path: Path, device: torch.device) -> Session:
         extra_files = {EXTRA_FILE: ""}
         with errors_of_runtime(path), quiet():
+            self._check_archive(path)
             module = self._load(path, device, extra_files)
         try:
             metadata = json.loads(extra_files[EXTRA_FILE] or "{}")
@@ -53,6 +70,8 @@ class _TorchFormat(ModelFormat):
 class TorchScriptFormat(_TorchFormat):
     """TorchScript."""
 
+    program_entry = "*/constants.pkl"
+
     def build(self, graphs: ModelGraphs) -> torch.jit.ScriptModule:
         return trace(graphs.module(half=graphs.options.half), graphs.options)
 
@@ -70,6 +89,8 @@ class TorchScriptFormat(_TorchFormat):
 
 class Pt2Format(_TorchFormat):
     """Programs of `torch.export`."""
+
+    program_entry = "*.json"  # in archive/models, or before torch 2.8 at the top
 
     def build(self, graphs: ModelGraphs) -> ExportedProgram:
         options = graphs.options

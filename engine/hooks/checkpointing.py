@@ -14,16 +14,16 @@ SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less 
 class Checkpoints(Hook):
     """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only.
 
-    A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt before anything else with which the
-    earlier run could continue: best.pt and results.csv. So whenever it is killed, these are of the run of last.pt, or
-    that run has recorded no epoch yet.
+    A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt first, then best.pt and results.csv. So
+    while last.pt is that of the earlier run, so are the others, and that run can continue. The earlier run's best.pt
+    stays until the new one has a best epoch.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._saved_at = time.monotonic()
         self._is_requested = False
-        self._replaces_earlier_run = False  # whose last.pt the folder still has
+        self._must_replace_last = False  # the folder still has that of an earlier run
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run continues from another file than last.pt, as it has no last.pt of its own then."""
@@ -31,7 +31,7 @@ class Checkpoints(Hook):
         last = trainer.checkpointer.last
         if started_from is None:
             has_earlier = trainer.ctx.is_main and is_of_earlier_run(last)
-            self._replaces_earlier_run = bool(max_over_ranks(trainer.ctx, int(has_earlier)))
+            self._must_replace_last = bool(max_over_ranks(trainer.ctx, int(has_earlier)))
             return None
         is_last = started_from.path.resolve() == last.resolve()
         return None if is_last else Action.SAVE
@@ -52,13 +52,13 @@ class Checkpoints(Hook):
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
         """Saves the steps of the first epoch if last.pt may be that of an earlier run."""
-        return Action.SAVE if self._replaces_earlier_run else None
+        return Action.SAVE if self._must_replace_last else None
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         """Waits until last.pt is that of this run, before other hooks replace files of an earlier one."""
-        if self._replaces_earlier_run:
+        if self._must_replace_last:
             trainer.checkpointer.finish()
-            self._replaces_earlier_run = False
+            self._must_replace_last = False
 
     def after_save(self) -> None:
         self._saved_at = time.monotonic()

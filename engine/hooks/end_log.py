@@ -16,7 +16,8 @@ log = logging.getLogger("lockstep")
 class ClassScores(Hook):
     """Logs the scores of best.pt by class at the end of a run, on rank 0.
 
-    After a resume without a new best epoch, logs those of the newest validation. ``names``: of the classes.
+    After a resume without a new best epoch, logs those of the newest validation, which may only be repeated for its
+    report. ``names``: of the classes.
     """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:
@@ -25,7 +26,7 @@ class ClassScores(Hook):
         self._best: Epoch | None = None
         self._newest: Epoch | None = None
 
-    def record(self, trainer: Training, epoch: Epoch) -> None:
+    def report(self, trainer: Training, epoch: Epoch) -> None:
         if epoch.result is not None:
             self._newest = epoch
         if epoch.is_best:

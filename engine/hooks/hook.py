@@ -29,7 +29,6 @@ Point = Literal[
     "after_read",
     "after_last_step",
     "before_validation",
-    "score",
     "record",
     "report",
     "after_epoch",
@@ -92,8 +91,7 @@ class Hook:
     after_read        N-1  when the host has the values of a step: a step later, or before something is saved
     after_last_step   N-1  after the last step of the epoch, when all ranks have the same model
     before_validation N-1  before the training processes validate an epoch, or wait for scores (``--eval-ranks``)
-    score             N    when an epoch has been validated, or is not due: sets its scores, and completes its row
-    record            N    when the row of an epoch is complete, before its files are saved
+    record            N    when an epoch has its scores and its row, before its files are saved
     report            N    when its files are saved: for what takes long or may fail, such as plots
     after_epoch       N    at the end of every epoch, when the run is saved
     after_steps       any  after the last step of this process and its save, also if a signal has ended the run
@@ -103,9 +101,9 @@ class Hook:
     close             any  at the end, however the training has ended
     ================= ==== ============================================================================================
 
-    An epoch that others validate is saved without scores: ``after_epoch`` comes first, and ``score``, ``record`` and
-    ``report`` when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation``
-    comes before them, with ``done`` N, if the scores are not there yet.
+    An epoch that others validate is saved without scores: ``after_epoch`` comes first, and ``record`` and ``report``
+    when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation`` comes before
+    them, with ``done`` N, if the scores are not there yet.
 
     Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
     return the same action (None continues), which the trainer follows. Rank 0 has additional hooks (`build_hooks`),
@@ -125,7 +123,6 @@ class Hook:
     def after_read(self, trainer: Training, values: StepValues) -> Action | None: ...
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None: ...
     def before_validation(self, trainer: Training) -> Action | None: ...
-    def score(self, trainer: Training, epoch: Epoch) -> Action | None: ...
     def record(self, trainer: Training, epoch: Epoch) -> Action | None: ...
     def report(self, trainer: Training, epoch: Epoch) -> Action | None: ...
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None: ...

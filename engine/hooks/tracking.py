@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.checkpoint.newest_run import newest_run_id
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import UserError, first_line
@@ -32,13 +33,14 @@ REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "c
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a later process must know to continue the tracked run: a small JSON file in the run's folder."""
+    """The note with which a later process continues the tracked run: a small JSON file in the run's folder."""
 
     key: str = ""  # by which the service finds its run; "": not known
     epoch: Count = 0  # the last one tracked
     # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
-    # begun with this id, if it has one; "": it begins a new one.
+    # created with this id in the same folder, if it has one; "": it creates a new one.
     run_id: str = ""
+    folder: str = ""  # of the training, resolved: a copy of it becomes another tracked run; "": not known
 
     @staticmethod
     def read(path: Path) -> TrackedRun:
@@ -106,20 +108,30 @@ class Tracking(Hook):
         """Returns the tracked run that this one continues; one without a key if it is to be new."""
         epoch = trainer.progress.epoch
         if not self._path.exists():
-            return self._without_note(trainer)
+            return self._found_by_id_or_new(trainer)
         try:
             tracked = TrackedRun.read(self._path)
         except UserError as error:
             get_logger().warning("%s; %s gets a new run with all epochs", error, self._service.name)
             return TrackedRun()
         if tracked.run_id != self._run_id:  # of an earlier run in this folder (``--exist-ok``)
-            return self._without_note(trainer)
+            return self._found_by_id_or_new(trainer)
+        if self._is_copied(tracked):
+            return self._found_by_id_or_new(trainer)
         if tracked.epoch > epoch and _diverges_from_tracked(trainer):
             get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
             return TrackedRun()  # no service takes other values for an epoch that it has
         return tracked
 
-    def _without_note(self, trainer: Training) -> TrackedRun:
+    def _is_copied(self, tracked: TrackedRun) -> bool:
+        """Returns True if the note has been copied here with the run, and not moved: the original folder still has the
+        run."""
+        original = Path(tracked.folder)
+        if not tracked.folder or newest_run_id(original) != self._run_id:
+            return False
+        return not original.samefile(self._folder)
+
+    def _found_by_id_or_new(self, trainer: Training) -> TrackedRun:
         """Returns the tracked run of a run that has no note, or has lost it. It is a new one if other epochs may follow
         than those that the service has."""
         return TrackedRun() if _diverges_from_tracked(trainer) else TrackedRun(run_id=self._run_id)
@@ -174,7 +186,7 @@ class Tracking(Hook):
 
     def _remember(self, tracked: TrackedRun) -> None:
         """Remembers how far the service has come, in the run's folder, too."""
-        self._tracked = replace(tracked, run_id=self._run_id)
+        self._tracked = replace(tracked, run_id=self._run_id, folder=str(self._folder.resolve()))
         write_whole(self._path, json.dumps(asdict(self._tracked)) + "\n")
 
     def _end(self) -> None:

@@ -9,6 +9,7 @@ import posixpath
 import re
 import time
 import uuid
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ STORE = "mlflow.db"  # in the folder of runs
 ARTIFACTS = "mlartifacts"  # there, too
 EXPERIMENT = "lockstep"
 RUN_ID_TAG = "lockstep_run_id"  # of a run in MLflow
+FOLDER_TAG = "folder"  # of a run in MLflow
 MAX_PARAMETERS = 100  # in a request to MLflow
 MAX_CHARACTERS = 6000  # of a parameter
 MAX_NAME_CHARACTERS = 250  # of a metric
@@ -53,15 +55,15 @@ class Mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
         key = tracked.key
-        if not key and not self._run_id:  # else an earlier call has failed after it has created the run
+        if not key and not self._run_id:  # else an earlier call created the run, then failed
             experiment_id = self._open_experiment(folder, uri)
-            begun = self._find_run(experiment_id, tracked.run_id)
-            if begun is None:
+            existing = self._find_run(experiment_id, folder, tracked.run_id)
+            if existing is None:
                 self._run_id = self._create_run(experiment_id, folder, uri, tracked.run_id)
-            elif begun.data.params:
-                key = begun.info.run_id
+            elif existing.data.params:
+                key = existing.info.run_id
             else:  # the process that has created it ended before it had logged the settings
-                self._run_id = begun.info.run_id
+                self._run_id = existing.info.run_id
         if key:
             self._client.update_run(key, status="RUNNING")
             self._run_id = key
@@ -79,17 +81,19 @@ class Mlflow:
         artifacts = None if uri else (folder.parent / ARTIFACTS).as_uri()
         return self._client.create_experiment(title, artifact_location=artifacts)
 
-    def _find_run(self, experiment_id: str, run_id: str) -> MlflowRun | None:
-        """Returns the run that was begun for the training ``run_id``, if there is one."""
+    def _find_run(self, experiment_id: str, folder: Path, run_id: str) -> MlflowRun | None:
+        """Returns the run that was created for the training ``run_id`` in ``folder``, if there is one. A copy of that
+        folder has the same id."""
         if not run_id:
             return None
-        runs = self._client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'", max_results=1)
-        return runs[0] if runs else None
+        runs = self._client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
+        matches = (run for run in runs if run.data.tags.get(FOLDER_TAG) == str(folder))
+        return next(matches, None)
 
     def _create_run(self, experiment_id: str, folder: Path, uri: str | None, run_id: str) -> str:
         """Returns MLflow's id of a new run in the experiment, for the training ``run_id`` ("": for none)."""
         name = os.environ.get("MLFLOW_RUN_NAME") or folder.name
-        tags = {"folder": str(folder)}
+        tags = {FOLDER_TAG: str(folder)}
         if run_id:
             tags[RUN_ID_TAG] = run_id
         run = self._client.create_run(experiment_id, tags=tags, run_name=name)
@@ -140,7 +144,7 @@ class Wandb:
         self._run = run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
             name=os.environ.get("WANDB_NAME") or folder.name,
-            id=tracked.key or tracked.run_id or self._new_id,
+            id=tracked.key or self._id_of(folder, tracked.run_id),
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or folder,
             config=dict(settings),
@@ -150,6 +154,12 @@ class Wandb:
         location = f"offline; upload with: wandb sync {Path(run.dir).parent}" if run.offline else run.url
         get_logger().info("Weights & Biases: %s", location)
         return TrackedRun(run.id, max(run.step - 1, tracked.epoch))  # files of an offline run are not read back
+
+    def _id_of(self, folder: Path, run_id: str) -> str:
+        """Returns the id of a tracked run: the same each time for the training ``run_id`` in ``folder``."""
+        if not run_id:
+            return self._new_id
+        return f"{run_id}-{zlib.crc32(str(folder).encode('utf-8', 'surrogateescape')):08x}"  # copies have the same id
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         self._run.log(dict(row), step=epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -29,8 +30,8 @@ FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -> InferenceModel:
     """Opens an exported file or folder; arguments and errors as in `open_model`."""
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path}: {'is a pipe or device, not a file' if path.exists() else 'no such file'}")
+    if not (os.path.isfile(path) or os.path.isdir(path)):
+        raise UserError(f"{path}: {'is a pipe or device, not a file' if os.path.exists(path) else 'no such file'}")
     name = format_of(path)
     if name is None:
         raise UserError(f"{path}: is not an exported model")

@@ -65,7 +65,7 @@ def as_images(
             name = str(getattr(item, "filename", "")) or name
             frames.append(Frame(name, _from_pillow(item, name, pixels)))
         else:
-            kinds = "a path, numpy array, PIL image, torch tensor or a list"
+            kinds = "a path, numpy array, PIL image or torch tensor, or one list of these"
             raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
     return frames
 

@@ -13,7 +13,7 @@ from utils.config.checks import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.data_location import find_location
-from utils.strings import class_difference, counted
+from utils.strings import class_difference, class_key, counted
 
 
 def open_model_data(
@@ -63,12 +63,14 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
     A model with ``--keep-old`` also has the classes of its teacher. `open_model_data` adds them; where the data set
     does not label them, they are ignored.
     """
-    trained = typed_classes(model.stored_words("classes"))
+    # Files of earlier versions have what was typed: maybe numbers, which are those of the training's data set.
+    trained = model.stored_words("used_classes") or typed_classes(model.stored_words("classes"))
     if not trained or single_cls:
         return trained
     if has_kept_classes(model):
-        known = {*spec.names, *range(len(spec.names))}
-        return [name for name in trained if name in known]
+        keys = {class_key(word) for word in trained if isinstance(word, str)}  # as `DatasetSpec.extended` compares
+        numbers = [word for word in trained if isinstance(word, int) and word < len(spec.names)]
+        return [*numbers, *(name for name in spec.names if class_key(name) in keys)]
     return model.names if set(model.names).issubset(spec.names) else ()
 
 

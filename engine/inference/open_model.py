@@ -53,7 +53,7 @@ def open_weights(
     if len(devices) > 1:
         raise UserError(f"--device {device}: detection runs on one device; name one")
     path = os.fspath(path)
-    if not Path(path).exists() and not is_exported(path):
+    if not os.path.exists(path) and not is_exported(path):
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)

@@ -67,6 +67,8 @@ def list_files(
     elif any(sign in source for sign in "*?["):
         files, unread = _select_files(_matches(path), suffixes, order)
         reason = "the pattern matches no image or video"
+    elif path.exists():
+        raise UserError(f"{source}: is a pipe or device, not a file; cameras are named by their numbers: 0, 1, ...")
     else:
         expected = "a source is an image, folder, glob, video, list, webcam or URL"
         raise UserError(f"{source}: no such file or folder; {expected}")

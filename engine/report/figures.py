@@ -22,8 +22,8 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     There is a line for each class that has objects, and a thick one for their mean; of many classes, only those with
     the lowest AP50 have lines. A single class has only the thick line.
     """
-    scored = np.flatnonzero(np.asarray(result.class_targets) > 0)
-    if not scored.size:
+    with_objects = np.flatnonzero(np.asarray(result.class_targets) > 0)
+    if not with_objects.size:
         return {}
     class_ap50 = result.class_metrics["AP50"]
     ap_names = [f"{name} {value:.3f}" for name, value in zip(names, class_ap50)]
@@ -39,7 +39,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         "P": _Curves("Precision", confidence, result.curve_precision, (axis, precision)),
         "R": _Curves("Recall", confidence, result.curve_recall, (axis, recall)),
     }
-    by_ap = scored[np.argsort(class_ap50[scored], kind="stable")]
+    by_ap = with_objects[np.argsort(class_ap50[with_objects], kind="stable")]
     charts = {name: each.chart(by_ap, names, "mean") for name, each in curves.items()}
     charts["PR"] = curves["PR"].chart(by_ap, ap_names, f"mean AP50 {result.metrics['AP50']:.3f}")
     return charts

@@ -65,7 +65,7 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
             f"{resume_flag(Path('FOLDER', path.name))}"
         )
     newest = read_progress(last)
-    if newest is None:  # damaged: an older checkpoint is what is left
+    if newest is None or is_of_earlier_run(last):  # damaged, or the newest run has not saved its own yet
         return
     progress = checkpoint.header.progress
     if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):

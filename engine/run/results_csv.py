@@ -36,6 +36,8 @@ class ResultsTable:
                 list(map(float, row.values()))
         except (TypeError, ValueError, KeyError, csv.Error):
             raise UserError(f"{path}: not a results file of this program; move it away") from None
+        except FileNotFoundError:
+            raise UserError(f"{path}: no such file; a training writes it after its first epoch") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror or error}); move it away") from None
         return cls(columns, rows)

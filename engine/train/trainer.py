@@ -1,5 +1,5 @@
-"""The training loop: epochs and steps. A validator scores each epoch (engine/train/validation.py); whatever else
-happens is a hook (engine/hooks)."""
+"""The training loop: epochs and steps. A validator validates each epoch (engine/train/validation.py), whose results
+follow from that (epoch_results.py); whatever else happens is a hook (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.continuation import note_complete
 from engine.run.run import Remaining, TrainingRun
+from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
@@ -86,6 +87,7 @@ class Trainer:
         control: RunControl,
         checkpointer: Checkpointer,
         validator: Validator,
+        results: EpochResults,
         hooks: Sequence[Hook],
     ) -> None:
         self.run = run
@@ -96,6 +98,7 @@ class Trainer:
         self.control = control
         self.checkpointer = checkpointer
         self.validator = validator
+        self.results = results
         self.hooks = Hooks(hooks)
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
@@ -157,11 +160,15 @@ class Trainer:
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
-        self.is_closing = self.progress.epoch >= self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
-        self.step.criterion.set_closing(self.is_closing)
+        self._set_closing(self.progress.epoch + 1)
         self.call_hooks("before_epoch")
         while self.progress.batch < len(self.loader) and not self._stopped:
             self._train_step(batches)
+
+    def _set_closing(self, epoch: int) -> None:
+        """Tells the loss whether ``epoch``, from 1, is one of the last ones."""
+        self.is_closing = epoch > self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
+        self.step.criterion.set_closing(self.is_closing)
 
     def _train_step(self, batches: Prefetcher) -> None:
         """Takes one step of the optimizer, and follows what hooks and other ranks request."""
@@ -202,7 +209,8 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
         self._average_over_ranks()
-        epoch = Epoch(self.progress.epoch + 1)
+        row = self.results.training_row(self.step, self.schedule, self.progress)
+        epoch = Epoch(self.progress.epoch + 1, row)
         if self.call_hooks("after_last_step", epoch).breaks_off:
             return
         if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
@@ -250,7 +258,7 @@ class Trainer:
         ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has gone on since, so
         only the files of a pending epoch itself are saved.
         """
-        self.call_hooks("score", epoch)
+        self.results.complete(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
         self._last_completed = epoch
         if pending is None:
@@ -278,8 +286,9 @@ class Trainer:
             self.save_last()
 
     def _report_again(self) -> None:
-        """Validates the last epoch once more and reports it, as its report was interrupted. results.csv has its row."""
+        """Validates the last epoch again, since its report was interrupted. results.csv has its row."""
         epoch = Epoch(self.progress.epoch)
+        self._set_closing(epoch.number)
         self.call_hooks("before_validation")
         if not self._follow(self.validator.validate(epoch)).breaks_off:
             self.call_hooks("report", epoch)

@@ -43,8 +43,10 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
     name = catalog_name(name_or_path)
     if name in catalog:
         return catalog[name]
-    if Path(name_or_path).is_dir():
+    if os.path.isdir(name_or_path):
         raise UserError(f"{name_or_path}: is a folder; name a file in it, such as best.pt")
+    if os.path.exists(name_or_path):
+        raise UserError(f"{name_or_path}: is a pipe or device, not a file")
     if Path(name_or_path).name != name_or_path:
         raise UserError(f"{name_or_path}: no such file")
     other_task_message = other_task(name_or_path)

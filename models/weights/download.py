@@ -45,7 +45,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
 
     path = Path(os.path.expanduser(name_or_path))
     with torch_distributed_zero_first(ctx):
-        if path.is_file():
+        if os.path.isfile(path):
             _warn_of_namesake(path)
             return path
         entry = weights_entry(name_or_path)

@@ -55,10 +55,10 @@ def public_origin(path: Path) -> Origin:
     digest = _sha256_of(path) if path.is_file() else ""
     for name, entry in catalog.items():
         if digest and entry.sha256.lower() == digest:
-            return Origin(f"{name}, a public file", entry.license)
+            return Origin(f"{name} (public file)", entry.license)
     namesake = catalog.get(catalog_name(path.name))
     if namesake is None or (digest and namesake.sha256):  # not in the catalog, or another file of the same name
-        return Origin(f"{path.name}, a file of unknown origin", UNKNOWN)
+        return Origin(f"{path.name} (unknown origin)", UNKNOWN)
     return Origin(path.name, f"{namesake.license}, if it was the public file of this name")
 
 

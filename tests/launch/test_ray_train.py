@@ -207,9 +207,9 @@ def launch(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data", "other.yaml"], "exp: was begun with --data demo, not other.yaml; "),
-        (["--model", "yolov8s"], "exp: was begun with --model yolov8n, not yolov8s; "),
-        (["--set", "lr0=0.5"], "exp: was begun with hyper-parameter lr0 "),
+        (["--data", "other.yaml"], "exp: was started with --data demo, not other.yaml; "),
+        (["--model", "yolov8s"], "exp: was started with --model yolov8n, not yolov8s; "),
+        (["--set", "lr0=0.5"], "exp: was started with hyper-parameter lr0 "),
         (["--epochs", "9", "--patience", "3", "--device", "cpu"], ""),
     ],
 )
@@ -224,7 +224,7 @@ def test_another_training_in_the_folder_of_a_job_is_refused(launch, flags, messa
 def test_a_run_of_train_py_is_not_taken_for_one_of_ray(launch, tmp_path):
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "results.csv").touch()
-    with refused(".../exp: has a run that was not begun with launch/ray_train.py; choose another --name"):
+    with refused(".../exp: has a run that was not started with launch/ray_train.py; choose another --name"):
         launch()
 
 
@@ -233,7 +233,7 @@ def test_settings_with_which_nothing_was_trained_may_be_corrected(launch, tmp_pa
         context.setattr(ray_train, "run", lambda *_: None)
         launch("--model", "yolov8m")
     launch("--model", "yolov8n")
-    with refused("...was begun with --model yolov8n, not yolov8m; ..."):
+    with refused("...was started with --model yolov8n, not yolov8m; ..."):
         launch("--model", "yolov8m")
 
 

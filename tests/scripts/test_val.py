@@ -19,6 +19,7 @@ from data.source.dataset_spec import SINGLE_CLASS_NAME
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
+from engine.inference.predictor import load
 from models.detector import build_detector
 from tests.helpers.exports import lively
 from tests.helpers.messages import refused
@@ -445,17 +446,20 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
     data = write_dataset(tmp_path / "set", train=8, val=4)
     cache = tmp_path / "cache"
     command = ["--data", data, "--model", write_model(tmp_path / "tiny.yaml"), "--project", runs, *SMALL]
-    call(train.main, *command, "--cache-dir", cache, "--epochs", "1", "--name", "some", "--classes", "dark")
+    call(train.main, *command, "--cache-dir", cache, "--epochs", "1", "--name", "some", "--classes", "1")
     assert "1 of 2 classes used: dark; boxes of other classes are left out" in capsys.readouterr().out
     last, best = (runs / "some" / name for name in ("last.pt", "best.pt"))
     call(train.main, "--resume", last, "--epochs", "2")
-    assert read_checkpoint(last)["names"] == ["dark"]
+    content = read_checkpoint(last)
+    assert content["names"] == content["used_classes"] == ["dark"]
     call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     for weights in (best, best.with_suffix(".torchscript")):
         more = ["--cache-dir", cache, "--trust", "--project", tmp_path / "val", "--name", weights.suffix[1:]]
         call(val.main, "--weights", weights, *PLAIN, *more)
         results = read(tmp_path / "val" / weights.suffix[1:], "results")
         assert [row["class"] for row in results["classes"]] == ["dark"]
+    exported = load(best.with_suffix(".torchscript"), device="cpu", trust=True)
+    assert exported.model.stored_words("used_classes") == ["dark"]
 
 
 @pytest.mark.slow

@@ -223,6 +223,17 @@ def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Pat
     assert [read_bytes(index.path(i)) for i in range(len(index))] == before
 
 
+def test_a_missing_split_may_be_left_out(source: Path, tmp_path: Path):
+    values = yaml.safe_load(source.read_text())
+    source.write_text(yaml.safe_dump(values | {"test": "images/test"}))
+    out = tmp_path / "out"
+    with refused("images/test: not found (named by ...); ...; or name the splits to write with --split"):
+        main([str(source), str(out)])
+    main([str(source), str(out), "--split", "val", "--cache-dir", str(tmp_path / "cache")])
+    assert list(load_dataset_spec(out).splits) == ["val"]
+    assert len(index_of(out, "val")) == len(index_of(source, "val"))
+
+
 def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "x.tar")

@@ -12,7 +12,7 @@ from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from tools.check.duplicates import image_issues
-from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues
+from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues, scan_readable
 from tools.check.label_errors import examine_labels
 from tools.check.out_folder import make_out
 from tools.check.result import CheckResult, ModelOpinion
@@ -33,8 +33,12 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     if model is not None:
         imgsz = canvases_of(validation, model).imgsz
     workers = available_cores() if config.workers < 0 else config.workers
-    splits = scan_dataset(spec, tuple(dict.fromkeys(config.split or spec.splits)), workers=workers)
-    issues = _data_issues(splits, imgsz, workers)
+    issues: list[Issue] = []
+    if config.split:
+        splits = scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers)
+    else:
+        splits, issues = scan_readable(spec, workers=workers)
+    issues += _data_issues(splits, imgsz, workers)
     by_model = ModelOpinion()
     if model is not None:
         by_model = examine_labels(validation, model, spec, splits, config.min_score)

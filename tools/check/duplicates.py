@@ -25,7 +25,11 @@ def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     original = np.arange(len(images.names))  # int64 (N,): the first of Roboflow's copies of an image
     for group in copies:
         original[group] = group[0]
-    duplicates = [*_copies(images, copies), *_near_duplicates(images, duplicate_groups(signatures), original)]
+    duplicates = [
+        *_listed_in_several_splits(images),
+        *_copies(images, copies),
+        *_near_duplicates(images, duplicate_groups(signatures), original),
+    ]
     duplicates.sort(key=lambda issue: (issue.kind, issue.images))
     damaged = [
         Issue(DAMAGED, warning, images.split_of(i), (images.names[i],)) for i, warning in sorted(warnings.items())
@@ -68,6 +72,16 @@ class _PooledImages:
         return Issue(kind, message, "", files, splits=splits)
 
 
+def _listed_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
+    """Yields the files that several splits list, also those without contrast, which are not compared."""
+    splits_of: dict[str, list[str]] = {}  # by file
+    for number, name in enumerate(images.names):
+        splits_of.setdefault(name, []).append(images.split_of(number))
+    for name, splits in splits_of.items():
+        if len(set(splits)) > 1:
+            yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", (name,) * len(splits), splits=tuple(splits))
+
+
 def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:
     """Yields the images of which Roboflow's copies are in several splits."""
     for group in copies:
@@ -76,15 +90,11 @@ def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Iss
 
 
 def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], original: np.ndarray) -> Iterator[Issue]:
-    """Yields the groups of images that look alike, without those that are only copies of one ``original``, (N,)."""
+    """Yields the groups of images that look alike, without those that are one file or only copies of one ``original``,
+    (N,)."""
     for group in groups:
-        kind = ACROSS if images.are_across_splits(group) else WITHIN
-        if images.are_one_file(group):
-            if kind == ACROSS:
-                splits = tuple(images.split_of(i) for i in group)
-                files = tuple(images.names[i] for i in group)
-                yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", files, splits=splits)
-        elif len(np.unique(original[group])) > 1:
+        if not images.are_one_file(group) and len(np.unique(original[group])) > 1:
+            kind = ACROSS if images.are_across_splits(group) else WITHIN
             yield images.issue(kind, group, "is nearly")
 
 

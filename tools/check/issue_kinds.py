@@ -9,6 +9,7 @@ from data.labels import findings as scan_kinds
 from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, by_kind
 
 # Kinds of issues besides those of the scan (`data.labels.findings`) and label errors (`engine.evaluation.issues`).
+NOT_CHECKED = "split that cannot be read"
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
@@ -34,6 +35,7 @@ class Advice(NamedTuple):
 
 NO_ADVICE = Advice("", "")  # about kinds in shards that another version has written
 ADVICE = {
+    NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
     scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),
     scan_kinds.MISSING_IMAGE: Advice("training leaves these out", "correct the list, or restore the file"),
@@ -66,7 +68,7 @@ ADVICE = {
         "training goes by the names of files", "correct its <filename>, or rename the file"
     ),
     scan_kinds.UNSUPPORTED: Advice("training does not read these files", "convert it, or delete it"),
-    scan_kinds.MISREAD: Advice("training reads them as the format says", "as its line says"),
+    scan_kinds.MISREAD: Advice("training reads them as the format says", "see the message"),
     SMALL_OBJECTS: Advice(
         "most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"
     ),

@@ -16,7 +16,17 @@ from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
 from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
-from tools.check.issue_kinds import DOUBLED, IMBALANCE, NOT_TRAINED, SMALL_OBJECTS, TINY, TWO_CLASSES, UNUSED
+from tools.check.issue_kinds import (
+    DOUBLED,
+    IMBALANCE,
+    NOT_CHECKED,
+    NOT_TRAINED,
+    SMALL_OBJECTS,
+    TINY,
+    TWO_CLASSES,
+    UNUSED,
+)
+from utils.errors import UserError
 
 SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
@@ -32,11 +42,28 @@ MIN_DEVIATIONS = 4.0
 
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
     """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
+    return [_scan_split(spec, split, workers) for split in splits]
+
+
+def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
+    """Scans all splits as `scan_dataset` does. A split whose files are missing is an issue: some data sets are
+    published without the images of their test split. Raises UserError if this is so for all splits."""
     scanned = []
-    for split in splits:
-        index, scans = scan_for_check(spec, split, IndexSettings(workers=workers))
-        scanned.append(CheckedSplit(split, index, scans))
-    return scanned
+    errors: dict[str, UserError] = {}  # by split
+    for split in spec.splits:
+        try:
+            spec.check_split(split)
+        except UserError as error:
+            errors[split] = error
+            continue
+        scanned.append(_scan_split(spec, split, workers))
+    if not scanned:
+        raise next(iter(errors.values()))
+    return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
+
+
+def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
+    return CheckedSplit(split, *scan_for_check(spec, split, IndexSettings(workers=workers)))
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:

@@ -37,7 +37,7 @@ class CrossValidation:
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     """Runs all folds and writes the tables.
 
-    Raises UserError if the settings are wrong, or differ from those with which the folder was begun, and as
+    Raises UserError if the settings are wrong, or differ from those with which the folder was started, and as
     `cross_validate` does.
     """
     log = get_logger()

@@ -29,8 +29,8 @@ class Experiment:
     digests: dict[str, str]  # of the images and labels, by split
 
     def store_or_verify_settings(self, recipe: dict[str, Any]) -> None:
-        """Begins in the folder, or checks that the data, the settings and the ``recipe`` are those with which it was
-        begun (`ContinuedFolder.store_or_verify_settings`)."""
+        """Starts in the folder, or checks that the data, the settings and the ``recipe`` are those of its start
+        (`ContinuedFolder.store_or_verify_settings`)."""
         self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
 
 

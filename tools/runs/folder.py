@@ -31,7 +31,7 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
 class ContinuedFolder:
     """The folder of a search or a cross-validation.
 
-    A file in it has the settings with which the work was begun, with the classes and digests of the data
+    A file in it has the settings with which the work was started, with the classes and digests of the data
     (`StoredSettings`).
     """
 
@@ -68,8 +68,8 @@ class ContinuedFolder:
         self._settings.store(contents, digests)
 
     def remove_if_untrained(self, outputs: Sequence[str]) -> None:
-        """Removes the stored settings and the files and folders ``outputs``, so that corrected settings may begin here,
-        if this process has begun here and no epoch has been trained."""
+        """Removes the stored settings and the files and folders ``outputs``, so that corrected settings may start here,
+        if this process started here and no epoch has been trained."""
         if not self._created_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
             return
         for name in outputs:

@@ -1,4 +1,4 @@
-"""The settings with which a run, a search or a cross-validation was begun, stored in its folder."""
+"""The settings with which a run, a search or a cross-validation was started, stored in its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and
 
 
 class StoredSettings:
-    """A file with the settings with which work was begun, and their resolved values, such as the hyper-parameters of
+    """A file with the settings with which work was started, and their resolved values, such as the hyper-parameters of
     the recipe and digests of files.
 
     The work continues with the same ones only; settings whose scope is a run or a machine may change
@@ -56,8 +56,7 @@ class StoredSettings:
         difference = self._difference(stored, settings)
         if difference:
             raise UserError(
-                f"{folder}: was begun with {difference}; continue with the same settings, or start anew with another "
-                "--name"
+                f"{folder}: was started with {difference}; continue with the same settings, or choose another --name"
             )
         names = sorted(stored_digests.keys() | all_digests.keys())
         changed = [name for name in names if stored_digests.get(name) != all_digests.get(name)]
@@ -68,12 +67,12 @@ class StoredSettings:
         """Says how the content ``name``, of which the digests differ, has changed, and what to do."""
         shown_name = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
         if name not in stored:
-            change = f"{shown_name} was not there when the work was begun; remove it"
+            change = f"{shown_name} was not there at the start; remove it"
         elif name not in current:
-            change = f"the content of {shown_name} is missing; restore it"
+            change = f"the content of {shown_name} is missing, but was there at the start; restore it"
         else:
-            change = f"the content of {shown_name} has changed since the work was begun; restore it"
-        return f"{change}, or start anew with another --name"
+            change = f"the content of {shown_name} has changed since the start; restore it"
+        return f"{change}, or choose another --name"
 
     def _with_settings(
         self, contents: Mapping[str, Any], digests: Mapping[str, str]

@@ -1,6 +1,7 @@
 """Writes a data set as shards: tar files of images, with one index for each split.
 
 python -m tools.shard DATA.yaml OUT                    # then: python train.py --data OUT
+python -m tools.shard DATA.yaml OUT --split train val  # without the test split
 python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
 
 Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.

@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,24 @@ def shard_data(config: ShardConfig) -> None:
     """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and as `write_set`."""
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
     write_set(
-        spec,
+        _with_splits(spec, config.split),
         Path(config.out),
         config.megabytes * 10**6,
         workers=config.workers,
         cache_dir=config.cache_dir,
         max_bad=config.max_bad,
     )
+
+
+def _with_splits(spec: DatasetSpec, names: Sequence[str]) -> DatasetSpec:
+    """Returns the data set with only the splits ``names``; empty: all. Raises UserError if one of them is missing."""
+    splits = {name: spec.split(name) for name in names or spec.splits}
+    for name in splits:
+        try:
+            spec.check_split(name)
+        except UserError as error:
+            raise UserError(f"{error}; or name the splits to write with --split") from None
+    return replace(spec, splits=splits)
 
 
 def write_set(

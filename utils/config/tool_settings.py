@@ -61,6 +61,7 @@ class ShardConfig:
 
     data: str = setting(positional="DATA", help=_DATA_HELP)
     out: str = setting(positional="OUT", help="new folder", scope="run")
+    split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")
     workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")

@@ -155,10 +155,10 @@ class TorchFile:
 
 def open_checkpoint(path: str | Path) -> BinaryIO:
     """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: no such checkpoint")
     try:
         return open_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: no such checkpoint") from None
     except OSError as error:
         raise_if_limit(error, path)
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,5 +1,5 @@
-"""Holds what decides whose a label file is that no image of a split has (`SplitContext`): the images of the split,
-those on the disk, and those of the other splits (`OtherSplits`)."""
+"""Context for deciding which image an unused label file belongs to (`SplitContext`): the images of its split, those on
+the disk, and those of the other splits (`OtherSplits`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.images import find_valid_images
+from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.listing.other_images import images_of_no_split, splits_before
+from data.source.listing.other_images import images_of_no_split, splits_before, splits_with_other_images
 from data.source.walk import Folders
 from utils.files.paths import path_of
 
 
 class OtherSplits:
-    """Answers questions about the other splits of a data set, which are listed only when they are asked.
+    """Answers questions about the splits of a data set with other images, which are listed only when they are asked.
 
     Args:
         split: this split.
@@ -32,16 +32,31 @@ class OtherSplits:
         self._split = split
         self._images = images
         self._folders = Folders(spec.root)
-        self.is_first_split = split == next(iter(spec.splits))  # no split is named before this one
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """The other splits, in the order of the data set."""
+        return splits_with_other_images(self._spec, self._split)
+
+    @cached_property
+    def _names_before(self) -> list[str]:
+        """Those of the other splits that the data set names before this one."""
+        earlier = splits_before(self._spec, self._split)
+        return [name for name in self._names if name in earlier]
+
+    @property
+    def is_first_split(self) -> bool:
+        """Whether no other split is named before this one."""
+        return not self._names_before
 
     @cached_property
     def stems(self) -> frozenset[str]:
         """`loose` names, without suffix, of other images whose labels may be where this split's are."""
         annotations = self._spec.split(self._split).annotations
         names: list[str] = []
-        for other, source in self._spec.splits.items():
-            if other != self._split and _share_labels(annotations, source.annotations):
-                names += find_valid_images(self._spec, other, self._folders).images
+        for other in self._names:
+            if _share_labels(annotations, self._spec.splits[other].annotations):
+                names += find_images_leniently(self._spec, other, self._folders).images
         if annotations is not None:
             names += images_of_no_split(self._spec, self._split, self._folders, known=self._images)
         return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
@@ -50,8 +65,8 @@ class OtherSplits:
     def folders_before(self) -> frozenset[str]:
         """The folders (absolute) of the images of splits that the data set names before this one."""
         names: set[str] = set()
-        for other in splits_before(self._spec, self._split):
-            images = find_valid_images(self._spec, other, self._folders).images
+        for other in self._names_before:
+            images = find_images_leniently(self._spec, other, self._folders).images
             names |= {name.rpartition("/")[0] for name in images}
         return frozenset(path_of(name, self._spec.root) for name in names)
 

@@ -14,7 +14,7 @@ ignore its objects. The steps:
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -106,23 +106,34 @@ def _collect_expected(
 ) -> None:
     """Adds the unused label files in the folders where those of the images are expected."""
     candidates = context.candidates
-    for folder, groups in groups_by_folder.items():
-        is_usual = any(folder == group.usual_label_folder for group in groups)
-        if not is_usual and not candidates.contains_labels(folder):
-            continue
-        files = candidates.files(folder)
-        if not files or not any(_is_reported_here(group, context) for group in groups):
-            continue
-        for file in files:
+    for folder in _folders_to_search(groups_by_folder, context):
+        image_folders = [group.folder for group in groups_by_folder[folder]]
+        for file in candidates.files(folder):
             first_bytes = file.first_bytes()
             if not candidates.label_format.is_labels(first_bytes):
                 continue
             stems = _stems_of_its_image(file, first_bytes, candidates.label_format)
-            image = context.images_on_disk.find(stems, [group.folder for group in groups])
+            image = context.images_on_disk.find(stems, image_folders)
             if image:
                 _collect_file_of(unused, image, file, context)
             elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
                 unused.files.append(file)
+
+
+def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
+    """Yields those of the expected folders whose unused files this split reports, each under one name."""
+    candidates = context.candidates
+    real_folders: set[str] = set()
+    for folder, groups in groups_by_folder.items():
+        is_usual = any(folder == group.usual_label_folder for group in groups)
+        if not is_usual and not candidates.contains_labels(folder):
+            continue
+        if not candidates.files(folder) or not any(_is_reported_here(group, context) for group in groups):
+            continue
+        real_folder = os.path.realpath(folder)
+        if real_folder not in real_folders:
+            real_folders.add(real_folder)
+            yield folder
 
 
 def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
@@ -160,29 +171,35 @@ def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: 
 # Nearby folders
 
 
-def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
+def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Iterable[str]) -> None:
     """Adds the label files of a split that are in nearby folders, each once. ``expected``: folders that have been
     searched already."""
     candidates = context.candidates
-    added: set[Candidate] = set()  # a folder may be near several folders of the split
+    searched = {os.path.realpath(folder) for folder in expected}
+    added: set[tuple[str, str]] = set()  # a folder may be near several folders of the split, or have several names
     for nearby in nearby_folders(context.split_folders, candidates):
-        if nearby.label_folder in expected:
+        real_folder = os.path.realpath(nearby.label_folder)
+        if real_folder in searched:
             continue
         for file in candidates.files(nearby.label_folder):
-            is_new = file not in added and _is_misplaced(file, nearby, context)
+            is_new = (real_folder, file.name) not in added and _is_misplaced(file, nearby, context)
             if is_new and candidates.is_label_file(file):
-                added.add(file)
+                added.add((real_folder, file.name))
                 unused.files.append(file)
 
 
 def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
-    """Returns whether a file in a nearby folder belongs to no image there, and may belong to one of this split."""
+    """Returns whether a file in a nearby folder belongs to no image there, and may belong to one of this split. The
+    first split reports those that may belong to an image of any."""
     stem = loose_stem(file.name)
-    if stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems:
+    belongs_to_another = stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems
+    if belongs_to_another:
         return False
-    if stem in context.unlabeled or not nearby.is_of_other_splits:
+    if stem in context.unlabeled:
         return True
-    return context.others.is_first_split and stem not in context.others.stems
+    if nearby.is_of_other_splits:
+        return context.others.is_first_split and stem not in context.others.stems
+    return True
 
 
 # Findings

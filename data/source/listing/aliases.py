@@ -10,6 +10,11 @@ from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
 
+def real_folders(aliases: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the real paths of the folders that have several names, by the prefixes of the names of their images."""
+    return {prefix: real for real, prefixes in aliases.items() if len(prefixes) > 1 for prefix in prefixes}
+
+
 def mark_aliases(
     images: list[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
 ) -> list[ListedImage]:
@@ -29,7 +34,7 @@ def mark_aliases(
         aliased.difference_update(image.name for image in kept)
     if not aliased:
         return images
-    return [image._replace(status=ImageStatus.ALIAS) if image.name in aliased else image for image in images]
+    return [image.as_alias() if image.name in aliased else image for image in images]
 
 
 def _images_with_aliases(
@@ -37,29 +42,28 @@ def _images_with_aliases(
 ) -> list[tuple[str, list[ListedImage]]]:
     """Returns the images in folders that have several names: the real path of the folder, and an image under all of its
     names, by image."""
-    real_folder_of = {prefix: real for real, prefixes in aliases.items() if len(prefixes) > 1 for prefix in prefixes}
+    real_folder_of = real_folders(aliases)
     if not real_folder_of:
         return []
     aliases_of_image: dict[tuple[str, str], list[ListedImage]] = {}
     for image in images:
         folder, separator, base = image.name.rpartition("/")
         real_folder = real_folder_of.get(folder + separator)
-        if real_folder:
+        if real_folder and image.status is not ImageStatus.ALIAS:
             aliases_of_image.setdefault((real_folder, base), []).append(image)
     return [(real_folder, same_images) for (real_folder, _), same_images in aliases_of_image.items()]
 
 
 def _aliases_with_own_labels(same_images: Sequence[ListedImage], root: Path) -> list[ListedImage]:
-    """Returns the aliases of one image that have label files of their own; if some of these cannot be read and no other
-    alias has any, one of them, as the image is no background."""
+    """Returns the aliases of one image that have label files of their own, also those that are left out because of such
+    a file."""
     by_label_file: dict[str, ListedImage] = {}  # by real path
-    unreadable = []
     for image in same_images:
-        if image.status is ImageStatus.LEFT_OUT:
-            unreadable.append(image)
-        elif image.status is ImageStatus.LABELED:
+        if image.status is ImageStatus.LABELED:
             by_label_file.setdefault(os.path.realpath(path_of(image.label.name, root)), image)
-    return list(by_label_file.values()) or unreadable[:1]
+        elif image.reason is not None:
+            by_label_file.setdefault(os.path.realpath(path_of(image.reason.where, root)), image)
+    return list(by_label_file.values())
 
 
 def _usual_alias(same_images: Sequence[ListedImage], real_folder: str, root: Path) -> ListedImage:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, image_suffixes, unread_image, unread_summary
+from data.image_io.file_kinds import (
+    ARRAY_SUFFIX,
+    IMAGE_SUFFIXES,
+    image_suffixes,
+    is_never_image,
+    unread_image,
+    unread_summary,
+)
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.image_list import NO_FILE, is_image, read_image_list
@@ -19,6 +26,7 @@ from utils.errors import UserError
 from utils.files.paths import relative_name
 from utils.logger import get_logger
 
+_SAMPLE_SIZE = 20  # files of a folder and a suffix that are opened to decide whether any of them are images
 OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
 
@@ -64,7 +72,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     return split_images
 
 
-def find_valid_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
+def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
     of a folder or list that cannot be read, whose images seem to be of no split."""
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
@@ -120,9 +128,7 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
         if none_if_missing(entry.is_dir):
             continue
         other_files[name] = entry
-        reason = unread_image(entry.path)
-        if reason:
-            findings.append(Finding(prefix + name, UNSUPPORTED, reason))
+    findings += _unsupported_images(other_files, prefix)
     split_images.other_files[visit.path] = other_files
     prefixes = split_images.aliases.setdefault(visit.real, [])
     if prefix not in prefixes:
@@ -137,6 +143,27 @@ def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Ite
     for entry in visit.hidden:
         if is_image(entry.name, suffixes) and none_if_missing(entry.is_file):
             yield Finding(prefix + entry.name, UNSUPPORTED, "is hidden, as its name begins with a dot; rename it")
+
+
+def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterator[Finding]:
+    """Yields findings about the images among the ``files`` of a folder that have no suffix of images that are read.
+
+    Those of a suffix that says nothing are opened, first a sample of them: there may be millions that are no images.
+    """
+    names_of: dict[str, list[str]] = {}  # by suffix
+    for name in files:
+        suffix = os.path.splitext(name)[1].lower()
+        if not is_never_image(suffix):
+            names_of.setdefault(suffix, []).append(name)
+    for names in names_of.values():
+        names.sort()
+        sample = names[:: len(names) // _SAMPLE_SIZE + 1]
+        if not any(unread_image(files[name].path) for name in sample):
+            continue
+        for name in names:
+            reason = unread_image(files[name].path)
+            if reason:
+                yield Finding(prefix + name, UNSUPPORTED, reason)
 
 
 def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> set[str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from data.labels.findings import BAD_LABEL, Finding
+from data.source.listing.aliases import real_folders
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import NO_FILE
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.walk import status_of
+from data.source.walk import Folders, status_of
 from data.split_files import FileStamp, ImageFile, LabelFile
 from utils.files.paths import path_of
 
@@ -42,7 +43,7 @@ class FoundLabels:
     """The images of a split with their label files."""
 
     images: list[ListedImage]  # sorted by name
-    groups: list[ImageGroup]
+    groups: list[ImageGroup]  # without those whose images are aliases
     candidates: CandidateFiles  # the files that no image has
     without_usual_label: frozenset[str]  # names of images without a label file where the format expects it
     findings: list[Finding]
@@ -53,39 +54,48 @@ class FoundLabels:
         return any(image.status is ImageStatus.LABELED for image in self.images)
 
 
-def find_label_files(images: Sequence[ImageFile], candidates: CandidateFiles) -> FoundLabels:
+def find_label_files(
+    images: Sequence[ImageFile], candidates: CandidateFiles, aliases: Mapping[str, Sequence[str]]
+) -> FoundLabels:
     """Finds the label files of ``images``, which are sorted by name, where the format expects them, under the images'
-    names. ``candidates``: all files."""
+    names. ``candidates``: all files; ``aliases``: see `SplitImages`."""
     groups = _group_by_folder(images, candidates)
+    repeated = _repeated_groups(groups, real_folders(aliases), candidates.folders)
     listed: dict[str, ListedImage] = {}  # by names of images
     used: dict[str, list[str]] = {}  # names of label files, by folder
-    without_label: list[str] = []
-    findings: list[Finding] = []
-    for group in groups:
-        label_folder = group.usual_label_folder
-        entries = candidates.entries(label_folder)
-        prefix = candidates.folders.name_in(label_folder)
-        used_here = used.setdefault(label_folder, [])
-        for image in group.images:
-            name = image.stem + candidates.label_format.suffix
-            entry = entries.get(name)
-            if entry is None:
-                without_label.append(image.name)
-                listed[image.name] = ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None))
-                continue
-            used_here.append(name)
-            labeled = with_label(image, prefix + name, status_of(entry))
-            if labeled.reason is not None:
-                findings.append(labeled.reason)
-            listed[image.name] = labeled
+    for number, group in enumerate(groups):
+        in_group = _with_usual_labels(group, candidates)
+        prefix = candidates.folders.name_in(group.usual_label_folder)
+        names = [image.label.name[len(prefix) :] for image in in_group if image.status is not ImageStatus.BACKGROUND]
+        used.setdefault(group.usual_label_folder, []).extend(names)
+        if number in repeated:
+            in_group = [image.as_alias() for image in in_group]
+        listed.update((image.file.name, image) for image in in_group)
+    in_order = [listed[image.name] for image in images]
     return FoundLabels(
-        images=[listed[image.name] for image in images],
-        groups=groups,
+        images=in_order,
+        groups=[group for number, group in enumerate(groups) if number not in repeated],
         candidates=candidates.excluding(used),
-        without_usual_label=frozenset(without_label),
-        findings=findings,
+        without_usual_label=frozenset(i.file.name for i in in_order if i.status is ImageStatus.BACKGROUND),
+        findings=[image.reason for image in in_order if image.reason is not None],
         unusual={},
     )
+
+
+def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> list[ListedImage]:
+    """Returns the images of a group, each with the file of its name in the usual label folder."""
+    entries = candidates.entries(group.usual_label_folder)
+    prefix = candidates.folders.name_in(group.usual_label_folder)
+    suffix = candidates.label_format.suffix
+    listed = []
+    for image in group.images:
+        name = image.stem + suffix
+        entry = entries.get(name)
+        if entry is None:
+            listed.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
+        else:
+            listed.append(with_label(image, prefix + name, status_of(entry)))
+    return listed
 
 
 def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
@@ -117,3 +127,21 @@ def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) ->
             groups[folder_names] = group
         group.images.append(image)
     return list(groups.values())
+
+
+def _repeated_groups(groups: Sequence[ImageGroup], real_folder_of: Mapping[str, str], folders: Folders) -> set[int]:
+    """Returns the positions of groups that have the images and the label folders of an earlier one: symbolic links show
+    both under another name. ``real_folder_of``: see `real_folders`."""
+    seen: set[tuple[str, ...]] = set()
+    repeated: set[int] = set()
+    if not real_folder_of:
+        return repeated
+    for number, group in enumerate(groups):
+        real_folder = real_folder_of.get(folders.name_in(group.folder))
+        if real_folder is None:
+            continue
+        key = (real_folder, *map(os.path.realpath, group.label_folders))
+        if key in seen:
+            repeated.add(number)
+        seen.add(key)
+    return repeated

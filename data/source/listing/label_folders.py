@@ -59,7 +59,9 @@ def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> 
 
 
 def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folder of a folder that the split names, and the folders below."""
+    """Yields the usual label folder of a folder that the split names, and the folders below: of ``images/train``,
+    ``labels/train``, ``labels/train/a``, ... Of a folder without ``images`` in its path, whose labels are beside the
+    images, these are the folders of images themselves."""
     is_of_other_splits = candidates.annotations is not None
     label_folder = candidates.label_folders(split_folder)[0]
     if label_folder == split_folder:
@@ -79,7 +81,8 @@ def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[Ne
 
 
 def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folders of the folders above one that the split names, up to ``images``."""
+    """Yields the usual label folders of the folders above one that the split names, up to ``images``: of
+    ``images/2024/train``, ``labels/2024`` and ``labels``."""
     image_folder = split_folder
     while os.path.basename(image_folder) != "images":
         image_folder = os.path.dirname(image_folder)

@@ -29,7 +29,7 @@ class ListedImage(NamedTuple):
     file: ImageFile
     status: ImageStatus
     label: LabelFile  # of a background: the file that it would have
-    reason: Finding | None = None  # for which it is left out, without the losses that `count_losses` adds
+    reason: Finding | None = None  # why it is left out; its losses are counted later (`count_losses`)
 
     @property
     def name(self) -> str:
@@ -37,6 +37,9 @@ class ListedImage(NamedTuple):
 
     def leave_out(self, reason: Finding) -> ListedImage:
         return self._replace(status=ImageStatus.LEFT_OUT, reason=reason)
+
+    def as_alias(self) -> ListedImage:
+        return self._replace(status=ImageStatus.ALIAS, reason=None)
 
 
 _USED = (ImageStatus.LABELED, ImageStatus.BACKGROUND)
@@ -77,9 +80,11 @@ def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list
     return [image.leave_out(reasons[image.name]) if image.name in reasons else image for image in images]
 
 
-def count_losses(findings: list[Finding], images: Iterable[ListedImage]) -> list[Finding]:
-    """Returns ``findings``, where the reason of each image that is left out counts as the loss of that image."""
-    if not findings:
-        return []
-    num_lost = Counter(image.reason for image in images if image.reason is not None)
-    return [finding._replace(lost_images=num_lost[finding]) if finding in num_lost else finding for finding in findings]
+def count_losses(
+    findings: Iterable[Finding], images: Iterable[ListedImage], reasons: Iterable[Finding]
+) -> list[Finding]:
+    """Returns ``findings``, where each of the ``reasons`` to leave out images counts as the loss of those of ``images``
+    that are left out for it. Aliases are not: their image is used or lost under another name."""
+    num_lost = Counter(image.reason for image in images if image.status is ImageStatus.LEFT_OUT)
+    counted = {*reasons, *num_lost}
+    return [finding._replace(lost_images=num_lost[finding]) if finding in counted else finding for finding in findings]

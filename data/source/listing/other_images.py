@@ -10,7 +10,7 @@ from pathlib import Path
 from data.image_io.file_kinds import image_suffixes
 from data.source.dataset_spec import DatasetSpec
 from data.source.listing.image_list import is_image
-from data.source.listing.images import SplitImages, find_valid_images
+from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import ImageFile, OtherImages
 from utils.files.paths import path_of
@@ -26,7 +26,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     later: dict[str, ImageFile] = {}
     earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
-        found = find_valid_images(spec, other, folders)
+        found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
         images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
@@ -46,15 +46,18 @@ def splits_before(spec: DatasetSpec, split: str) -> list[str]:
     return list(itertools.takewhile(lambda name: name != split, spec.splits))
 
 
+def splits_with_other_images(spec: DatasetSpec, split: str) -> list[str]:
+    """Returns the splits that name other folders or lists than ``split``: unlike the training split, if a part of it is
+    held out as "val"."""
+    own_paths = _real_paths(spec.split(split).images)
+    return [name for name, source in spec.splits.items() if _real_paths(source.images) != own_paths]
+
+
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
     """Returns the splits that have the label file of ``split``, and other images."""
-    own = spec.split(split)
-    own_paths = _real_paths(own.images)
-    return [
-        name
-        for name, source in spec.splits.items()
-        if source.annotations == own.annotations and _real_paths(source.images) != own_paths
-    ]
+    annotations = spec.split(split).annotations
+    others = splits_with_other_images(spec, split)
+    return [other for other in others if spec.splits[other].annotations == annotations]
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.image_io import file_kinds
 from data.index import read_images
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
@@ -280,6 +281,18 @@ def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeyp
     indexes = [load(root, tmp_path / f"c{workers}", workers=workers, max_bad=0.5) for workers in (0, 1, 3)]
     files = {next((tmp_path / f"c{workers}").glob("*.index")).read_bytes() for workers in (0, 1, 3)}
     assert len(files) == len({tuple(index.report.lines) for index in indexes}) == 1
+
+
+def test_of_many_files_with_an_unknown_suffix_a_few_are_opened(root, tmp_path, monkeypatch):
+    opened = []
+    open_file = file_kinds.open_regular
+    monkeypatch.setattr(file_kinds, "open_regular", lambda path: opened.append(path) or open_file(path))
+    for number in range(200):
+        (root / f"images/train/{number}.bin").write_bytes(b"no image")
+    (root / "images/train/x.img").write_bytes((root / "images/train/a.jpg").read_bytes())
+    index = load(root, tmp_path / "cache")
+    assert index.report.lines[0].startswith("images/train/x.img: file of an unsupported kind: its content is that of")
+    assert len([path for path in opened if path.endswith(".bin")]) <= 20
 
 
 def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):

@@ -17,8 +17,8 @@ from PIL import Image
 from data.image_io.decode import read_image
 from data.image_io.verify import check_image
 from data.index.index_settings import IndexSettings
-from data.index.load import load_index
-from data.labels.findings import SCALED, SIZE, TURNED
+from data.index.load import load_index, scan_for_check
+from data.labels.findings import SCALED, SIZE, TURNED, UNKNOWN_CLASS
 from data.labels.rows import row_table
 from data.labels.sizes import fit_to_images, turned_boxes
 from data.source.dataset_yaml import load_dataset_spec
@@ -110,6 +110,20 @@ def test_labels_of_the_upright_photo_stay_as_they_are(tmp_path, orientation, rea
     index = load(tmp_path, reader)
     np.testing.assert_allclose(corners(index)[0], box)
     assert list(index.report.lines) == []
+
+
+@pytest.mark.parametrize(("orientation", "scale"), [(6, 1.0), (8, 0.5), (1, 0.5)])
+def test_the_box_of_a_finding_is_turned_and_scaled_too(tmp_path, orientation, scale):
+    names = [f"{i}.jpg" for i in range(4)]
+    for name in names:
+        write_photo(tmp_path / "images" / name, orientation, scale=scale)
+    write_labels(tmp_path, dict.fromkeys(names, BOX), dict.fromkeys(names, (HEIGHT, WIDTH)))
+    label = tmp_path / "voc" / "0.xml"
+    label.write_text(label.read_text().replace("<name>a</name>", "<name>unknown</name>"))
+    (tmp_path / "data.yaml").write_text("train: images\nnames: [a]\nannotations: voc\n")
+    _, (scan,) = scan_for_check(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False))
+    (unknown,) = (finding for finding in scan.findings if finding.kind == UNKNOWN_CLASS)
+    np.testing.assert_allclose(unknown.xyxy_px, bright_box(tmp_path / "images" / "0.jpg"), atol=1)
 
 
 @PIXELS
@@ -216,10 +230,10 @@ def test_random_sizes_and_factors(seed):
     boxes = [(0, 0, 0, w, h, w * h, 0, i, 0) for i, (h, w) in enumerate(labeled.tolist())]
     table = np.concatenate([row_table(i, [row]) for i, row in enumerate(boxes)])
     stated = {i: tuple(size) for i, size in enumerate(labeled.tolist())}
-    fitted, problems = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
+    fitted, problems, _ = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
     assert [problem.kind for _, problem in problems] == [SCALED] * 40
     np.testing.assert_allclose(fitted[:, [5, 4]], image_hw)  # y2, x2
     image_hw[7, 1] = int(labeled[7, 1] * factor * 1.2) + 3
-    fitted, problems = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
+    fitted, problems, _ = fit_to_images(table, image_hw, stated, [1] * len(image_hw))
     assert [problem.kind for _, problem in problems] == [SIZE] * 40
     assert len(fitted) == 0

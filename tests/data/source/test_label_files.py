@@ -22,7 +22,7 @@ from data.labels.yolo import label_folders
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.listing.images import find_valid_images
+from data.source.listing.images import find_images_leniently
 from data.source.listing.listing import ImageStatus
 from data.source.listing.stored import listing_text, read_listing
 from data.source.open import open_data
@@ -373,6 +373,9 @@ def test_all_labels_without_a_suffix_are_named(folder):
     folder.write(label="labels/train/{}")
     with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
         folder.index()
+    listing = list_split(load_dataset_spec(folder.yaml()), "train")  # as a check uses it
+    assert len(listing.images) == len(listing.findings) == NUM_IMAGES
+    assert sum(finding.lost_images for finding in listing.findings) == 0
 
 
 @pytest.mark.parametrize(
@@ -402,7 +405,9 @@ def test_no_label_file_fits_and_the_first_is_named(folder):
     with pytest.raises(UserError, match=re.escape(f"{text}of images/train/00_7436.jpeg")):
         folder.index()
     spec = load_dataset_spec(folder.yaml())
-    assert len([i for i in scan_issues(scan_dataset(spec, ("train",), workers=1)[0]) if i.kind == ORPHAN]) == 20
+    split = scan_dataset(spec, ("train",), workers=1)[0]
+    assert len([issue for issue in scan_issues(split) if issue.kind == ORPHAN]) == 20
+    assert (split.index.report.ledger.used_images, split.index.report.ledger.lost_images) == (20, 0)
 
 
 @pytest.mark.parametrize("label", ["labels/train/{}.txt", "images/train/{}.txt", "voc/{}.xml"])
@@ -469,6 +474,22 @@ def test_splits_may_share_a_folder_of_labels(folder, places, lines):
         assert [len(index.classes) for index in indexes] == [NUM_IMAGES, 1]
         orphans = [line for index in indexes for line in index.report.lines if ORPHAN in line]
         assert {line.split(":")[0] for line in orphans} == {f"{places[1]}/y.xml"}
+
+
+def test_a_held_out_part_changes_no_finding(folder):
+    """Both listings are those of the training split. The file in a is called like an image in b."""
+    for group, name in (("a", "1"), ("b", "2")):
+        folder.image(f"images/train/{group}/{name}.png")
+        folder.label(f"voc/{group}/{name}.xml", voc_text([BOX], ["a"], 48, 64))
+    folder.label("voc/a/2.xml", voc_text([BOX], ["a"], 48, 64))
+    yaml = folder.root / "data.yaml"
+    yaml.write_text("train: images/train\nnames: [a]\nannotations: voc\n")
+    spec = load_dataset_spec(yaml)
+    whole = list_split(spec, "train")
+    assert [(finding.where, finding.kind, finding.lost_images) for finding in whole.findings] == [
+        ("voc/a/2.xml", ORPHAN, 1)
+    ]
+    assert list_split(spec.hold_out(["images/train/b/2.png"]), "train") == whole
 
 
 def test_splits_of_lists_count_an_unused_label_file_once(folder):
@@ -826,5 +847,5 @@ def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, capl
     path.write_text(path.read_text().replace("images/val", "val.txt"))
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
     spec = load_dataset_spec(path)
-    assert find_valid_images(spec, "val", Folders(spec.root)).images == {}
+    assert find_images_leniently(spec, "val", Folders(spec.root)).images == {}
     assert f"{path}: 'val': not all of its images are known: {tmp_path / 'val.txt'}: " in caplog.text

@@ -194,6 +194,11 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     (root / "left" / "deep" / "loop").symlink_to("../..")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["again/images/x.png", "again/images/y.png"]
+    (root / "left/labels/x.txt").unlink()
+    (root / "left/labels/x.txt").symlink_to("nowhere")
+    broken = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
+    assert list(broken.paths) == ["again/images/y.png"]
+    assert broken.report.ledger.lost_images == 1  # under both names
     (root / "data.yaml").write_text("train: .\nannotations: all.json\n")
     images = [{"id": i, "file_name": name} for i, name in enumerate(("x.png", "left/images/y.png"))]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 8, 8]} for i in range(2)]
@@ -202,6 +207,40 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     )
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
     assert len(index) == len(index.classes) == 2
+
+
+def no_file(labels: Path) -> None:
+    (labels / "x.txt").unlink()
+    (labels / "x.txt").symlink_to("nowhere")
+
+
+def of_no_image(labels: Path) -> None:
+    (labels / "z.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+
+
+def called_similarly(labels: Path) -> None:
+    (labels / "x.txt").rename(labels / "x-1.txt")
+
+
+def in_another_format(labels: Path) -> None:
+    (labels / "x.txt").unlink()
+    (labels / "x.json").write_text('{"shapes": [{"label": "a", "points": [[1, 1], [9, 9]]}]}')
+
+
+@pytest.mark.parametrize("harm", [no_file, of_no_image, called_similarly, in_another_format])
+@pytest.mark.parametrize("views", [("left",), ("left", "right")])
+def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
+    root = tmp_path / "set"
+    write_views(root, *views)
+    harm(root / "left/labels")
+    settings = IndexSettings(progress=False, max_bad=1.0)
+    expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
+    assert expected.report.ledger.losses
+    (root / "again").symlink_to("left")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
+    assert len(index) == len(expected)
+    assert len(index.report.lines) == len(expected.report.lines)
+    assert index.report.ledger.loss_summary() == expected.report.ledger.loss_summary()
 
 
 def test_a_json_names_the_folder_itself_and_not_a_link_to_it(tmp_path):

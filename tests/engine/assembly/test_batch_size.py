@@ -22,6 +22,7 @@ import train
 from engine.assembly.batch_size import (
     BOXES,
     MAX_SHARD_IMAGES,
+    BatchSearch,
     CudaMemory,
     batch_that_fits,
     check_batch_search,
@@ -122,6 +123,14 @@ def model_and_loss(spec: dict = TINY_MODEL):
     return model, model.head.build_loss(Hyperparameters())
 
 
+def search_on_cpu(*, plan_steps=None, ctx: DistributedContext = CPU, run: tuple = (), **settings) -> BatchSearch:
+    """The search of a run with ``settings``; ``run``: its model and loss."""
+    model, criterion = run or model_and_loss()
+    return BatchSearch(
+        ctx=ctx, settings=settings_of(**settings), model=model, criterion=criterion, plan_steps=plan_steps or long_run
+    )
+
+
 def state_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in module.state_dict(keep_vars=False).items()}
 
@@ -146,7 +155,7 @@ def test_a_measured_step_does_not_change_the_run(spec, settings):
     loss_state = state_of(criterion)
     drawn = global_generators()
 
-    take_step = prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=2)
+    take_step = prepare_step(search_on_cpu(run=(model, criterion), **settings), images=2)
     take_step()
     take_step()
 
@@ -179,7 +188,7 @@ def test_the_measured_step_has_the_largest_images_and_most_boxes(settings, image
         seen.append((len(raw[0]), 8 * raw[0].shape[-1], len(targets.rows), targets.max_targets))
 
     criterion.register_forward_pre_hook(note)
-    prepare_step(CPU, settings_of(**settings), model, criterion, long_run, images=3)()
+    prepare_step(search_on_cpu(run=(model, criterion), **settings), images=3)()
     shards = max(settings.get("virtual_ranks", 1), 1 + ("nominal_batch" in settings))
     assert seen == [(images, side, images * boxes, boxes)] * shards
 
@@ -195,28 +204,25 @@ def test_the_measured_step_has_the_optimizer_of_the_run(monkeypatch, steps, opti
         return built[-1]
 
     monkeypatch.setattr(engine.assembly.batch_size, "build_step", build_and_note)
-    settings = settings_of(optimizer="auto")
     plans = []
 
     def plan_steps(config: TrainConfig) -> StepPlan:
         plans.append(config.batch_size)
         return StepPlan(accumulate=1, per_epoch=1, epochs=steps)
 
-    prepare_step(CPU, settings, *model_and_loss(), plan_steps, images=3)
+    prepare_step(search_on_cpu(plan_steps=plan_steps, optimizer="auto"), images=3)
     assert (plans, built[0].optimizer.name) == ([3], optimizer)
 
 
 def peak_bytes(images: int) -> int:
-    model, criterion = model_and_loss()
-    return Counted().peak_of(lambda: prepare_step(CPU, settings_of(), model, criterion, long_run, images=images))
+    search = search_on_cpu()
+    return Counted().peak_of(lambda: prepare_step(search, images=images))
 
 
 def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: int = 100_000) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.assembly.batch_size, "CudaMemory", lambda device: Counted(limit))
-        return batch_that_fits(
-            ctx, settings_of(**settings), *model_and_loss(), plan_steps=long_run, epoch_samples=epoch_samples
-        )
+        return batch_that_fits(search_on_cpu(ctx=ctx, **settings), epoch_samples=epoch_samples)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +235,8 @@ def search(ctx: DistributedContext, settings: dict, limit: int, epoch_samples: i
     ],
 )
 def test_the_run_uses_the_batch_that_fits(settings, images, batch, caplog):
-    model, criterion = model_and_loss()
-    measured = settings_of(quad=settings.get("quad", False))
-    limit = Counted().peak_of(lambda: prepare_step(CPU, measured, model, criterion, long_run, images=images)) + 100
+    measured = search_on_cpu(quad=settings.get("quad", False))
+    limit = Counted().peak_of(lambda: prepare_step(measured, images=images)) + 100
     with caplog.at_level("INFO", logger="lockstep"):
         found = search(CPU, settings, limit)
     shards = settings.get("virtual_ranks", 1)

@@ -21,8 +21,8 @@ from engine.assembly import build, choices, run_checks
 from engine.assembly.build import build_training
 from engine.assembly.starting_model import StartingModel, loaded_parameters
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Hook, Hooks, Training
+from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.folder import claim_folder
@@ -39,7 +39,7 @@ from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.process.stop_signals import StopSignals
 
-FIRST = ["Checkpoints", "NonFiniteSteps", "EpochResults", "ProgressBar"]
+FIRST = ["Checkpoints", "NonFiniteSteps", "ProgressBar"]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
 
 def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, monkeypatch):
     closed = []
-    monkeypatch.setattr(EpochResults, "close", lambda hook: closed.append(type(hook).__name__))
+    monkeypatch.setattr(NonFiniteSteps, "close", lambda hook: closed.append(type(hook).__name__))
 
     def break_in_a_run() -> None:
         with built() as trainer:
@@ -95,7 +95,7 @@ def test_hooks_are_closed_and_the_folder_of_a_run_that_fails_is_removed(folder, 
 
     with refused("stop here"):
         break_in_a_run()
-    assert closed == ["EpochResults"]
+    assert closed == ["NonFiniteSteps"]
     assert not (folder / "runs" / "exp").exists()
 
 

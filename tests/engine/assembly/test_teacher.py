@@ -181,13 +181,13 @@ def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, cha
 
 def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
     """That of the weights with ``--keep-old``, which are the teacher."""
-    public = Origin("big, a public file", "AGPL-3.0")
-    student = Origin("small, a public file", "Apache-2.0")
+    public = Origin("big (public file)", "AGPL-3.0")
+    student = Origin("small (public file)", "Apache-2.0")
     big = replace(TEACHER, origin=public)
     for origin, expected in (
-        (RANDOM, Origin("random weights, taught by big, a public file", "AGPL-3.0")),
-        (student, Origin("small, a public file, taught by big, a public file", "Apache-2.0 and AGPL-3.0")),
-        (public, Origin("big, a public file, taught by big, a public file", "AGPL-3.0")),
+        (RANDOM, Origin("random weights, taught by big (public file)", "AGPL-3.0")),
+        (student, Origin("small (public file), taught by big (public file)", "Apache-2.0 and AGPL-3.0")),
+        (public, Origin("big (public file), taught by big (public file)", "AGPL-3.0")),
     ):
         assert big.origin_of_student(origin._asdict()) == expected._asdict()
     own = replace(TEACHER, origin=RANDOM)
@@ -197,11 +197,11 @@ def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
 
 
 def test_a_taught_run_names_the_file_of_its_teacher(tmp_path):
-    origin = Origin("big.pt, a public file", "AGPL-3.0")
+    origin = Origin("big.pt (public file)", "AGPL-3.0")
     path = write_detector(tmp_path / "best.pt", build_detector(TINY_MODEL, 2), origin=origin._asdict())
     teacher = open_teacher(DistributedContext.single("cpu"), TrainConfig(teacher=str(path)), None)
     student = teacher.origin_of_student(RANDOM._asdict())
-    assert student["weights"] == "random weights, taught by best.pt, trained from big.pt, a public file"
+    assert student["weights"] == "random weights, taught by best.pt, trained from big.pt (public file)"
     assert student["license"] == "AGPL-3.0"
 
 

@@ -30,7 +30,7 @@ class Disk:
         self.written.append((path, content))
 
 
-def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
+def test_submitting_does_not_block_and_newer_content_replaces_waiting_content():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: 1})
@@ -46,7 +46,23 @@ def test_submitting_does_not_block_and_newer_content_replaces_pending_content():
     assert disk.written[-1] == (A, 7)
 
 
-def test_an_error_is_raised_once_and_pending_content_is_dropped():
+def test_a_disk_that_is_slower_than_the_epochs_starves_no_file():
+    """Each epoch is the best and ends while best.pt is being written: last.pt is written as often."""
+    written: list[tuple[Path, int]] = []
+
+    def write(content: int, path: Path) -> None:
+        written.append((path, content))
+        if path == A and content < 5:
+            writer.submit({A: content + 1, B: content + 1})
+
+    writer = BackgroundWriter(write)
+    writer.submit({A: 1, B: 1})
+    while writer.is_busy:
+        writer.wait()
+    assert written == [(path, epoch) for epoch in range(1, 6) for path in (A, B)]
+
+
+def test_an_error_is_raised_once_and_waiting_content_is_dropped():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
@@ -67,9 +83,9 @@ def test_an_error_drops_no_files_that_are_just_being_submitted():
     writer.submit({A: -1})
     assert disk.started.wait(10)
     with writer._lock:  # as `submit` holds it
-        writer._pending[A] = 1
+        writer._waiting[A] = 1
         disk.go_on.set()
         time.sleep(0.05)
-        assert writer._pending == {A: 1}
+        assert writer._waiting == {A: 1}
     writer.wait()
-    assert writer._pending == {}
+    assert writer._waiting == {}

@@ -179,6 +179,18 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
     assert Checkpoint.read(tmp_path / "last.pt").header.pending.progress == progress
 
 
+def test_the_scores_of_a_pending_epoch_are_not_added_to_a_file_of_an_earlier_run(tmp_path):
+    """The run kept no epochN.pt when the epoch ended, and does so since it has continued."""
+    save(tmp_path, parts(), is_best=False)
+    earlier = (tmp_path / "epoch2.pt").read_bytes()
+    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description=replace(DESCRIPTION, run_id="new"), period=2)
+    progress = Progress(epoch=2, best_epoch=2, best_fitness=0.5)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
+    checkpointer.save_scored(pending, progress, is_best=False, metrics={"AP": 0.5})
+    checkpointer.finish()
+    assert (tmp_path / "epoch2.pt").read_bytes() == earlier
+
+
 def test_the_state_of_another_optimizer_is_one_line(tmp_path):
     save(tmp_path, parts())
     other = parts()
@@ -275,6 +287,7 @@ def test_a_disk_error_is_reported_neither_as_a_full_disk_nor_as_damage(tmp_path,
     ("kind", "message"),
     [
         ("missing", "x.pt: no such checkpoint"),
+        ("device", "x.pt: cannot be read (is a pipe or device, not a file)"),
         ("empty", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
         ("truncated", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
         ("text", "x.pt: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)"),
@@ -291,6 +304,8 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
         path.write_bytes(path.read_bytes()[:-500])
     elif kind in contents:
         path.write_bytes(contents[kind])
+    elif kind == "device":
+        path.symlink_to("/dev/null")
     elif kind != "missing":
         torch.save({"a": Path("x")} if kind == "foreign zip" else {"format": "lockstep", "version": 99}, path)
     with refused(message):

@@ -13,11 +13,9 @@ import pytest
 import torch
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import Fitness
 from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
-from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
@@ -270,31 +268,3 @@ def test_a_low_ap_raises_the_weight_of_a_class():
     assert given == [[0.25, 2.0]] == [trainer.progress.class_weights]
     ClassWeights(loader).start(trainer)  # resumed
     assert given == [[0.25, 2.0]] * 2
-
-
-def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores():
-    optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
-    step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
-    trainer = FakeTrainer(step=step, schedule=None, seconds=lambda: 5.0)
-    hook = EpochResults(Fitness.parse("AP", ["a"]))
-    bests = []
-    for trainer.progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
-        epoch = Epoch(trainer.progress.epoch)
-        trainer.progress.count_losses((4.0,), is_finite=True)
-        hook.after_last_step(trainer, epoch)
-        if ap is not None:
-            scores = {"metrics": {"AP": ap}, "class_ap": np.array([ap]), "threshold": 0.5, "extras": {"val/box": 1.0}}
-            scores |= {"plain_confidence": 0.25, "scored_confidence": None}
-            epoch.result = SimpleNamespace(**scores)
-        hook.score(trainer, epoch)
-        bests.append(epoch.is_best)
-        names = [
-            "time",
-            "train/box",
-            *(["metrics/AP", "metrics/confidence", "val/box"] if ap is not None else []),
-            "lr/bias",
-        ]
-        assert [name for name in epoch.row if name != "metrics/fitness"] == names
-    assert bests == [True, False, False, True]
-    progress = trainer.progress
-    assert (progress.best_epoch, progress.confidence, progress.plain_confidence) == (4, 0.5, 0.25)

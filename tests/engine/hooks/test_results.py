@@ -3,7 +3,6 @@ import math
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +10,8 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import Fitness, score_detections
+from engine.evaluation.metrics import score_detections
 from engine.hooks.end_log import ClassScores
-from engine.hooks.epoch_results import EpochResults
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
@@ -21,7 +19,6 @@ from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, claim_after_earlier_run
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
-from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 
@@ -133,8 +130,8 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, progress
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""  # nothing was validated
     for number, (finds, is_best) in enumerate(epochs, 1):
-        hook.record(trainer_at(), scored(number, finds=finds, is_best=is_best))
-    hook.record(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
+        hook.report(trainer_at(), scored(number, finds=finds, is_best=is_best))
+    hook.report(trainer_at(), Epoch(len(epochs) + 1))  # which is not validated
     trainer = trainer_at()
     trainer.progress = progress
     hook.finish(trainer)
@@ -149,21 +146,9 @@ def test_no_table_is_logged_without_objects(capsys):
     configure_logging(True)
     empty = make_ground_truth(np.zeros((0, 4)), *np.zeros((4, 0), int), 2, 3)
     hook = ClassScores(empty, NAMES)
-    hook.record(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
+    hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
-
-
-def test_the_line_of_an_epoch_fits_into_80_columns(capsys):
-    """The one that decides comes last, or by name if it is that of a class."""
-    configure_logging(True)
-    epoch = replace(scored(1, finds=1, is_best=False), row={})
-    trainer = SimpleNamespace(progress=Progress(epoch=1), ctx=DistributedContext.single(), seconds=lambda: 1.0)
-    EpochResults(Fitness.parse("AP", NAMES)).score(trainer, epoch)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line == "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
-    EpochResults(Fitness.parse("F1:dog", NAMES)).score(trainer, epoch)
-    assert capsys.readouterr().out == f"{line}  F1:dog 1.0000\n"
 
 
 def test_tensorboard_files_contain_all_results(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -181,7 +182,24 @@ def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key
     service = MemoryService()
     process(tmp_path, service, [1], run_id=run_id)
     assert service.keys == [key]
-    assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id)
+    assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("place", "key"), [(shutil.copytree, ""), (shutil.move, "k"), (os.symlink, "k")], ids=["copied", "moved", "linked"]
+)
+def test_a_copied_run_is_another_tracked_run_and_a_moved_one_the_same(tmp_path, place, key):
+    original = tmp_path / "exp"
+    original.mkdir()
+    (original / "settings.yaml").write_text("run_id: run\n")
+    process(original, MemoryService(), [1, 2], complete=False)
+    folder = tmp_path / "placed"
+    place(original, folder)
+    service = MemoryService()
+    service.epochs = [1, 2] if key else []
+    process(folder, service, [3])
+    assert (service.keys, service.epochs) == ([key], [1, 2, 3])
+    assert TrackedRun.read(folder / "tracked_note.json").folder == str(folder.resolve())
 
 
 @pytest.mark.parametrize("trains_like", [True, False])
@@ -213,7 +231,7 @@ def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, cont
     assert line.startswith(f"warning: {note}: ")
     assert reason in line
     assert line.endswith("; Memory gets a new run with all epochs")
-    assert TrackedRun.read(note) == TrackedRun("k", 3, "run")
+    assert TrackedRun.read(note) == TrackedRun("k", 3, "run", str(tmp_path))
 
 
 def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
@@ -298,6 +316,17 @@ def test_mlflow_continues_a_run_whose_note_is_lost(tmp_path):
         "earlier": [1, 2, 3, 4],
         "new": [1],
     }
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_mlflow_has_a_run_of_its_own_for_a_checkpoint_in_another_folder(tmp_path):
+    """``epochN.pt`` copied there, without the note."""
+    for name, epochs in (("first", (1, 2)), ("second", (2, 3))):
+        folder = tmp_path / name
+        folder.mkdir()
+        process(folder, Mlflow(), epochs, complete=False, close_s=60)
+    steps = {run.info.run_name: [m.step for m in history["time"]] for run, history, _ in tracked(tmp_path)}
+    assert steps == {"first": [1, 2], "second": [2, 3]}
 
 
 @pytest.mark.usefixtures("mlflow_store")
@@ -399,6 +428,8 @@ def test_wandb_makes_one_run_however_often_it_is_asked(tmp_path, monkeypatch):
             service.open(tmp_path, TrackedRun(), SETTINGS)
     assert service.open(tmp_path, TrackedRun(), SETTINGS).key == ids[0]
     assert len(set(ids)) == 1
+    of_run = [service.open(tmp_path / name, TrackedRun(run_id="a"), SETTINGS).key for name in ("x", "x", "y")]
+    assert of_run[0] == of_run[1] != of_run[2]
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])

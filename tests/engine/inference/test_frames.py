@@ -225,6 +225,7 @@ def test_an_address_without_a_server_is_one_line():
             "12345678901234567890: no such file or folder; a source is an image, folder, glob, video, list, "
             "webcam or URL",
         ),
+        ("//dev/null", "/dev/null: is a pipe or device, not a file; cameras are named by their numbers: 0, 1, ..."),
         ("///[a", "//[a: the pattern matches no image or video"),
         ("/http://[a", "http://[a: cannot be opened"),
         ("/rtsp://me:secret@[a", "rtsp://[a: cannot be opened"),

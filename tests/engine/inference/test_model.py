@@ -222,9 +222,17 @@ def test_missing_and_damaged_files(tmp_path: Path, name: str):
         pytest.importorskip("onnxruntime")
     if name == "a.xml":
         pytest.importorskip("openvino")
-    with refused(f"{name}: no such file"):
-        open_model(tmp_path / name, device=CPU)
+    for missing in (name, f"{300 * 'x'}{name}"):  # no system has names of 300 characters
+        with refused(f"{missing}: no such file"):
+            open_model(tmp_path / missing, device=CPU)
     (tmp_path / name).write_bytes(b"not a model")
     (tmp_path / "a.bin").write_bytes(b"")
-    with refused(f"{name}: cannot be opened (...)"):
+    of_torch = name in ("a.torchscript", "a.pt2")
+    reason = "truncated, or not an archive of torch" if of_torch else "cannot be opened (...)"
+    with refused(f"{name}: {reason}"):
         open_model(tmp_path / name, device=CPU, trust=True)
+    if of_torch:
+        write_detector(tmp_path / name, build_detector(TINY_MODEL, 1))
+        program = name.removeprefix("a.")
+        with refused(f"{name}: contains no {program} program; a checkpoint's name must end with .pt"):
+            open_model(tmp_path / name, device=CPU, trust=True)

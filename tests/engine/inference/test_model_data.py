@@ -13,6 +13,8 @@ from engine.inference.model_data import classes_to_score
 from models.detector import build_detector
 from tests.helpers.tiny import TINY_MODEL
 
+WORKERS = ["vest", "person"]
+
 
 @pytest.mark.parametrize(
     ("flags", "names", "single_cls", "scored"),
@@ -26,6 +28,10 @@ from tests.helpers.tiny import TINY_MODEL
         ({"classes": ["helmet", "shoe"], "keep_old": True}, ["person", "helmet", "shoe"], False, ["helmet"]),
         ({"classes": ["shoe"], "keep_old": True}, ["person", "shoe"], False, []),
         ({"keep_old": True}, ["person", "helmet"], False, []),
+        ({"classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
+        # Numbers of the training's data set, in which the classes have another order.
+        ({"classes": ["0", "2"], "used_classes": ["vest", "person"], "single_cls": True}, ["object"], True, WORKERS),
+        ({"classes": ["2"], "used_classes": ["vest"], "keep_old": True}, ["person", "vest"], False, ["vest"]),
     ],
 )
 def test_a_model_is_scored_on_what_it_has_learned(tmp_path, flags, names, single_cls, scored):

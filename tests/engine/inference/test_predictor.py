@@ -468,11 +468,12 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
         ("clip.mp4", "clip.mp4: is a video; use stream(), which yields a result for each frame, or detect.py"),
         ("", ": is a folder; give a list of files, or use stream() or detect.py"),
         (["", "a.jpg"], ": is a folder; give a list of files, or use stream() or detect.py"),
-        (7, "image0.jpg: int is not an image; give a path, numpy array, PIL image, torch tensor or a list"),
+        (7, "image0.jpg: int is not an image; give a path, numpy array, PIL image or torch tensor, ... list of these"),
+        ([["a.jpg"]], "image0.jpg: list is not an image; give a path, numpy array, PIL image or ... one list of these"),
         (["nowhere.jpg", None], "nowhere.jpg: no such image"),
         (
             [np.zeros((4, 4), np.uint8), None],
-            "image1.jpg: NoneType is not an image; give a path, numpy array, PIL image, torch tensor or a list",
+            "image1.jpg: NoneType is not an image; give a path, numpy array, PIL image or ... one list of these",
         ),
     ],
 )

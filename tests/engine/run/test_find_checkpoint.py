@@ -36,13 +36,14 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path, monkeypat
     check_is_newest(older)
 
 
-@pytest.mark.parametrize("has_last", [True, False])
-def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: Path, has_last):
-    """Not even one of a later epoch, nor if the newest run has no last.pt yet, or the user has moved that away."""
+@pytest.mark.parametrize("last_of", ["newest", "earlier", ""])
+def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: Path, last_of):
+    """Not even one of a later epoch, nor if the newest run has not saved its last.pt yet, or the user has moved that
+    away."""
     saved(tmp_path / "epoch9.pt", Progress(epoch=9), run_id="earlier")
     saved(tmp_path / "epoch1.pt", Progress(epoch=1), run_id="newest")
-    if has_last:
-        saved(tmp_path / "last.pt", Progress(epoch=1), run_id="newest")
+    if last_of:
+        saved(tmp_path / "last.pt", Progress(epoch=9 if last_of == "earlier" else 1), run_id=last_of)
     claim(tmp_path, "newest")
     check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
     with refused(

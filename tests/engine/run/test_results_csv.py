@@ -38,3 +38,5 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
     (tmp_path / "results.csv").write_text(text)
     with refused("results.csv: not a results file of this program; move it away"):
         ResultsTable.read(tmp_path / "results.csv")
+    with refused("missing.csv: no such file; a training writes it after its first epoch"):
+        ResultsTable.read(tmp_path / "missing.csv")

@@ -14,11 +14,13 @@ import torch
 from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
-from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.evaluation.metrics import Fitness
+from engine.hooks.hook import Action, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.run import RunSettings, TrainingRun
+from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
@@ -123,6 +125,19 @@ class Evaluates:
             assert should_stop()
 
 
+class Results(EpochResults):
+    """Scores by the number of the epoch, of which ``best_epoch`` is the best."""
+
+    def __init__(self, best_epoch: int = 0) -> None:
+        super().__init__(Fitness.parse("AP", ["a"]))
+        self._best_epoch = best_epoch
+
+    def complete(self, ctx, epoch, progress, *, seconds) -> None:
+        super().complete(ctx, epoch, progress, seconds=seconds)
+        epoch.is_best = epoch.number == self._best_epoch
+        epoch.metrics = {"AP": epoch.number / 10}
+
+
 BuildValidator = Callable[[TrainStep, RunControl], Validator]
 
 
@@ -164,13 +179,16 @@ def build(
     signals: StopSignals | None = None,
     epochs: int = 2,
     validator: BuildValidator | None = None,
+    best_epoch: int = 0,
     **settings,
 ) -> Trainer:
     ctx = DistributedContext.single()
     step = make_train_step(ctx, build_detector(TINY_MODEL, 2, seed=1))
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
     run = TrainingRun(folder=Path(), settings=settings)
-    return trainer_of(run, step, progress or Progress(), *hooks, signals=signals, validator=validator)
+    return trainer_of(
+        run, step, progress or Progress(), *hooks, signals=signals, validator=validator, best_epoch=best_epoch
+    )
 
 
 def trainer_of(
@@ -180,6 +198,7 @@ def trainer_of(
     *hooks: Hook,
     signals: StopSignals | None = None,
     validator: BuildValidator | None = None,
+    best_epoch: int = 0,
 ) -> Trainer:
     loader = Loader()
     control = RunControl(step.ctx, Watchdog(signals or StopSignals()))
@@ -192,6 +211,7 @@ def trainer_of(
         control=control,
         checkpointer=Saves(),
         validator=(validator or local())(step, control),
+        results=Results(best_epoch),
         hooks=hooks,
     )
 
@@ -207,7 +227,7 @@ def test_hooks_see_every_step_and_epoch_in_order():
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
         ("after_last_step", 0, 3), ("before_validation", 0, 3),
-        ("score", 1, 0), ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
+        ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
     ]  # fmt: skip
     without_reads = [call for call in watch.calls if call[0] != "after_read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
@@ -254,14 +274,8 @@ def test_what_fails_because_of_a_signal_is_a_stop(tmp_path, capsys, monkeypatch,
         assert out == ""
 
 
-class Scores(Hook):
-    def score(self, trainer: Training, epoch: Epoch) -> None:
-        epoch.is_best = epoch.number == 2
-        epoch.metrics = {"AP": epoch.number / 10}
-
-
 def test_each_epoch_is_saved_with_its_scores():
-    trainer = build(Scores(), epochs=3)
+    trainer = build(best_epoch=2, epochs=3)
     trainer.fit()
     saved = trainer.checkpointer.saved
     assert [(epoch, batch) for epoch, batch, _ in saved] == [(1, 0), (2, 0), (3, 0)]
@@ -272,7 +286,7 @@ def test_each_epoch_is_saved_with_its_scores():
 
 def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
     """As after a callback that stops the run at the end of an epoch."""
-    trainer = build(Scores(), Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)))
+    trainer = build(Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)), best_epoch=2)
     trainer.fit()
     saves = trainer.checkpointer
     metrics = [(epoch, batch, header.metrics) for epoch, batch, header in saves.saved]
@@ -297,22 +311,17 @@ def test_an_epoch_whose_validation_a_signal_ends_is_saved_with_its_steps():
     assert watch.of("record", "after_epoch") == [("record", 1, 0), ("after_epoch", 1, 0)]
 
 
-class BestFirst(Hook):
-    def score(self, trainer: Training, epoch: Epoch) -> None:
-        epoch.is_best = epoch.number == 1
-
-
 def test_an_epoch_that_others_validate_is_completed_by_the_end_of_the_next_one():
     watch = Watch()
     validator = remote()
-    trainer = build(BestFirst(), watch, validator=validator)
+    trainer = build(watch, validator=validator, best_epoch=1)
     trainer.fit()
-    end = ["after_last_step", "before_validation", "score", "record", "report", "after_epoch"]
+    end = ["after_last_step", "before_validation", "record", "report", "after_epoch"]
     assert [(name, epoch) for name, epoch, _ in watch.of(*end)] == [
         ("after_last_step", 0), ("after_epoch", 1),
         ("after_last_step", 1),
-        ("before_validation", 1), ("score", 1), ("record", 1), ("report", 1),
-        ("before_validation", 1), ("score", 2), ("record", 2), ("report", 2), ("after_epoch", 2),
+        ("before_validation", 1), ("record", 1), ("report", 1),
+        ("before_validation", 1), ("record", 2), ("report", 2), ("after_epoch", 2),
     ]  # fmt: skip
     saves = trainer.checkpointer
     assert [(epoch, header.pending is not None) for epoch, _, header in saves.saved] == [(1, True), (2, False)]
@@ -336,7 +345,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
     validator = local(pending=pending)
-    trainer = build(BestFirst(), watch, validator=validator, progress=Progress(epoch=1), epochs=epochs)
+    trainer = build(watch, validator=validator, progress=Progress(epoch=1), epochs=epochs, best_epoch=1)
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
     calls = [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
@@ -346,10 +355,21 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     assert trainer.checkpointer.scored == [(1, True)]
 
 
+@pytest.mark.parametrize(("close_mosaic", "is_closing"), [(1, True), (0, False)])
+def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
+    watch = Watch()
+    trainer = build(watch, hyp=Hyperparameters(close_mosaic=close_mosaic), progress=Progress(epoch=2))
+    closing: list[bool] = []
+    trainer.step.criterion.set_closing = closing.append
+    trainer._report_again()
+    assert closing == [is_closing]
+    assert watch.calls == [("before_validation", 2, 0), ("report", 2, 0)]
+
+
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():
     validator = remote()
     watch = Watch(after_epoch=(1, 0, Action.END))
-    trainer = build(BestFirst(), watch, validator=validator, epochs=3)
+    trainer = build(watch, validator=validator, epochs=3, best_epoch=1)
     trainer.fit()
     assert watch.of("record") == [("record", 1, 0)]
     saved = [(epoch, batch, header.pending is None) for epoch, batch, header in trainer.checkpointer.saved]

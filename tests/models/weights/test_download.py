@@ -167,6 +167,8 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
     for name, message in (
         ("tinny.pt", "tinny.pt: neither a file nor the name of public weights (did you mean 'tiny'?)"),
         ("runs/exp/best.pt", "runs/exp/best.pt: no such file"),
+        (f"a/{300 * 'x'}.pt", "xxx.pt: no such file"),
+        ("/dev/null", "/dev/null: is a pipe or device, not a file"),
         (str(tmp_path), "...: is a folder; name a file in it, such as best.pt"),
         ("file:///etc/hostname", "file:///etc/hostname: no such file"),
     ):
@@ -232,16 +234,16 @@ def stored(path, **content):
 
 def test_public_files_are_known_by_checksum_or_name(public, tmp_path):
     for path in (public, shutil.copy(public, tmp_path / "mine.pt")):
-        assert origin_of({"format": "foreign"}, path) == ("tiny, a public file", "MIT")
-        assert origin_of_run(stored(path)) == ("tiny, a public file", "MIT")
+        assert origin_of({"format": "foreign"}, path) == ("tiny (public file)", "MIT")
+        assert origin_of_run(stored(path)) == ("tiny (public file)", "MIT")
     plain = tmp_path / "plain.pt"
     other = tmp_path / "other.pt"
     for path in (plain, other):
         path.write_bytes(b"others")
     assert origin_of({}, plain) == ("plain.pt", "Apache-2.0, if it was the public file of this name")
-    assert origin_of({}, other) == ("other.pt, a file of unknown origin", "unknown")
+    assert origin_of({}, other) == ("other.pt (unknown origin)", "unknown")
     public.write_bytes(b"replaced")
-    assert origin_of({}, public) == ("tiny.pt, a file of unknown origin", "unknown")
+    assert origin_of({}, public) == ("tiny.pt (unknown origin)", "unknown")
 
 
 def test_a_file_of_unknown_license_under_a_public_name_is_named_once(fetch, public, tmp_path, caplog, monkeypatch):
@@ -260,7 +262,7 @@ def test_a_file_of_unknown_license_under_a_public_name_is_named_once(fetch, publ
 def test_checkpoints_pass_on_the_origin_that_they_store(public, tmp_path):
     first = origin_of_run(stored(public))
     second = origin_of_run(stored(tmp_path / "a.pt", format="lockstep", origin=first._asdict(), config={"epochs": 3}))
-    assert second == ("a.pt, trained from tiny, a public file", "MIT")
+    assert second == ("a.pt, trained from tiny (public file)", "MIT")
     assert origin_of({"origin": second._asdict()}, tmp_path / "b.pt") == second
     assert origin_of({"origin": {"weights": "x"}}, tmp_path / "b.pt") == ("x", "unknown")
-    assert origin_of({"origin": ["x"]}, public) == ("tiny, a public file", "MIT")  # of a hostile file
+    assert origin_of({"origin": ["x"]}, public) == ("tiny (public file)", "MIT")  # of a hostile file

@@ -102,7 +102,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     trained, info = load_detector(best)
     assert trained.spec["name"] == name
     assert trained.names == tuple(NAMES)
-    assert info["origin"] == {"weights": f"{weights.name}, a file of unknown origin", "license": "unknown"}
+    assert info["origin"] == {"weights": f"{weights.name} (unknown origin)", "license": "unknown"}
     moved = [key for key, p in trained.named_parameters() if not torch.equal(p, started[key])]
     assert len(moved) > 0.9 * len([*trained.parameters()])
     run_main(val.main, ["--weights", str(best), *common])

@@ -25,6 +25,7 @@ from tools.check.issue_kinds import (
     COPIED,
     DOUBLED,
     IMBALANCE,
+    NOT_CHECKED,
     NOT_TRAINED,
     SMALL_OBJECTS,
     TINY,
@@ -233,7 +234,30 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     ):
         assert message in error_of(capsys, main, data.yaml, *flags.split())
     shutil.rmtree(data.root / "images" / "val")
-    assert "images/val: not found" in error_of(capsys, main, data.yaml)
+    assert "images/val: not found" in error_of(capsys, main, data.yaml, "--split", "val", "train")
+    shutil.rmtree(data.root / "images" / "train")
+    assert "images/train: not found" in error_of(capsys, main, data.yaml)
+
+
+def test_a_missing_split_is_an_issue_and_the_others_are_checked(data, capsys):
+    data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
+    shutil.rmtree(data.root / "images" / "val")
+    missing, clipped = issues_of(capsys, data)
+    assert (missing["kind"], missing["split"], clipped["kind"]) == (NOT_CHECKED, "val", CLIPPED)
+    assert "images/val: not found" in missing["text"]
+    status, out = check(capsys, data.yaml, "--noplots")
+    assert status == 1
+    assert "split that cannot be read: 1 (the other splits are checked)" in out
+
+
+def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, capsys):
+    data.add("train/0", np.zeros((128, 160, 3), np.uint8))
+    values = yaml.safe_load(data.yaml.read_text()) | {"val": ["images/val", "list.txt"]}
+    (data.root / "list.txt").write_text("images/train/0.png\n")
+    data.yaml.write_text(yaml.safe_dump(values))
+    (issue,) = issues_of(capsys, data)
+    assert (issue["kind"], issue["text"]) == (ACROSS, "listed in train and val")
+    assert issue["images"] == ["images/train/0.png"] * 2
 
 
 def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import signal
-from types import SimpleNamespace
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -61,8 +64,9 @@ def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(t
 
 
 def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
-    metrics = dict.fromkeys((metric.name for metric in METRICS), 0.5)
-    folds = [SimpleNamespace(num_images=4, metrics=metrics | {"AP": ap}) for ap in (0.2, 0.4, math.nan)]
+    gt, table, _ = random_case(0, num_images=4)
+    result = score_detections(gt, table, 4)
+    folds = [replace(result, metrics=result.metrics | {"AP": ap}) for ap in (0.2, 0.4, math.nan)]
     lines = _format_metrics(folds, folds[0])
     ap = {line.split()[0]: line.split()[-1] for line in lines[:-1]}
     assert (ap["mean"], ap["std"]) == ("0.3000", "0.1414")
@@ -83,23 +87,34 @@ def table(folder):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.slow
-def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatch):
-    """Also as the only process of a launcher, whose variables the trainings and scorings do not share."""
+@pytest.fixture(scope="module")
+def whole(world) -> tuple[Path, str]:
+    """A cross-validation, which is the only process of a launcher, and what it has printed.
+
+    The trainings and scorings do not share the launcher's variables.
+    """
     root, flags = world
-    with monkeypatch.context() as launcher:
+    with pytest.MonkeyPatch.context() as launcher, redirect_stdout(io.StringIO()) as printed:
         for name, value in torchrun_variables(0, 1, free_port()).items():
             launcher.setenv(name, value)
         main([*flags, "--name", "whole"])
-    whole = root / "whole"
-    printed = capsys.readouterr().out
-    assert [row["fold"] for row in table(whole)] == ["1", "2", "pooled"]
-    assert all(word in printed for word in ("fold 1", "fold 2", "mean", "std", "pooled", "light", "dark"))
-    assert [int(row["images"]) for row in table(whole)] == [6, 6, 12]
-    folds = [read_fold(whole / f"fold{n}" / "detections.npz") for n in (1, 2)]
-    pooled = pool(folds)
+    return root / "whole", printed.getvalue()
+
+
+@pytest.mark.slow
+def test_folds_are_scored_alone_and_together(whole):
+    folder, printed = whole
+    rows = table(folder)
+    assert [(row["fold"], row["images"]) for row in rows] == [("1", "6"), ("2", "6"), ("pooled", "12")]
+    pooled = pool([read_fold(folder / f"fold{n}" / "detections.npz") for n in (1, 2)])
     stats, _ = coco_evaluate(pooled.truth, pooled.scored)
-    assert float(table(whole)[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
+    assert float(rows[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
+    assert all(word in printed for word in ("fold 1", "fold 2", "mean", "std", "pooled", "light", "dark"))
+
+
+@pytest.mark.slow
+def test_a_killed_cross_validation_continues(world, whole, tmp_path):
+    root, flags = world
     killed = root / "killed"
     with Processes(tmp_path / "log") as processes:
         process = processes.start([python(), "-m", "tools.kfold", *flags, "--name", "killed"])
@@ -110,16 +125,36 @@ def test_a_killed_cross_validation_continues(world, tmp_path, capsys, monkeypatc
     assert not (killed / "results.csv").exists()
     main([*flags, "--name", "killed"])
     assert (killed / "fold1" / "last.pt").stat().st_mtime_ns == first
-    assert table(killed) == table(whole)
+    assert table(killed) == table(whole[0])
     for number in (1, 2):
-        weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole, killed)]
+        weights = [read_checkpoint(folder / f"fold{number}" / "best.pt")["ema"] for folder in (whole[0], killed)]
         assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
-    line = error_of(capsys, main, *flags, "--name", "killed", "--epochs", "3")
-    assert "was begun with --epochs 2, not 3" in line
 
 
-def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsys, monkeypatch):
-    """Else the folds would be trained differently, or the columns of results.csv would have the names of others."""
+def change_recipe(recipe: Path, data: Path) -> None:
+    recipe.write_text("lr0: 0.03\n")
+
+
+def change_labels(recipe: Path, data: Path) -> None:
+    (data.parent / "labels" / "train" / "000.txt").write_text("0 0.5 0.5 0.3 0.3\n")
+
+
+def change_class_names(recipe: Path, data: Path) -> None:
+    data.write_text(data.read_text().replace("light", "lamp"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (change_recipe, "folds: was started with hyper-parameter lr0 0.02, not 0.03; "),
+        (change_labels, "folds: the content of the split 'train' has changed since the start; "),
+        (change_class_names, "folds: was started with the classes ['light', 'dark'], not ['lamp', 'dark']; "),
+    ],
+)
+def test_a_cross_validation_continues_with_the_same_recipe_and_data_only(
+    world, tmp_path, capsys, monkeypatch, change, message
+):
+    """Otherwise the folds would be trained differently, or the columns of results.csv would have other names."""
     _, flags = world
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("lr0: 0.02\n")
@@ -134,21 +169,9 @@ def test_what_the_recipe_and_the_data_say_must_not_change(world, tmp_path, capsy
     monkeypatch.setattr("tools.kfold.cross_validate.cross_validate", interrupted)
     assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(recipe))
     copy = recipe.rename(tmp_path / "copy.yaml")
-    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
-    copy.write_text("lr0: 0.03\n")
-    line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: was begun with hyper-parameter lr0 0.02, not 0.03; " in line
-    copy.write_text("lr0: 0.02\n")
-    labels = tmp_path / "set" / "labels" / "train" / "000.txt"
-    before = labels.read_text()
-    labels.write_text("0 0.5 0.5 0.3 0.3\n")
-    line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: the content of the split 'train' has changed since the work was begun; " in line
-    labels.write_text(before)
-    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))
-    data.write_text(data.read_text().replace("light", "lamp"))
-    line = error_of(capsys, main, *flags, "--hyp", str(copy))
-    assert "folds: was begun with the classes ['light', 'dark'], not ['lamp', 'dark']; " in line
+    assert "interrupted" in error_of(capsys, main, *flags, "--hyp", str(copy))  # the recipe's name may change
+    change(copy, data)
+    assert message in error_of(capsys, main, *flags, "--hyp", str(copy))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, n
     store_or_verify_settings(tmp_path, **{name: "file.x"})
     monkeypatch.chdir(tmp_path / "below")
     store_or_verify_settings(tmp_path, **{name: "../file.x"})
-    with pytest.raises(UserError, match=f"was begun with --{name} .*/file.x, not "):
+    with pytest.raises(UserError, match=f"was started with --{name} .*/file.x, not "):
         store_or_verify_settings(tmp_path, **{name: "other"})
 
 
@@ -49,7 +49,7 @@ def test_settings_of_a_machine_or_of_a_run_may_change_and_others_may_not(tmp_pat
         tmp_path, device="cpu", epochs=3, workers=2, cache="ram", save_minutes=1.0, tracker=["wandb"]
     )
     with refused(
-        ".../a: was begun with --epochs 3, not 4; continue with the same settings, or start anew with another --name"
+        ".../a: was started with --epochs 3, not 4; continue with the same settings, or choose another --name"
     ):
         store_or_verify_settings(tmp_path, epochs=4)
 
@@ -61,8 +61,7 @@ def test_a_file_whose_content_has_changed_is_named(tmp_path, monkeypatch, name):
     store_or_verify_settings(tmp_path, **{name: "file"})
     Path("file").write_text("2")
     with refused(
-        f".../a: the content of --{name} file has changed since the work was begun; restore it, or start anew with "
-        "another --name"
+        f".../a: the content of --{name} file has changed since the start; restore it, or choose another --name"
     ):
         store_or_verify_settings(tmp_path, **{name: "file"})
     Path("file").write_text("1")
@@ -83,7 +82,7 @@ def test_callbacks_whose_file_has_changed_are_named(tmp_path, monkeypatch, file)
 
 def test_contents_and_digests_are_compared_by_name(tmp_path):
     store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "1"})
-    with pytest.raises(UserError, match=r"was begun with hyper-parameter lr0 0\.01, not 0\.02; "):
+    with pytest.raises(UserError, match=r"was started with hyper-parameter lr0 0\.01, not 0\.02; "):
         store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.02}, {"the split 'train'": "1"})
     with pytest.raises(UserError, match="the content of the split 'train' has changed"):
         store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "2"})
@@ -91,12 +90,10 @@ def test_contents_and_digests_are_compared_by_name(tmp_path):
 
 def test_a_split_that_comes_or_goes_is_named(tmp_path):
     store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1"})
-    message = (
-        ".../a: the split 'val' was not there when the work was begun; remove it, or start anew with another --name"
-    )
+    message = ".../a: the split 'val' was not there at the start; remove it, or choose another --name"
     with refused(message):
         store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
-    with pytest.raises(UserError, match="the content of the split 'train' is missing; "):
+    with pytest.raises(UserError, match="the content of the split 'train' is missing, but was there at the start; "):
         store_or_verify_settings(tmp_path, {}, {})
 
 
@@ -105,7 +102,7 @@ def test_callbacks_that_are_found_later_only_are_named(tmp_path, monkeypatch):
     digests = {"the split 'train'": "1"}
     store_or_verify_settings(tmp_path, {}, digests, callbacks="later_hooks:on_end")
     Path("later_hooks.py").write_text("def on_end(run): pass\n")
-    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there when the work was begun"):
+    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there at the start"):
         store_or_verify_settings(tmp_path, {}, digests, callbacks="later_hooks:on_end")
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
-import json
 import os
 import shutil
 import signal
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ import torch
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.scripts import call, error_of
+from tests.helpers.scripts import ROOT, call, error_of
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.runs import training
 from tools.search.__main__ import main
@@ -30,7 +27,6 @@ from utils.config.settings import Hyperparameters
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
-from utils.process.child import Child
 from utils.process.identity import this_process
 from utils.program_folders import CONFIGS
 
@@ -205,15 +201,15 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     kept = [path.parent.parent.name for path in whole.rglob("best.pt")]
     assert len(kept) == 1
     for more, line in (
-        (["--epochs", "7"], "was begun with --epochs 6, not 7"),
-        (["--model", "yolov8n"], "was begun with --model "),
-        (["--seed", "3"], "was begun with --seed 0, not 3"),
-        (["--set", "box=3"], "was begun with hyper-parameter box 7.5, not 3.0"),
+        (["--epochs", "7"], "was started with --epochs 6, not 7"),
+        (["--model", "yolov8n"], "was started with --model "),
+        (["--seed", "3"], "was started with --seed 0, not 3"),
+        (["--set", "box=3"], "was started with hyper-parameter box 7.5, not 3.0"),
     ):
         assert line in error_of(capsys, main, *flags, "--name", "broken", *more)
     (root / "wider.yaml").write_text(RANGES.replace("0.05", "0.5"))
     line = error_of(capsys, main, *flags, "--name", "broken", "--hyp", str(root / "wider.yaml"))
-    assert "was begun with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
+    assert "was started with the range of lr0 [0.001, 0.05, 'log'], not [0.001, 0.5, 'log']" in line
     main([*flags, "--name", "broken", "--trials", "2"])  # nothing is left to do
     assert created(broken) == 2
 
@@ -352,13 +348,19 @@ def test_wrong_settings_end_the_search_at_once(world, capsys):
 
 @pytest.fixture
 def child(tmp_path, monkeypatch):
-    """Returns a function that sets how the training of each trial ends: its exit code and the result that it writes."""
+    """Returns a function that sets how the training of each trial ends: its exit code and the result that it writes.
+
+    A program takes the place of train.py; it is started, and its result read, as train.py's.
+    """
+    program = tmp_path / "ends.py"
+    monkeypatch.setattr(training, "command_prefix", lambda command: [python(), str(program)])
 
     def set_end(code: int, **result: object) -> None:
-        result_file = tmp_path / "result.json"
-        result_file.write_text(json.dumps(result))
-        process = SimpleNamespace(poll=lambda: code, wait=lambda: code)
-        monkeypatch.setattr(training, "start", lambda *words, **options: nullcontext(Child(process, result_file)))
+        program.write_text(
+            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+            "from utils.process.result_file import take_result_file, write_result\n"
+            f"take_result_file()\nwrite_result(**{result!r})\nsys.exit({code})\n"
+        )
 
     return set_end
 

@@ -35,7 +35,7 @@ from tests.helpers.tiny import write_dataset, write_model
 from utils.distributed import file_exchange
 from utils.distributed.context import DistributedContext
 from utils.distributed.file_exchange import assign_readers
-from utils.errors import PeerFailure, UserError
+from utils.errors import PeerFailure, PeerLost, UserError
 
 BOTH = ("train", "val")
 
@@ -149,7 +149,7 @@ def test_a_node_that_fails_stops_the_others_with_its_reason(tmp_path, how):
         assert "node 1 failed" in message
         assert "the disk is on fire" in message
     else:
-        assert kind is UserError
+        assert kind is PeerLost
         assert re.match(r"node 1 .* died|lost contact", message)
     assert seconds < 10
 

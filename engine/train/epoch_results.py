@@ -1,4 +1,4 @@
-"""The result of an epoch: its row of results.csv, and whether it is the best one."""
+"""The results of an epoch: its row of results.csv, its scores, and whether it is the best one."""
 
 from __future__ import annotations
 
@@ -7,45 +7,52 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.checkpoint.progress import Progress
 from engine.evaluation.metrics import METRICS, Fitness
 from engine.evaluation.result import EvalResult
-from engine.hooks.hook import Epoch, Hook, Training
+from engine.hooks.hook import Epoch
+from engine.optim.schedule import Schedule
 from engine.run.results_csv import CONFIDENCE_COLUMN
-from utils.distributed.context import broadcast_object
+from engine.train.step import TrainStep
+from utils.distributed.context import DistributedContext, broadcast_object
 
 log = logging.getLogger("lockstep")
 
 
-class EpochResults(Hook):
-    """Records the result of each epoch in the progress of all ranks. ``fitness`` decides which epoch is the best."""
+class EpochResults:
+    """Makes the results of each epoch. ``fitness`` decides which epoch is the best."""
 
     def __init__(self, fitness: Fitness) -> None:
         self.fitness = fitness
 
-    def after_last_step(self, trainer: Training, epoch: Epoch) -> None:
-        losses = trainer.progress.mean_losses(trainer.step.criterion.names)
-        epoch.row |= {f"train/{name}": value for name, value in losses.items()}
-        optimizer = trainer.step.optimizer
-        optimizer.set_rates(trainer.schedule, trainer.progress.updates - 1)  # a resumed run may have taken no step
-        epoch.row |= optimizer.rates()
+    def training_row(self, step: TrainStep, schedule: Schedule, progress: Progress) -> dict[str, float]:
+        """Returns the columns of an epoch whose steps are done: mean losses, and the last step's learning rates."""
+        losses = progress.mean_losses(step.criterion.names)
+        step.optimizer.set_rates(schedule, progress.updates - 1)  # a resumed run may have taken no step
+        return {f"train/{name}": value for name, value in losses.items()} | step.optimizer.rates()
 
-    def score(self, trainer: Training, epoch: Epoch) -> None:
+    def complete(self, ctx: DistributedContext, epoch: Epoch, progress: Progress, *, seconds: float) -> None:
+        """Sets the scores of an epoch that has been validated, or is not due, and completes its row. Notes in
+        ``progress`` the scores that a run needs later. Every rank must call this.
+
+        ``seconds``: the time of the run, for a row that has none yet.
+        """
         scores = None
         if epoch.result is not None:
             scores = _BroadcastScores.of(epoch.result, self.fitness)
-        scores = broadcast_object(trainer.ctx, scores)
+        scores = broadcast_object(ctx, scores)
         if scores is not None:
-            trainer.progress.record_thresholds(
+            progress.record_thresholds(
                 confidence=scores.threshold,
                 plain_confidence=scores.plain_confidence,
                 scored_confidence=scores.scored_confidence,
             )
             epoch.class_ap = scores.class_ap
-            epoch.is_best = trainer.progress.record_fitness(scores.fitness)
+            epoch.is_best = progress.record_fitness(scores.fitness)
         if epoch.result is not None:
             epoch.metrics = self._metrics(epoch.result)
             self._log(epoch)
-        epoch.row.setdefault("time", trainer.seconds())  # a pending epoch has the time at which it ended
+        epoch.row.setdefault("time", seconds)  # a pending epoch has the time at which it ended
         epoch.row = _in_order(epoch.row, epoch.metrics)
 
     def _metrics(self, result: EvalResult) -> dict[str, float]:
