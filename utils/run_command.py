@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from utils.config.commands import COMMANDS
 from utils.config.parser import parse_config
-from utils.process.launch import accept_copies, require_one_process
+from utils.process.launch import forget_copy_count, require_one_process
 from utils.process.result_file import write_result
 
 
@@ -28,7 +28,7 @@ def run_command(name: str, work: Callable[[Any], CommandResult | None], argv: Se
     command = COMMANDS[name]
     settings = parse_config(command.settings, argv)
     if command.divides_work:
-        accept_copies()
+        forget_copy_count()
     if command.is_one_process:
         require_one_process(command.title, command.instead)
     result = work(settings)

@@ -11,7 +11,7 @@ from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
-from tools.kfold.score_fold import score_in_process, validation_of
+from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, read_fold, read_if_scored
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.stored_settings import recipe_contents
@@ -45,7 +45,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():
-        experiment.begin_or_check(recipe_contents(config))
+        experiment.store_or_verify_settings(recipe_contents(config))
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
@@ -100,7 +100,7 @@ def _train_and_score(
     best = best_of_newest_run(run)
     if best is None:
         raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
-    result = score_in_process(validation_of(config, best, data))
+    result = run_scoring(validation_of(config, best, data))
     if result.reason:
         result = replace(result, reason=f"{run.name} could not be scored: {result.reason}")
     result.check()

@@ -49,7 +49,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
     return ValConfig(**shared | fold_settings)
 
 
-def score_in_process(validation: ValConfig) -> RunResult:
+def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own: a crash does not end this one, and the memory that the device needs is free
     for the next training. Returns how it has ended; raises `Stopped` if a signal comes meanwhile.
 

@@ -28,10 +28,10 @@ class Experiment:
     fitness: Fitness  # by which trainings are compared
     digests: dict[str, str]  # of the images and labels, by split
 
-    def begin_or_check(self, recipe: dict[str, Any]) -> None:
+    def store_or_verify_settings(self, recipe: dict[str, Any]) -> None:
         """Starts in the folder, or checks that the data, the settings and the ``recipe`` are those of its start
-        (`ContinuedFolder.begin_or_check`)."""
-        self.folder.begin_or_check({"the classes": list(self.names), **recipe}, self.digests)
+        (`ContinuedFolder.store_or_verify_settings`)."""
+        self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
 
 
 def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:

@@ -56,7 +56,7 @@ class ContinuedFolder:
         """Waits until no other process holds the folder, and locks it until the end of a ``with`` statement."""
         return FileLock(self.path / _LOCK).wait("another process that works in this folder")
 
-    def begin_or_check(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Stores the settings, or compares them with those that the folder has.
 
         Arguments: see `StoredSettings.store`. Raises UserError that names the first difference.

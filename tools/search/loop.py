@@ -71,7 +71,7 @@ def _join(config: SearchConfig, space: Space, experiment: Experiment) -> tuple[S
     other processes that this one takes part."""
     folder = experiment.folder
     with folder.wait_for_lock():
-        experiment.begin_or_check(space.to_dict())
+        experiment.store_or_verify_settings(space.to_dict())
         study = SharedStudy(config, space, folder.path, steps=config.folds or config.epochs)
         if config.folds:
             make_folds(config, experiment.spec, folder.path, experiment.fitness)

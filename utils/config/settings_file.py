@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text
+from utils.files.temporary_folder import temporary_folder
 from utils.schema import DataclassT, build
 
 if TYPE_CHECKING:
@@ -27,9 +28,10 @@ _MAX_BYTES = 1 << 26
 
 @contextmanager
 def settings_file(config: DataclassInstance) -> Iterator[str]:
-    """Yields the word that gives all settings of ``config`` to a command, during the block."""
-    with TemporaryDirectory(prefix="lockstep-settings-") as folder:
-        path = Path(folder, "settings.json")
+    """Yields the word that gives all settings of ``config`` to a command, during the block. Files that killed processes
+    have left behind are removed."""
+    with temporary_folder(Path(gettempdir(), "lockstep-settings")) as folder:
+        path = folder / "settings.json"
         path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
         yield f"{PREFIX}{path}"
 

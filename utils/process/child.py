@@ -39,7 +39,7 @@ class Outcome(StrEnum):
     DONE = "done"
     PRUNED = "pruned"  # ended early by the process that has started it
     STOPPED = "stopped"  # by a signal; a training that had started can be resumed
-    REFUSED = "refused"  # before it started, or by a full disk: nothing is lost, retrying unchanged would fail again
+    REFUSED = "refused"  # before it started, or by a full disk: nothing is lost; retrying unchanged would fail again
     FAILED = "failed"  # while it worked
 
 

@@ -109,7 +109,7 @@ def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
     return rank >= world_size - eval_ranks
 
 
-def accept_copies() -> None:
+def forget_copy_count() -> None:
     """Removes the variables by which launchers number copies of this program from the environment: they divide the
     work among themselves, and what each of them starts is no copy."""
     for name in _COPIES:

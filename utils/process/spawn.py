@@ -151,7 +151,7 @@ def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code
     | signals came before | the processes | error |
     | --- | --- | --- |
     | yes | one has stopped, as signals make it | `Stopped` with its code |
-    | yes | one was ended by the signal, or killed for not ending | `Stopped` with ``stop_code`` |
+    | yes | one was ended by the signal, or killed for not ending | `Stopped` with `_code_of_unhandled` |
     | yes | all that failed have printed why | as without a signal: it is not the reason |
     | no | ``rank`` has failed | `_failure_of` |
 
@@ -160,16 +160,21 @@ def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code
         signals: those that came before the failure, in order.
         stop_code: see `spawn`.
     """
-    if signals:
-        stop_codes = [code for code in codes if code in _STOPPED]
-        if stop_codes:
-            return Stopped(stop_codes[0])
-        is_any_unhandled = any(code not in (_RETURNED, *_WITH_MESSAGE) for code in codes)
-        if is_any_unhandled and stop_code and signal.SIGINT not in signals:
-            return Stopped(stop_code)
-        if is_any_unhandled:
-            return Stopped(128 + signals[0])  # as in a shell
+    stopped = [code for code in codes if code in _STOPPED]
+    has_unhandled = any(code not in (_RETURNED, *_STOPPED, *_WITH_MESSAGE) for code in codes)
+    if signals and stopped:
+        return Stopped(stopped[0])
+    if signals and has_unhandled:
+        return Stopped(_code_of_unhandled(signals, stop_code))
     return _failure_of(codes[rank], f"process {rank} of {len(codes)}")
+
+
+def _code_of_unhandled(signals: Sequence[int], stop_code: int | None) -> int:
+    """Returns the exit code after ``signals`` that a process did not handle: ``stop_code`` unless Ctrl-C is
+    one of them, else as in a shell."""
+    if stop_code and signal.SIGINT not in signals:
+        return stop_code
+    return 128 + signals[0]
 
 
 def _failure_of(code: int, name: str) -> BaseException:

@@ -54,6 +54,18 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     assert path.read_text() == "epoch,new\n1,2\n"
 
 
+def test_the_csv_of_a_complete_run_is_on_the_disk(tmp_path, monkeypatch):
+    """A run is complete after a power cut, too, and is then not trained again."""
+    path = tmp_path / "results.csv"
+    results = results_csv(path)
+    add(results, [(1, {"loss": 1.0})])
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    results.finish(trainer_at(1))
+    assert "/.results.csv." in synced[0]
+    assert path.read_text() == "epoch,loss\n1,1\n"
+
+
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     """A run with --exist-ok may fail before its first checkpoint, and the earlier run be continued."""
     path = tmp_path / "results.csv"

@@ -15,7 +15,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
-from tools.kfold.score_fold import score_in_process, validation_of
+from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import read_if_scored
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
@@ -85,7 +85,7 @@ def test_a_full_disk_refuses_the_scoring(folds, tmp_path, monkeypatch):
         pytest.skip("a disk cannot be mounted here")
     command = [*in_small_disk, *command_prefix("score-fold")]
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: command)
-    result = score_in_process(replace(validation_in(folds), project=str(tmp_path.parent), name=tmp_path.name))
+    result = run_scoring(replace(validation_in(folds), project=str(tmp_path.parent), name=tmp_path.name))
     assert result.outcome == Outcome.REFUSED
     assert result.reason.startswith(f"{tmp_path}/detections.npz: the disk is full; free some space")
 

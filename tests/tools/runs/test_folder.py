@@ -12,9 +12,11 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 
 
-def begin_or_check(project: Path, contents: dict | None = None, digests: dict | None = None, **settings) -> None:
+def store_or_verify_settings(
+    project: Path, contents: dict | None = None, digests: dict | None = None, **settings
+) -> None:
     config = KfoldConfig(project=str(project), name="a", **settings)
-    ContinuedFolder(config, "kfold.yaml").begin_or_check(contents or {}, digests or {})
+    ContinuedFolder(config, "kfold.yaml").store_or_verify_settings(contents or {}, digests or {})
 
 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
@@ -22,11 +24,11 @@ def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, n
     (tmp_path / "below").mkdir()
     (tmp_path / "file.x").touch()
     monkeypatch.chdir(tmp_path)
-    begin_or_check(tmp_path, **{name: "file.x"})
+    store_or_verify_settings(tmp_path, **{name: "file.x"})
     monkeypatch.chdir(tmp_path / "below")
-    begin_or_check(tmp_path, **{name: "../file.x"})
+    store_or_verify_settings(tmp_path, **{name: "../file.x"})
     with pytest.raises(UserError, match=f"was started with --{name} .*/file.x, not "):
-        begin_or_check(tmp_path, **{name: "other"})
+        store_or_verify_settings(tmp_path, **{name: "other"})
 
 
 def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
@@ -34,34 +36,36 @@ def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
     folder = tmp_path / "yolov8m"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    begin_or_check(tmp_path, model="yolov8m", data="yolov8m")
+    store_or_verify_settings(tmp_path, model="yolov8m", data="yolov8m")
     monkeypatch.chdir(folder)
-    begin_or_check(tmp_path, model="yolov8m", data=".")
+    store_or_verify_settings(tmp_path, model="yolov8m", data=".")
     folder.rmdir()
-    begin_or_check(tmp_path, model="yolov8m", data=str(folder))
+    store_or_verify_settings(tmp_path, model="yolov8m", data=str(folder))
 
 
 def test_settings_of_a_machine_or_of_a_run_may_change_and_others_may_not(tmp_path):
-    begin_or_check(tmp_path, device="0", epochs=3)
-    begin_or_check(tmp_path, device="cpu", epochs=3, workers=2, cache="ram", save_minutes=1.0, tracker=["wandb"])
+    store_or_verify_settings(tmp_path, device="0", epochs=3)
+    store_or_verify_settings(
+        tmp_path, device="cpu", epochs=3, workers=2, cache="ram", save_minutes=1.0, tracker=["wandb"]
+    )
     with refused(
         ".../a: was started with --epochs 3, not 4; continue with the same settings, or choose another --name"
     ):
-        begin_or_check(tmp_path, epochs=4)
+        store_or_verify_settings(tmp_path, epochs=4)
 
 
 @pytest.mark.parametrize("name", ["model", "weights", "teacher", "groups"])
 def test_a_file_whose_content_has_changed_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("1")
-    begin_or_check(tmp_path, **{name: "file"})
+    store_or_verify_settings(tmp_path, **{name: "file"})
     Path("file").write_text("2")
     with refused(
         f".../a: the content of --{name} file has changed since the start; restore it, or choose another --name"
     ):
-        begin_or_check(tmp_path, **{name: "file"})
+        store_or_verify_settings(tmp_path, **{name: "file"})
     Path("file").write_text("1")
-    begin_or_check(tmp_path, **{name: "file"})
+    store_or_verify_settings(tmp_path, **{name: "file"})
 
 
 @pytest.mark.parametrize("file", ["hooks.py", "hooks/__init__.py"])
@@ -69,44 +73,44 @@ def test_callbacks_whose_file_has_changed_are_named(tmp_path, monkeypatch, file)
     monkeypatch.chdir(tmp_path)
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_text("raise SystemExit  # it is not imported\n")
-    begin_or_check(tmp_path, callbacks="hooks:on_end")
-    begin_or_check(tmp_path, callbacks="hooks:on_end")
+    store_or_verify_settings(tmp_path, callbacks="hooks:on_end")
+    store_or_verify_settings(tmp_path, callbacks="hooks:on_end")
     Path(file).write_text("def on_end(run): pass\n")
     with pytest.raises(UserError, match="the content of --callbacks hooks:on_end has changed"):
-        begin_or_check(tmp_path, callbacks="hooks:on_end")
+        store_or_verify_settings(tmp_path, callbacks="hooks:on_end")
 
 
 def test_contents_and_digests_are_compared_by_name(tmp_path):
-    begin_or_check(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "1"})
+    store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "1"})
     with pytest.raises(UserError, match=r"was started with hyper-parameter lr0 0\.01, not 0\.02; "):
-        begin_or_check(tmp_path, {"hyper-parameter lr0": 0.02}, {"the split 'train'": "1"})
+        store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.02}, {"the split 'train'": "1"})
     with pytest.raises(UserError, match="the content of the split 'train' has changed"):
-        begin_or_check(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "2"})
+        store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "2"})
 
 
 def test_a_split_that_comes_or_goes_is_named(tmp_path):
-    begin_or_check(tmp_path, {}, {"the split 'train'": "1"})
+    store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1"})
     message = ".../a: the split 'val' was not there at the start; remove it, or choose another --name"
     with refused(message):
-        begin_or_check(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
+        store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1", "the split 'val'": "2"})
     with pytest.raises(UserError, match="the content of the split 'train' is missing, but was there at the start; "):
-        begin_or_check(tmp_path, {}, {})
+        store_or_verify_settings(tmp_path, {}, {})
 
 
 def test_callbacks_that_are_found_later_only_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     digests = {"the split 'train'": "1"}
-    begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
+    store_or_verify_settings(tmp_path, {}, digests, callbacks="later_hooks:on_end")
     Path("later_hooks.py").write_text("def on_end(run): pass\n")
     with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there at the start"):
-        begin_or_check(tmp_path, {}, digests, callbacks="later_hooks:on_end")
+        store_or_verify_settings(tmp_path, {}, digests, callbacks="later_hooks:on_end")
 
 
 def test_settings_that_an_earlier_version_has_stored_continue(tmp_path):
     """It stored --set, and no digests."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kfold.yaml").write_text("epochs: 3\noverride: [lr0=0.1]\n")
-    begin_or_check(tmp_path, {}, {"the split 'train'": "1"}, epochs=3)
+    store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1"}, epochs=3)
 
 
 @pytest.mark.parametrize("content", ["- epochs\n", "digests: 1\n"])
@@ -114,4 +118,4 @@ def test_damaged_settings_are_refused(tmp_path, content):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kfold.yaml").write_text(content)
     with refused(".../a/kfold.yaml: damaged; start again with another --name"):
-        begin_or_check(tmp_path)
+        store_or_verify_settings(tmp_path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import asdict, fields
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.processes import ROOT
 from utils.config.flags import flags_of
 from utils.config.parser import parse_command, parse_config
 from utils.config.settings import TrainConfig
@@ -53,3 +57,19 @@ def test_names_that_are_no_utf8_arrive():
     config = TrainConfig(data="caf\udce9.yaml")
     with settings_file(config) as word:
         assert asdict(parse_config(TrainConfig, [word])) == asdict(config)
+
+
+KILLED = """
+import os, sys
+from utils.config.settings import TrainConfig
+from utils.config.settings_file import settings_file
+with settings_file(TrainConfig()):
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+def test_the_next_start_removes_the_file_of_a_killed_process(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    for number, left in ((9, 1), (0, 0)):
+        subprocess.run([sys.executable, "-c", KILLED, str(number)], env=environment, check=False)
+        assert len(list(tmp_path.iterdir())) == left
