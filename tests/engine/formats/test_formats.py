@@ -417,10 +417,8 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
     with zipfile.ZipFile(tiny[0] / "a.pt2") as good, zipfile.ZipFile(damaged, "w") as bad:
         for name in good.namelist():
             bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))
-    for path in (foreign, damaged):
-        with pytest.raises(
-            UserError,
-            match=f"^{path}: (contains no pt2 program; a checkpoint's name must end with .pt|truncated, or not an archive of torch)",
-        ):
+    foreign_message = "contains no pt2 program; a checkpoint's name must end with .pt"
+    for path, message in ((foreign, foreign_message), (damaged, "cannot be opened [(]")):
+        with pytest.raises(UserError, match=f"^{path}: {message}"):
             open_model(path, device=CPU)
     assert (caplog.records, capfd.readouterr().err) == ([], "")
