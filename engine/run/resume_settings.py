@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from data.source.open import known_by_name
 from engine.run.run import RunSettings
 from utils.config.paths import is_same_path
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
+from utils.files.paths import normal_path
 
 # Settings of the process that resumes, not of the run.
 _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
@@ -55,6 +58,8 @@ def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings) ->
     results with ``settings``."""
     before = stored.by_name()
     for name, value in settings.by_name().items():
+        if name == "data" and not os.path.exists(before[name]):  # it has moved; a message says so
+            continue
         if name in _DECIDE_RESULTS and value != before[name]:
             flag = f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
             raise UserError(
@@ -99,7 +104,17 @@ def _is_unchanged(name: str, stored: TrainConfig, current: TrainConfig) -> bool:
         return True
     old = getattr(stored, name)
     new = getattr(current, name)
+    if name == "data":
+        return _is_same_data(old, new)
     return is_same_path(old, new) if name in _PATHS else old == new
+
+
+def _is_same_data(stored: str, data: str) -> bool:
+    """Whether ``data``, which may be the name of a data set or a folder, is the data set whose YAML or folder a run has
+    ``stored``."""
+    data = known_by_name(data)
+    is_yaml_of_folder = os.path.isdir(data) and normal_path(stored).parent == normal_path(data)
+    return is_same_path(stored, data) or is_yaml_of_folder
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
 from engine.run import continuation
 from engine.run import plan as plan_module
@@ -156,22 +157,46 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data other.yaml: the run in .../exp has ended, with 'set.yaml'; start a new run "
-         "with another --name, or give a larger --epochs, too, to train this one on"),
+        ({"data": "other.yaml"}, "--data other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a new "
+         "run with another --name, or give a larger --epochs, too, to train this one on"),
         ({"imgsz": 320}, "--imgsz 320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
     ],
 )  # fmt: skip
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):
-    config = TrainConfig(project=str(folder.parent), data="set.yaml", epochs=3)
+    data = folder.parent / "set.yaml"
+    data.touch()
+    config = TrainConfig(project=str(folder.parent), data=str(data), epochs=3)
     if has_last:
-        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": "set.yaml"})
+        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": str(data)})
     if is_reported:
         report(folder, config, 3)
     if has_last or is_reported:
         with refused(message):
             plan_of(folder.parent, {"resume", *flags}, **flags)
+
+
+@pytest.mark.parametrize("has_last", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [
+        (YAML_FOLDER / "coco.yaml", "coco"),
+        ("{folder}/set/data.yaml", "{folder}/set"),
+        ("{folder}/set/data.yaml", "{folder}/set/../set/data.yaml"),
+        ("{folder}/moved.yaml", "{folder}/set/data.yaml"),  # was there when the run was trained
+    ],
+)
+def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, has_last, stored, given):
+    (folder.parent / "set").mkdir()
+    (folder.parent / "set/data.yaml").touch()
+    stored = str(stored).format(folder=folder.parent)
+    config = TrainConfig(project=str(folder.parent), data=stored, epochs=3)
+    if has_last:
+        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": stored})
+    report(folder, config, 3)
+    plan = plan_of(folder.parent, {"resume", "data"}, data=given.format(folder=folder.parent))
+    assert isinstance(plan, EndedRun)
 
 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
