@@ -106,7 +106,8 @@ class SplitContext:
     @cached_property
     def labeled_stems(self) -> frozenset[str]:
         """The loose stems of the images with a label file, also of those that are left out."""
-        images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
+        with_label = (ImageStatus.LABELED, ImageStatus.LEFT_OUT)
+        images = [image for image in self.found.images if image.status in with_label]
         return frozenset(loose_stem(image.file.base_name) for image in images)
 
     @property

@@ -130,9 +130,9 @@ def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) ->
 
 
 def _repeated_groups(groups: Sequence[ImageGroup], real_folder_of: Mapping[str, str], folders: Folders) -> set[int]:
-    """Returns the positions of groups that have the images and the label folders of an earlier one: symbolic links show
-    both under another name. ``real_folder_of``: see `real_folders`."""
-    seen: set[tuple[str, ...]] = set()
+    """Returns the positions of groups whose images and label folders earlier ones have: symbolic links show both under
+    another name. ``real_folder_of``: see `real_folders`."""
+    seen: dict[tuple[str, ...], set[str]] = {}  # base names of images, by the real folders of images and labels
     repeated: set[int] = set()
     if not real_folder_of:
         return repeated
@@ -141,7 +141,9 @@ def _repeated_groups(groups: Sequence[ImageGroup], real_folder_of: Mapping[str, 
         if real_folder is None:
             continue
         key = (real_folder, *map(os.path.realpath, group.label_folders))
-        if key in seen:
+        base_names = {image.base_name for image in group.images}
+        earlier = seen.setdefault(key, set())
+        if base_names <= earlier:
             repeated.add(number)
-        seen.add(key)
+        earlier |= base_names
     return repeated

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import yaml
@@ -241,6 +242,37 @@ def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
     assert len(index) == len(expected)
     assert len(index.report.lines) == len(expected.report.lines)
     assert index.report.ledger.loss_summary() == expected.report.ledger.loss_summary()
+
+
+def write_left_and_again(root: Path, *names: str) -> None:
+    """Images with labels in ``left``, which ``again`` shows, too."""
+    for name in names:
+        for folder in ("images", "labels"):
+            (root / "left" / folder / name).parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(root / f"left/images/{name}.png"), np.full((20, 40, 3), len(name), np.uint8))
+        (root / f"left/labels/{name}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    (root / "again").symlink_to("left")
+
+
+def test_a_misplaced_label_is_no_label_of_an_image_that_a_link_shows_again(tmp_path):
+    """The image would be trained as a background."""
+    root = tmp_path / "set"
+    write_left_and_again(root, "a", "b", "s/x")
+    (root / "left/labels/s/x.txt").rename(root / "left/labels/x.txt")
+    (root / "data.yaml").write_text("train: [again/images, left/images]\nnames: [a]\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=1.0))
+    assert sorted(Path(path).name for path in index.paths) == ["a.png", "b.png"]
+    assert index.report.ledger.losses
+
+
+def test_a_list_and_a_walk_of_one_folder_show_different_images_of_a_link(tmp_path):
+    root = tmp_path / "set"
+    write_left_and_again(root, "a", "b", "c", "d")
+    (root / "train.txt").write_text("again/images/a.png\n")
+    (root / "data.yaml").write_text("train: [train.txt, again/images, left/images]\nnames: [a]\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False))
+    assert sorted(Path(path).name for path in index.paths) == ["a.png", "b.png", "c.png", "d.png"]
+    assert index.report.problems == 0
 
 
 def test_a_json_names_the_folder_itself_and_not_a_link_to_it(tmp_path):
