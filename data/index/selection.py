@@ -82,10 +82,9 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
     # Regions in which all classes are ignored have no class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
     ids_of_labels = index.category_ids or range(len(number_of_label))
-    if single_cls:  # as if no class were selected
-        category_ids: tuple[int, ...] = (min([*ids_of_labels, *index.unused_category_ids.values()]),)
-    else:
-        category_ids = _category_ids(ids_of_labels, number_of_label, spec)
+    category_ids = _category_ids(ids_of_labels, _numbers_of_labels(spec, single_cls=False), spec)
+    if single_cls:
+        category_ids = (min(category_ids),)
     other_ids = {name: i for name, i in zip(index.names, ids_of_labels) if i not in category_ids}
     result = replace(
         index,
