@@ -55,8 +55,10 @@ class Checkpoints(Hook):
         return Action.SAVE if self._must_replace_last else None
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
-        """Waits until last.pt is that of this run, before other hooks replace files of an earlier one."""
-        if self._must_replace_last:
+        """Waits until last.pt is that of this run, before other hooks replace files of an earlier one, and before the
+        results have a second epoch: without a last.pt, nothing could continue them."""
+        is_ahead = trainer.ctx.is_main and epoch.number > 1 and not trainer.checkpointer.last.is_file()
+        if self._must_replace_last or is_ahead:
             trainer.checkpointer.finish()
             self._must_replace_last = False
 
