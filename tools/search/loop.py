@@ -164,7 +164,7 @@ class _Search:
         folder = claim.folder / RUN
         folder.mkdir(exist_ok=True)
         result = train(train_config(config), folder, self.experiment.fitness.column, self.signals, should_prune)
-        if result.outcome == Outcome.FAILED:
+        if result.outcome == Outcome.FAILED and not result.may_succeed_again:
             return TrialOutcome.failed(result.reason)
         result.check()
         if not values:
@@ -183,8 +183,8 @@ class _Search:
                 if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
                     return TrialOutcome.scored(fitness, is_pruned=True)
         except RunFailed as error:
-            if error.result.outcome == Outcome.REFUSED:
-                raise
+            if error.result.outcome == Outcome.REFUSED or error.result.may_succeed_again:
+                raise  # the trial stays; the next start of the search continues it
             return TrialOutcome.failed(error.result.reason)
         return TrialOutcome.scored(fitness)
 

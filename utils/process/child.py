@@ -69,6 +69,11 @@ class RunResult:
         """Whether the process has failed only because another one of its run has, which says why."""
         return self.code == USER_ERROR and "error" not in self.values
 
+    @property
+    def may_succeed_again(self) -> bool:
+        """Whether the command has failed before it began because another process of its run was lost."""
+        return self.outcome == Outcome.FAILED and bool(self.values.get("may_succeed"))
+
     def check(self) -> None:
         """Raises `Stopped` if a signal has ended the command, and `RunFailed` if it was refused or has failed."""
         if self.outcome == Outcome.STOPPED:

@@ -75,5 +75,5 @@ def report_error(line: str, *, is_disk_full: bool = False, is_peer_lost: bool = 
     """
     has_begun = bool(_path) and read_result(_path).get("begun", False)  # one process of the run reports that for all
     is_refused = is_disk_full or not (has_begun or is_peer_lost)
-    if not write_result(error=line, refused=is_refused):
+    if not write_result(error=line, refused=is_refused, may_succeed=is_peer_lost and not has_begun):
         print(f"error: {line}", file=sys.stderr, flush=True)
