@@ -124,7 +124,7 @@ def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorde
         hook.record(trainer, Epoch(epoch))
         trainer.progress.complete_epoch()
     assert actions == [Action.SAVE if is_used else None, None]
-    assert waits == ([0] if is_used else [])
+    assert waits == ([0] if is_used else [1])  # without any last.pt: before the second epoch
 
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():
