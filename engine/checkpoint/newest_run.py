@@ -32,23 +32,29 @@ def new_run_id() -> str:
 def newest_run_id(folder: Path) -> str | None:
     """Returns the id of the newest run in ``folder``, "" if it has none; None if there is no settings.yaml, or a
     damaged one."""
+    stored = read_settings_yaml(folder)
+    return None if stored is None else checked_id(stored.get("run_id"))
+
+
+def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of settings.yaml, unchecked; None if there is none, or a damaged one."""
     try:
-        settings = yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))
+        stored = yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))
     except (UserError, yaml.YAMLError, ValueError, RecursionError):
         return None
-    return _checked_id(settings.get("run_id")) if isinstance(settings, dict) else None
+    return stored if isinstance(stored, dict) else None
 
 
 def run_id_of(checkpoint: Path) -> str | None:
     """Returns the id of the run that has written the file ``checkpoint``, "" if it has none; None if there is no such
     file, or a damaged one. Reads none of the tensors."""
     try:
-        return _checked_id(read_part(checkpoint, "run_id", check_sums=False))
+        return checked_id(read_part(checkpoint, "run_id", check_sums=False))
     except UserError:
         return None
 
 
-def _checked_id(stored: Any) -> str | None:
+def checked_id(stored: Any) -> str | None:
     """Returns a stored id, "" for an absent one, and None for anything else."""
     if stored is None:
         return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from engine.checkpoint.newest_run import new_run_id, newest_run_id, run_id_of
+from engine.checkpoint.newest_run import checked_id, new_run_id, newest_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
@@ -36,7 +36,7 @@ LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
-_MAX_SETTINGS_BYTES = 1 << 26
+_MAX_RECORD_BYTES = 1 << 16  # of the record of `note_complete`
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
@@ -113,15 +113,15 @@ class StoredRun:
 def read_stored_run(folder: Path) -> StoredRun | None:
     """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
     a damaged one."""
-    run_id = newest_run_id(folder)
-    if run_id is None:
+    stored = read_settings_yaml(folder)
+    run_id = None if stored is None else checked_id(stored.get("run_id"))
+    if stored is None or run_id is None:
         return None
     path = folder / "settings.yaml"
     try:
-        stored = yaml.safe_load(read_text(path, _MAX_SETTINGS_BYTES))
         config = build(TrainConfig, stored["config"], f"{path}: config")
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
-    except (UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
+    except (UserError, TypeError, KeyError):
         return None
     return StoredRun(run_id, RunSettings(config, hyp))
 
@@ -134,7 +134,7 @@ def note_complete(folder: Path, run_id: str, epochs: int) -> None:
 def read_reported_epochs(folder: Path, run_id: str) -> int | None:
     """Returns the epochs that `note_complete` has recorded for the run ``run_id``; None without such a record."""
     try:
-        stored_id, epochs = read_text(folder / COMPLETE, _MAX_SETTINGS_BYTES).splitlines()
+        stored_id, epochs = read_text(folder / COMPLETE, _MAX_RECORD_BYTES).splitlines()
         return int(epochs) if stored_id == run_id else None
     except (UserError, ValueError):
         return None

@@ -12,14 +12,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
+from engine.checkpoint.newest_run import read_settings_yaml
 from utils.errors import UserError
 from utils.files.safe_io import open_direct, read_regular, read_text
 
 LIST_NAME = ".written"
 _MAX_LIST_BYTES = 1 << 28
-_MAX_SETTINGS_BYTES = 1 << 26  # of a file with settings
+_MAX_RESULTS_BYTES = 1 << 26  # of results.json
 
 
 class WrittenFiles:
@@ -84,11 +83,12 @@ def remove_written(folder: Path) -> int:
 
 def previous_data(folder: Path) -> str:
     """Returns the data set of the training or validation in ``folder``, or "" if there is none or it is not stored."""
-    with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError):
+    with contextlib.suppress(UserError, ValueError, RecursionError, TypeError, KeyError):
         if (folder / "settings.yaml").is_file():
-            return str(yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))["config"]["data"])
+            stored = read_settings_yaml(folder)
+            return "" if stored is None else str(stored["config"]["data"])
         if (folder / "results.json").is_file():
-            return str(json.loads(read_text(folder / "results.json", _MAX_SETTINGS_BYTES))["settings"]["data"])
+            return str(json.loads(read_text(folder / "results.json", _MAX_RESULTS_BYTES))["settings"]["data"])
     return ""
 
 
