@@ -25,7 +25,7 @@ from engine.run.folder import read_reported_epochs, read_stored_run
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end, stored_settings
 from engine.run.resume_settings import check_unchanged, merge_settings
-from engine.run.run import Command, EndedRun, RunPlan
+from engine.run.run import Command, EndedRun, RunPlan, RunSettings
 from utils.distributed.context import DistributedContext, broadcast_object, result_of_main
 from utils.errors import UserError
 from utils.strings import counted
@@ -78,8 +78,7 @@ def _plan_from_last(
         return plan
     check_unchanged(last.parent, stored_settings(checkpoint), plan.settings)
     epochs = checkpoint.header.progress.epoch
-    config = plan.settings.config
-    settings = replace(plan.settings, config=replace(config, epochs=max(epochs, config.epochs)))
+    settings = _with_trained_epochs(plan.settings, epochs)
     messages = plan.startup_messages
     if reported is not None:
         return replace(reported, settings=settings, epochs=epochs, startup_messages=messages)
@@ -102,8 +101,14 @@ def _plan_reported(command: Command, reported: EndedRun) -> EndedRun:
             "from which it could train on; restore it, or leave --epochs, --time and --patience as they were"
         )
     check_unchanged(reported.folder, stored, settings)
-    settings = replace(settings, config=replace(config, epochs=max(reported.epochs, config.epochs)))
+    settings = _with_trained_epochs(settings, reported.epochs)
     return replace(reported, settings=settings, startup_messages=messages)
+
+
+def _with_trained_epochs(settings: RunSettings, epochs: int) -> RunSettings:
+    """Returns the settings of a run that has trained for ``epochs``: it has no fewer."""
+    config = settings.config
+    return replace(settings, config=replace(config, epochs=max(epochs, config.epochs)))
 
 
 def check_not_lost(folder: Path) -> None:
