@@ -3,12 +3,12 @@ left out stays in the listing, with the reason.
 
 The sizes and modification times of these files show whether the split has changed. The steps are in `listing`:
 
-    images.py          the images in the folders and .txt lists (image_list.py) that the split names
+    images.py          the images in the folders and .txt lists (image_list.py) that the split names, each under one
+                       name: aliases.py finds those that symbolic links show under several
     label_files.py     their label files, if each image has one; candidate_files.py: what its folder contains
     unusual_labels.py  label files in other places or of other names, if images have none
     label_folders.py   where label files may be: whether any is left that no image has
     other_images.py    the data set's other images, which one label file for all may name
-    aliases.py         one image under several names, by symbolic links
     listing.py         what they return: all images, each with its status; stored.py keeps it for a copy
 
 If not each image has one label file, `diagnosis.unused_labels` says which label files no image has, and to which images
@@ -25,13 +25,12 @@ from data.image_io.file_kinds import image_suffixes
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
 from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import Diagnosis, diagnose_labels
-from data.source.listing.aliases import mark_aliases
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
 from data.source.listing.label_files import FoundLabels, find_label_files
 from data.source.listing.label_folders import are_all_labeled
-from data.source.listing.listing import ImageStatus, ListedImage, Listing, count_losses, leave_out
+from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
 from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
@@ -76,9 +75,12 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
     if not source.annotations.is_file():
         raise _unusable_annotations(source.annotations, spec)
     label_file = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
-    images = [ListedImage(image, ImageStatus.LABELED, label_file) for image in split_images.sorted()]
+    images = [
+        ListedImage(image, ImageStatus.LABELED, label_file, aliases=tuple(split_images.aliases.get(image.name, ())))
+        for image in split_images.sorted()
+    ]
     return Listing(
-        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=True),
+        all_images=images,
         label_format=source.label_format,
         findings=split_images.findings,
         others=images_in_label_file(spec, split, split_images),
@@ -88,23 +90,22 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
 
 def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
-    out. If no image has a label file, none is left out: the caller refuses the split and names the findings."""
+    out. Raises UserError if no image is left."""
     label_format = source.label_format
     if label_format is None or label_format.per_image is None:
         raise _unusable_annotations(source.annotations, spec)
-    files = label_format.per_image
-    candidates = CandidateFiles(files, source.annotations, split_images.folders, split_images.other_files)
-    found = find_label_files(split_images.sorted(), candidates, split_images.aliases)
+    candidates = CandidateFiles(
+        label_format.per_image, source.annotations, split_images.folders, split_images.other_files
+    )
+    found = find_label_files(split_images, candidates)
     if found.without_usual_label:
         found = find_unusual_labels(found)
-    diagnosis = _diagnosis_of(found, source, OtherSplits(spec, split, split_images.images))
-    images = leave_out(found.images, diagnosis.reasons) if found.is_any_labeled else found.images
-    images = mark_aliases(images, split_images.aliases, spec.root, share_labels=False)
-    reasons = [*found.findings, *diagnosis.reasons.values()]
+    diagnosis = _diagnosis_of(found, source, OtherSplits(spec, split, split_images))
+    images = leave_out(found.images, diagnosis.reasons)
     listing = Listing(
         all_images=images,
         label_format=label_format,
-        findings=split_images.findings + count_losses(found.findings + diagnosis.findings, images, reasons),
+        findings=split_images.findings + found.findings + diagnosis.findings,
         unusual_labels=found.unusual,
         shares_folders=spec.shares_folders(split),
     )

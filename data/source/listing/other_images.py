@@ -24,18 +24,20 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     missing_elsewhere: list[str] = []
     earlier: dict[str, ImageFile] = {}  # by name
     later: dict[str, ImageFile] = {}
+    known = split_images.names
     earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
         images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+        known |= found.names
 
-    own = split_images.images
+    own = split_images.names
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own.keys())],
-        later_splits=[later[name] for name in sorted(later.keys() - own.keys() - earlier.keys())],
-        unassigned=images_of_no_split(spec, split, folders, known={*own, *earlier, *later}),
+        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own)],
+        later_splits=[later[name] for name in sorted(later.keys() - own - earlier.keys())],
+        unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
     )
