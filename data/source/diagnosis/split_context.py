@@ -52,10 +52,11 @@ class OtherSplits:
     @cached_property
     def stems(self) -> frozenset[str]:
         """`loose` names, without suffix, of other images whose labels may be where this split's are."""
-        annotations = self._spec.split(self._split).annotations
+        splits = self._spec.listed_splits
+        annotations = splits[self._split].annotations
         names: list[str] = []
         for other in self._names:
-            if _share_labels(annotations, self._spec.splits[other].annotations):
+            if _share_labels(annotations, splits[other].annotations):
                 names += find_images_leniently(self._spec, other, self._folders).images
         if annotations is not None:
             names += images_of_no_split(self._spec, self._split, self._folders, known=self._split_images.names)

@@ -38,7 +38,8 @@ class Diagnosis(NamedTuple):
     reasons: dict[str, Finding]  # those of the findings for which images are left out, by names of images
 
 
-_UnusedFiles = dict[Candidate, Finding | None]  # label files that no image has; None: it is not known whose they are
+NO_DIAGNOSIS = Diagnosis([], {})  # of a split in which each image has a label file, and there is no other
+_UnusedFiles = dict[Candidate, Finding | None]  # label files that no image has; None: of an unknown image
 
 
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:

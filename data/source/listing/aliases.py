@@ -28,8 +28,6 @@ def find_aliases(
     names_of_folder: dict[str, list[str]] = {}
     for prefix, real_folder in real_folders.items():
         names_of_folder.setdefault(real_folder, []).append(prefix)
-    if len(names_of_folder) == len(real_folders):  # the usual case: no image is looked at
-        return {}
     same_images: dict[tuple[str, str], list[ImageFile]] = {}  # by real folder and base name
     for name in sorted(images):
         folder, separator, base_name = name.rpartition("/")

@@ -57,6 +57,8 @@ class SplitImages:
 
     def separate_aliases(self) -> None:
         """Keeps each image under one name, once all are added."""
+        if len(set(self.real_folders.values())) == len(self.real_folders):  # the usual case: no image is looked at
+            return
         self.aliases = find_aliases(self.images, self.real_folders, self.folders.root)
         for image in self.all_aliases:
             del self.images[image.name]
@@ -78,7 +80,7 @@ class SplitImages:
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or an entry is missing."""
-    entries = spec.split(split).images
+    entries = spec.listed_splits[split].images
     for entry in entries:
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
@@ -99,7 +101,7 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
     of a folder or list that cannot be read, whose images seem to be of no split."""
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    for entry in spec.split(split).images:
+    for entry in spec.listed_splits[split].images:
         try:
             _read_entry(split_images, entry)
         except UserError as error:
@@ -236,7 +238,7 @@ def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:
     """Makes the error about a split without images, with what its folders have instead."""
-    searched = ", ".join(map(str, spec.split(split).images))
+    searched = ", ".join(map(str, spec.listed_splits[split].images))
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
     message += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)

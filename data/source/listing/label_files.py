@@ -88,11 +88,12 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
     files."""
     entries = candidates.entries(group.usual_label_folder)
     prefix = candidates.folders.name_in(group.usual_label_folder)
+    image_prefix = len(group.images[0].name) - len(group.images[0].base_name)
     suffix = candidates.label_format.suffix
     images: list[ListedImage] = []
     used: list[str] = []
     for image in group.images:
-        name = image.stem + suffix
+        name = image.name[image_prefix:].rpartition(".")[0] + suffix  # much faster than its `stem`
         entry = entries.get(name)
         if entry is None:
             images.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
