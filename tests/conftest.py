@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from utils.logger import _early_lines, get_logger
+from utils.process.result_file import RESULT_VARIABLE, take_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
@@ -87,6 +88,16 @@ def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that the tested code itself starts begin with torch imported: `tests.helpers.preloaded`."""
     monkeypatch.setattr(sys, "executable", python())
+
+
+@pytest.fixture
+def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file in which commands that run in this process leave their results: `utils.process.result_file`."""
+    path = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(path))
+    take_result_file()
+    yield path
+    take_result_file()  # none, as the variable is gone
 
 
 @pytest.fixture(autouse=True)

@@ -309,16 +309,15 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_what_was_found_is_printed_although_the_page_has_a_bug(data, tmp_path, capsys, monkeypatch, flags):
+def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file, capsys, monkeypatch, flags):
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("tools.check.page._content", fail)
-    monkeypatch.setattr("utils.process.result_file._path", str(tmp_path / "result.jsonl"))
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])
-    result = read_result(tmp_path / "result.jsonl")
+    result = read_result(result_file)
     assert (len(result["issues"]), result["report"]) == (1, None)
     out = capsys.readouterr().out
     if flags:
