@@ -34,7 +34,6 @@ from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import get_logger
 
 NAMES = ("cat", "dog")
 HEIGHT, WIDTH = 60, 80
@@ -259,10 +258,9 @@ def test_annotated_images_that_the_split_does_not_have_are_counted(root):
     ("count", "apart", "level"),
     [(0, True, 0), (3, True, logging.INFO), (15, True, logging.WARNING), (15, False, logging.INFO)],
 )
-def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, count, apart, level):
+def test_images_that_a_json_does_not_name_are_named(root, caplog, count, apart, level):
     """They are not labeled, so nothing is lost; if they are most of the folder, it may be another folder's JSON, unless
     two splits with a JSON each have their images in one folder."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
 
     def forget(content: dict) -> None:
         kept = {entry["id"] for entry in content["images"] if entry["file_name"] >= IMAGES[count]}
@@ -370,8 +368,7 @@ def test_two_names_of_one_folder_have_the_same_images(root):
 
 
 @pytest.mark.parametrize("reader", ["yolo", "coco"])
-def test_a_hidden_image_is_named(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_a_hidden_image_is_named(root, caplog, reader):
     path = describe(root, reader)
     (root / "images/train/00.png").rename(root / "images/train/.00.png")
     (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
@@ -522,8 +519,7 @@ REVERSED = {
 
 @EACH_FORMAT
 @pytest.mark.parametrize("count", [5, 20])
-def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, monkeypatch, reader, count):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, reader, count):
     path = describe(root, reader)
     before = load(path)
     for name in IMAGES[:count]:
@@ -616,8 +612,7 @@ def test_different_polygons_of_one_box_are_two_objects(root):
     assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
 
 
-def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog):
     path = describe(root, "yolo")
     many = "".join(f"0 0.5 {0.1 + i / 1000} 0.2 0.1\n" for i in range(180))
     edit_rows(root, IMAGES[0], unknown_class)
@@ -635,8 +630,7 @@ def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch
 
 
 @EACH_FORMAT
-def test_many_images_labeled_without_objects_are_asked_about(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reader):
     caplog.set_level(logging.INFO, "lockstep")
     path = describe(root, reader)
     for count in (10, 15):
@@ -734,8 +728,7 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
 
 
 @EACH_FORMAT
-def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, reader):
     path = describe(root, reader)
     without_area_of_dogs(root)
     chosen = {
@@ -844,8 +837,7 @@ def test_one_cause_is_one_warning_of_a_check(root, capsys):
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, used):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_a_background_class_is_named_before_training(root, caplog, used):
     path = describe(root, "yolo", names=["cat", "dog", "__Background__"])
     if used:
         edit_rows(root, IMAGES[0], lambda rows: [*rows, (2, 0, 0, 80, 60)])

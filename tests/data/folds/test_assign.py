@@ -26,7 +26,6 @@ from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
 
 
 def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
@@ -169,9 +168,8 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
 
 
 @pytest.mark.parametrize(("fraction", "level"), [(0.1, logging.WARNING), (0.4, logging.INFO)])
-def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, monkeypatch, fraction, level):
+def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, fraction, level):
     """Two images can only be halved."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     data = write_dataset(tmp_path / "set", train=2, val=1)
     data.write_text(data.read_text().replace("val: images/val", ""))
     config = TrainConfig(data=str(data), val_fraction=fraction, cache_dir=str(tmp_path / "cache"))

@@ -26,7 +26,6 @@ from tests.helpers.scoring import coco_evaluate, make_table
 from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
-from utils.logger import get_logger
 
 NAMES = ("cat", "dog", "cow")
 SIZES = {"a.jpg": (60, 80), "b.png": (50, 40), "sub/c.jpg": (64, 64), "d.png": (32, 32), "ü.jpg": (40, 60)}  # h, w
@@ -44,9 +43,8 @@ JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "
 
 
 @pytest.fixture
-def lines(caplog, monkeypatch):
+def lines(caplog):
     """The logged messages, cleared by `lines.clear()`."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     with caplog.at_level(logging.INFO, "lockstep"):
         yield caplog
 

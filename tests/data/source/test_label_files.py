@@ -32,7 +32,6 @@ from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import get_logger
 
 NUM_IMAGES = 20
 BOX = (0, 10, 8, 30, 32)
@@ -79,8 +78,7 @@ def folder(tmp_path) -> Folder:
 
 
 @pytest.fixture
-def lines(caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def lines(caplog):
     with caplog.at_level(logging.INFO, "lockstep"):
         yield caplog
 
@@ -840,9 +838,8 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example
 
 
-def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog, monkeypatch):
+def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     """The labels of its images seem to be of no image."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     path = write_dataset(tmp_path, train=2, val=2)
     path.write_text(path.read_text().replace("images/val", "val.txt"))
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")

@@ -29,7 +29,6 @@ from tests.helpers.scoring import iou_by_hand
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
 
 SIDE = 64
 ALONE = DistributedContext.single(torch.device("cpu"))
@@ -234,7 +233,6 @@ def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch,
 @pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 11)])
 def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch, caplog, epochs, images):
     """And no more images than there are with objects: one of twelve has none."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     caplog.set_level("INFO", "lockstep")
     asked = of_known_objects(monkeypatch, 0.0)
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))

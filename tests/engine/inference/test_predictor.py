@@ -33,7 +33,7 @@ from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.machine.threads import ReadAheadLimit
 
 
@@ -556,8 +556,7 @@ def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
         load(path, device=device)
 
 
-def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog):
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
     plain = predictor(picture(), color="rgb")
     half = load(weights, **given, amp="fp16", save=False)
