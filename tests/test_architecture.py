@@ -201,7 +201,7 @@ def test_import_only_defines():
 
 
 def test_every_imported_package_is_required():
-    """By the installation, or by the extra that the importing module belongs to."""
+    """The installation requires it, or the extra that the importing module belongs to."""
     product = {*LAYERS, *SCRIPTS, "lockstep", "launch", "_typeshed"}  # the last for type checkers only
     needed = requirements()
     wrong = []

@@ -85,7 +85,7 @@ def test_every_call_fits_its_time(call: str):
 
 
 def test_the_first_calls_end_in_time_whatever_happens():
-    """Also with a last part that has to be killed."""
+    """The last part may have to be killed."""
     for call, seconds in (("first", 540), ("again", 240)):
         assert CALLS[call].budget_s + 2 * GRACE_S < seconds
 

@@ -321,7 +321,7 @@ def in_lists(root: Path, reader: str) -> Path:
 @ONE_FILE
 @pytest.mark.parametrize("choose", [in_folders, in_lists])
 def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reader, choose):
-    """As in YOLO txt, whose files of other images are in other folders: the user has chosen these."""
+    """In YOLO txt, the files of other images are in other folders. Here the user has chosen the images."""
     path = choose(root, reader)
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for spec in (load_dataset_spec(path), staged):
@@ -499,7 +499,7 @@ def test_a_category_name_that_is_used_twice(root, named):
 
 
 def test_names_of_categories_have_no_outer_spaces(root):
-    """As those of the YAML, whose spaces YAML removes: one cannot write the other."""
+    """YAML removes the outer spaces of its names, so they could not be equal otherwise."""
     edit_json(root, lambda content: content["categories"][0].update(name=" cat\t"))
     for names in (list(NAMES), None):
         index = load(describe(root, "coco", names=names))
@@ -565,7 +565,7 @@ def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
 
 @EACH_FORMAT
 def test_boxes_far_beyond_their_images_are_lost(root, reader):
-    """As of labels for a larger image that do not state its size."""
+    """Such labels belong to a larger image, whose size they do not state."""
     path = describe(root, reader)
     edit_json(root, entries("images", lambda entry: entry.pop("width")))
     for name in IMAGES:
@@ -950,7 +950,7 @@ def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
 
 
 def test_python_refuses_alike(half_lost, tmp_path):
-    """In a process of its own; the other functions start their commands in the same way."""
+    """The command runs in a process of its own, like those of the other functions."""
     path = describe(half_lost, "coco")
     settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
     with pytest.raises(lockstep.Error, match=re.escape(f"'train': {HALF}")):

@@ -234,7 +234,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
     ],
 )
 def test_torchrun_exits_with_its_own_code(world, tmp_path, number, to_torchrun, code):
-    """As the README says, torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
+    """torchrun does not return the processes' 75 or 130, and USR1 ends torchrun itself. The state
     is saved. After SIGKILL nobody is left to stop torchrun's processes, so they end by themselves."""
     with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
         agent = run.torchrun(["--standalone", "--nproc_per_node", "2"], *flags(world, tmp_path, "--epochs", "50"))

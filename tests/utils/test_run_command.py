@@ -1,4 +1,4 @@
-"""How a command gets its settings, and how its result reaches the process that has started it."""
+"""A command's settings, and its result in the process that has started it."""
 
 from __future__ import annotations
 

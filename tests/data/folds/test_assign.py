@@ -66,7 +66,7 @@ def test_it_is_more_even_than_chance():
 
 
 def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
-    """Also where all boxes are in two images."""
+    """In one of the sets, all boxes are in two images."""
     group, counts = random_groups(2)
     first, again, other = (assign_folds(group, counts, 3, seed) for seed in (4, 4, 5))
     assert (first == again).all()
@@ -138,7 +138,7 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
 
 @pytest.mark.parametrize("workers", [-1, 0, 1])
 def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch, workers):
-    """By at least a thread per core, also if the loader has no worker processes."""
+    """At least one thread per core scans, even if the loader has no worker processes."""
     used = []
 
     def map_and_record(function, items, *, threads: int):
@@ -198,7 +198,7 @@ def test_whole_groups_are_held_out(config):
 
 
 def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
-    """Also of images whose paths would be formulas."""
+    """The paths of some images would be formulas in a spreadsheet."""
     (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
     shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
     data = Path(config.data)

@@ -246,7 +246,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
 
 
 def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, caplog):
-    """As val.py with a model of --keep-old: pycocotools scores its predictions.json."""
+    """With a model of --keep-old, pycocotools scores the predictions.json of val.py."""
     coco = pytest.importorskip("pycocotools.coco")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     names = ["light", "dark"]
@@ -290,7 +290,7 @@ def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, c
 
 
 def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, caplog):
-    """Also of sets that are joined in one that is joined: as with --keep-old."""
+    """One of the joined sets joins others itself, as with --keep-old."""
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, background]\n")
     spec = spec_of(root)
     for whole in (spec, spec.extended(("cat",), "old.pt")):

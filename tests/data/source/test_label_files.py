@@ -639,7 +639,7 @@ def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folde
     ],
 )
 def test_a_label_file_that_is_no_file_is_no_background(folder, tmp_path, make, problem):
-    """Nor does a copy wait for what somebody writes into a pipe."""
+    """A copy does not wait for what somebody writes into a pipe."""
     folder.write(but=3)
     make(folder.root / "labels/train/03.txt")
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
@@ -814,7 +814,7 @@ def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeyp
 
 
 def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_path):
-    """As the split of one folder that has both."""
+    """The split of one folder that has both is the reference."""
     for name in "ab":
         write_dataset(tmp_path / name, train=2, val=1)
     image = {"id": 1, "file_name": "000.png", "width": 64, "height": 64}

@@ -1,4 +1,4 @@
-"""How the run in a folder continues (``--resume auto``), with some settings or with all of them."""
+"""Continuing the run in a folder (``--resume auto``), with some settings or with all of them."""
 
 from __future__ import annotations
 

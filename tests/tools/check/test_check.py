@@ -104,7 +104,7 @@ def test_findings_of_the_scan(data, capsys):
 
 
 def test_a_set_without_labels_or_a_usable_image(data, capsys):
-    """For backgrounds only, the line is that of train.py."""
+    """For a set of backgrounds, the line is that of train.py."""
     for name in EVERY_IMAGE:
         data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
     status, out = check(capsys, data.yaml, "--noplots")
@@ -212,7 +212,7 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
 
 
 def test_json_is_alone_on_standard_output(data):
-    """In a process of its own; progress and warnings go to standard error."""
+    """Progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     done = run_python("-m", "tools.check", data.yaml, "--json", "--noplots", code=1)
     assert json.loads(done.stdout)["splits"]["train"]["images"] == 4

@@ -46,7 +46,7 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
 
 
 def test_tables_have_one_writer():
-    """Beside that of results.csv, whose cells are numbers."""
+    """Only results.csv, whose cells are numbers, has another."""
     root = Path(__file__).parents[3]
     modules = [path for top in ("data", "engine", "models", "tools", "utils") for path in (root / top).rglob("*.py")]
     writers = {path.name for path in modules if re.search(r"csv\.(writer\(|DictW)", path.read_text(encoding="utf-8"))}
@@ -89,7 +89,7 @@ def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
 
 
 def test_only_half_written_files_of_killed_processes_are_removed(tmp_path):
-    """Not those of other programs, nor those that a process is writing just now, such as an export next to a run."""
+    """Files of other programs stay, and those that a process is just writing, such as an export next to a run."""
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom utils.files.safe_io import atomic_write\n"
         "context = atomic_write(Path(sys.argv[1]))\ncontext.__enter__().write(b'half')\nos._exit(9)"
