@@ -182,12 +182,6 @@ def test_frozen_layers_do_not_change(world, tmp_path):
     assert not torch.equal(a["model.1.conv.weight"], b["model.1.conv.weight"])
 
 
-def test_a_batch_smaller_than_the_number_of_ranks_is_refused(world, tmp_path):
-    done = run_python(*flags(world, tmp_path, "--batch-size", "1", "--spawn", "2"), code=2)
-    assert "batch" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_busy_port_is_one_line(world, tmp_path):
     with socket.socket() as taken, Processes(tmp_path / "log.txt") as run:
         taken.bind(("127.0.0.1", 0))

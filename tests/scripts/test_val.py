@@ -313,9 +313,10 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, message):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--imgsz", "65"], "error: --imgsz 65"),  # both processes fail
-        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),  # only the first
+        pytest.param(["--imgsz", "65"], "error: --imgsz 65", marks=pytest.mark.slow),
+        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),
     ],
+    ids=["both processes fail", "only the first fails"],
 )
 def test_two_processes_print_an_error_once_and_exit_with_2(tiny, tmp_path, more, line):
     ended = run_python("val.py", *flags(tiny, tmp_path, *more, "--spawn", "2"), code=2)
