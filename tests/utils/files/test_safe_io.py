@@ -3,7 +3,6 @@
 import csv
 import errno
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -43,14 +42,6 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
     rows = [["a", "two\nlines"], [1, 2.5]]
     write_csv(tmp_path / "a.csv", rows)
     assert (tmp_path / "a.csv").read_bytes() == b'a,"two\nlines"\n1,2.5\n'
-
-
-def test_tables_have_one_writer():
-    """Only results.csv, whose cells are numbers, has another."""
-    root = Path(__file__).parents[3]
-    modules = [path for top in ("data", "engine", "models", "tools", "utils") for path in (root / top).rglob("*.py")]
-    writers = {path.name for path in modules if re.search(r"csv\.(writer\(|DictW)", path.read_text(encoding="utf-8"))}
-    assert writers == {"safe_io.py", "results_csv.py"}
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
