@@ -24,6 +24,8 @@ pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that P
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared"
+PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
+MAX_ID_CHARACTERS = 80
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
         config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a case by its words or settings, such as flags, which pytest would number: ``flags0``."""
+    name = ""
+    if isinstance(val, list | tuple) and all(isinstance(item, PLAIN_TYPES) for item in val):
+        name = " ".join(map(str, val))
+    elif isinstance(val, dict) and all(isinstance(item, PLAIN_TYPES) for item in val.values()):
+        name = ",".join(f"{key}={item}" for key, item in val.items())
+    return name if 0 < len(name) <= MAX_ID_CHARACTERS else None
 
 
 def pytest_collection_finish() -> None:
