@@ -457,7 +457,7 @@ def training_options(**changes) -> Namespace:
 
 
 def write_results(folder: Path, seconds: list[float]) -> None:
-    """results.csv of either program, after so many seconds at the end of each epoch."""
+    """results.csv of either program; its epochs end after these seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{number}, {second}, 0.25" for number, second in enumerate(seconds, 1)]
     (folder / "results.csv").write_text("\n".join(["epoch, time, speed/data_wait", *rows]))

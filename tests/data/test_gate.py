@@ -805,7 +805,7 @@ def flags(path: Path, tmp_path: Path) -> list[object]:
     return ["--data", path, *SMALL, "--project", tmp_path / "runs", "--cache-dir", tmp_path / "cache"]
 
 
-def test_every_command_refuses_alike(root, tmp_path, capsys):
+def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
     path = describe(root, "coco")
     edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
     cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
@@ -907,7 +907,7 @@ def half_lost(root, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_train_refuses_each_reader_and_view_alike(half_lost, tmp_path, capsys, reader):
+def test_train_gives_the_same_refusal_for_each_reader_and_view(half_lost, tmp_path, capsys, reader):
     write, more = READERS[reader]
     trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     assert f"'train': {HALF}" in error_of(capsys, train.main, *trained, *more)
@@ -915,7 +915,7 @@ def test_train_refuses_each_reader_and_view_alike(half_lost, tmp_path, capsys, r
 
 
 @pytest.mark.parametrize("reader", [name for name, (_, more) in READERS.items() if not more])
-def test_val_refuses_each_reader_alike(half_lost, tmp_path, capsys, reader):
+def test_val_gives_the_same_refusal_for_each_reader(half_lost, tmp_path, capsys, reader):
     path = READERS[reader][0](half_lost)
     names = ("animal",) if reader == "classes:" else ("cat",) if reader == "ignore:" else NAMES
     weights = write_weights(tmp_path / "w.pt", names)
@@ -923,7 +923,7 @@ def test_val_refuses_each_reader_alike(half_lost, tmp_path, capsys, reader):
 
 
 @pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "lists", "joined", "tiles", "classes:", "ignore:"])
-def test_check_and_shard_judge_each_reader_alike(half_lost, tmp_path, capsys, reader):
+def test_check_and_shard_give_the_same_verdict_for_each_reader(half_lost, tmp_path, capsys, reader):
     path = READERS[reader][0](half_lost)
     with pytest.raises(SystemExit) as ended:
         call(check, path, "--noplots", "--split", "train")
@@ -934,13 +934,13 @@ def test_check_and_shard_judge_each_reader_alike(half_lost, tmp_path, capsys, re
 
 
 @pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "--single-cls", "--classes"])
-def test_folds_refuse_alike(half_lost, tmp_path, capsys, reader):
+def test_folds_give_the_same_refusal(half_lost, tmp_path, capsys, reader):
     write, more = READERS[reader]
     trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     assert f"'train': {HALF}" in error_of(capsys, kfold, *trained, "--folds", 2, *more)
 
 
-def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
+def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
     pytest.importorskip("optuna")
     path = describe(half_lost, "yolo")
     trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
@@ -949,7 +949,7 @@ def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
     assert f"'train': {HALF}" in said
 
 
-def test_python_refuses_alike(half_lost, tmp_path):
+def test_python_gives_the_same_refusal(half_lost, tmp_path):
     """The command runs in a process of its own, like those of the other functions."""
     path = describe(half_lost, "coco")
     settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}

@@ -112,7 +112,7 @@ def test_labels_of_the_upright_photo_stay_as_they_are(tmp_path, orientation, rea
 
 
 @pytest.mark.parametrize(("orientation", "scale"), [(6, 1.0), (8, 0.5), (1, 0.5)])
-def test_the_box_of_a_finding_is_turned_and_scaled_too(tmp_path, orientation, scale):
+def test_the_box_of_a_finding_is_also_turned_and_scaled(tmp_path, orientation, scale):
     names = [f"{i}.jpg" for i in range(4)]
     for name in names:
         write_photo(tmp_path / "images" / name, orientation, scale=scale)

@@ -396,7 +396,7 @@ def test_names_under_another_key_are_an_error(tmp_path, key):
 
 
 @pytest.mark.parametrize("key", ["num_classes", "number_of_classes", "n_classes"])
-def test_a_number_of_classes_is_checked_under_other_names_too(tmp_path, key):
+def test_the_number_of_classes_is_also_checked_under_other_names(tmp_path, key):
     assert load_dataset_spec(write(tmp_path, f"{BODY}{key}: 2\n")).notes == ()
     with pytest.raises(UserError, match="nc is 3, but 'names' has 2"):
         load_dataset_spec(write(tmp_path, f"{BODY}{key}: 3\n"))
@@ -625,7 +625,7 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, name, message):
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
-def test_a_data_set_that_has_moved_with_its_yaml_is_told_so(tmp_path):
+def test_the_message_says_that_a_data_set_has_moved_with_its_yaml(tmp_path):
     """The ``path`` of a YAML from Colab is that of another machine."""
     (tmp_path / "images/train").mkdir(parents=True)
     spec = load_dataset_spec(write(tmp_path, "path: /content/datasets/x\ntrain: images/train\nnames: [a]\n"))

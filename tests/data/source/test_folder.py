@@ -382,7 +382,7 @@ def test_what_could_mean_two_things_or_is_cut_is_refused(export, message, source
 
 @pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
 @pytest.mark.parametrize("by_yaml", [False, True])
-def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml):
+def test_an_export_without_its_images_is_refused(export, source, tmp_path, by_yaml):
     """Nothing stands in their place, not even folders."""
     folder = tmp_path / "export"
     export(source, folder)

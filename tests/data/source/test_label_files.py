@@ -430,7 +430,7 @@ def test_label_files_of_no_image_are_listed_at_any_share(folder, lines, label, c
             folder.index()
 
 
-def test_one_of_a_thousand_is_listed_too(folder, lines):
+def test_even_one_of_a_thousand_is_listed(folder, lines):
     folder.write()
     (folder.root / "labels/train/x.txt").write_text(TEXT)
     for i in range(20, 300):

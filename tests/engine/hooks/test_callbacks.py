@@ -274,7 +274,7 @@ def test_a_hook_that_raises_ends_the_run_with_a_checkpoint_and_one_line(folder, 
 
 
 @pytest.mark.slow
-def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(folder):
+def test_a_hook_that_raises_before_or_after_training_also_leaves_a_checkpoint(folder):
     """A resume needs no hooks."""
     done = run(folder, "--callbacks", "user_hooks:BreaksFirst", expect=2)
     assert f"on_start failed: {folder}/user_hooks.py:" in done.stderr
@@ -297,7 +297,7 @@ def test_an_error_without_a_text_is_one_line(folder):
     assert "Silent: <exception str() failed>; the traceback is in runs/exp/train.log" in line
 
 
-def test_what_follows_a_failing_on_end_still_happens(tmp_path, monkeypatch):
+def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkeypatch):
     """The other hooks, such as the summary, and ``--export``."""
     happened = []
 

@@ -108,7 +108,7 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
         assert "resume: begins epoch 3 again" in lines
 
 
-def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
+def test_an_epoch_whose_steps_are_done_repeats_none_in_another_order():
     trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
     assert resumed(trained, seed=1) == (trained, [])
 
