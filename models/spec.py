@@ -194,7 +194,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
 
 
 class _Multiples(NamedTuple):
-    """How a scale changes the graph."""
+    """The changes that a scale makes to the graph."""
 
     depth: float
     width: float

@@ -115,8 +115,8 @@ class ResultFiles:
             file.write(lines)
 
     def _repeats(self, frame: Frame) -> int:
-        """How often a frame is written to its video. One of a live stream stands for those that were skipped while the
-        model ran, so that the video has the stream's speed."""
+        """Returns how many times a frame is written to its video. A frame of a live stream also stands for those that
+        were skipped while the model ran, so that the video has the stream's speed."""
         stride = self._config.vid_stride
         last = self._last_index.get(frame.path, frame.index - stride)
         self._last_index[frame.path] = frame.index

@@ -1,4 +1,4 @@
-"""How an exported file may differ from its checkpoint.
+"""The differences between an exported file and its checkpoint, and how large they may be.
 
 AP alone cannot judge: that of a model which has learned nothing is zero, whatever its file computes.
 """
@@ -39,7 +39,7 @@ def tolerance_of(options: ResolvedExport) -> Tolerance:
 
 @dataclass(frozen=True)
 class Parity:
-    """How an exported model differs from its checkpoint."""
+    """Differences between an exported model and its checkpoint, over all images of a check."""
 
     images: int
     matched: int

@@ -1,4 +1,4 @@
-"""What an exported model returns: one tensor, in one of two layouts.
+"""The output of an exported model: one tensor, in one of two layouts.
 
 Only operations that every runtime has are used, and no shape depends on values, so the same modules serve ONNX,
 OpenVINO, TorchScript and torch.export.

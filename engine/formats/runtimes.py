@@ -1,4 +1,4 @@
-"""What the implementations of file formats share about runtimes: metadata files, notes, errors and input shapes."""
+"""Parts that file formats share about their runtimes: metadata files, notes, errors and input shapes."""
 
 from __future__ import annotations
 

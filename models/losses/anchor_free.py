@@ -61,8 +61,8 @@ class _CompiledTerms:
         self._has_regions = has_regions
 
     def accepts(self, targets: Targets) -> bool:
-        """Whether a batch is computed so: in training, and with two targets or more. torch would compile once more for
-        a tensor with one row, and for one without."""
+        """Returns True for batches that the compiled terms take: in training, and with two targets or more. torch
+        would compile once more for a tensor with one row, and for one without."""
         return torch.is_grad_enabled() and len(targets.rows) >= 2
 
     def prepare(self, targets: Targets, images: int) -> Targets:

@@ -41,7 +41,7 @@ _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one
 
 
 class BoxDecoder(Protocol):
-    """What postprocessing needs of a model; a `Detector` has it."""
+    """The part of a model that postprocessing needs; a `Detector` has it."""
 
     @property
     def nms_iou(self) -> float | None:
@@ -55,7 +55,7 @@ class BoxDecoder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PostprocessSettings:
-    """How detections are selected from decoded boxes and scores."""
+    """Settings of the selection of detections from decoded boxes and scores."""
 
     conf_thres: float  # only detections with a higher score (after box voting) are returned
     iou_thres: float | None  # NMS suppresses a box if its IoU with a better one of its class is higher; None: no NMS
@@ -70,7 +70,7 @@ class PostprocessSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSettings:
-    """How a validation selects detections. The default confidence keeps nearly the whole PR curve."""
+    """Settings with which a validation selects detections. The default confidence keeps nearly the whole PR curve."""
 
     conf_thres: float = 0.001
     iou_thres: float | None = None  # None: the model's for `SCORED`, `detection_iou` for the other selections

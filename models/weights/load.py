@@ -134,7 +134,7 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
 
 
 def _has_layers_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
-    """Whether the last layer with weights is the model's head."""
+    """Returns True if the last layer with weights is the model's head."""
     layers = {name.removeprefix("model.").partition(".")[0] for name in shapes}
     numbers = [str(number) for number in range(len(spec.layers))]
     return numbers[-1] in layers and layers.issubset(numbers)

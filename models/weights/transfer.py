@@ -24,7 +24,7 @@ NOT_IN_FILE = "not in the file"
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Which tensors of a model were copied from a file."""
+    """The tensors of a model that were copied from a file."""
 
     source: str
     taken: tuple[str, ...]  # tensors copied whole
@@ -61,7 +61,8 @@ def _layers(names: Sequence[str]) -> str:
 
 
 class _ClassRows(NamedTuple):
-    """How an output layer is copied: row ``file_rows[i]`` of the file to row ``model_rows[i]`` of the model."""
+    """Rows of an output layer that are copied: row ``file_rows[i]`` of the file to row ``model_rows[i]`` of the
+    model."""
 
     model_rows: list[int]
     file_rows: list[int]
@@ -76,7 +77,7 @@ class _ClassRows(NamedTuple):
         return "" if self.model_rows else "the file and the model have no class name in common"
 
     def copies_all(self, target: Tensor) -> bool:
-        """Whether every row is copied to the same row."""
+        """True if every row is copied to the same row."""
         return self.model_rows == self.file_rows == list(range(len(target)))
 
 
@@ -213,7 +214,7 @@ def _different_shapes(target: Tensor, tensor: Tensor) -> str:
 
 
 def _contains(target: Tensor, tensor: Tensor) -> bool:
-    """Whether ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
+    """Returns True if ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
     sizes = list(zip(target.shape, tensor.shape))
     return target.dim() == tensor.dim() and all(a >= b for a, b in sizes) and any(a > b for a, b in sizes)
 
