@@ -10,11 +10,11 @@ from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, canvases_of, check_size, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
+from engine.issues.issue import CheckedSplit
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path

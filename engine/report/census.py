@@ -11,7 +11,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
-from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
+from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
 from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.evaluation.analysis import CORRECT, KINDS, MISSED, find_errors
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import image_ranks, match_detections
+from engine.issues.issue import CheckedSplit
 from engine.report.gallery import source_of
 from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
 from utils.boxes import xywh_to_xyxy

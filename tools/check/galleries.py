@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.verify import check_image
-from engine.evaluation.issues import LABEL_ERRORS, Issue, by_kind
+from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.gallery import Galleries, corners_of
 from engine.report.photos import CROP_SIDE, Album, Outline, PhotoFile, Version
 from tools.check.issue_kinds import DUPLICATES

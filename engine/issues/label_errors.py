@@ -18,18 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import (
-    LABEL_ERRORS,
-    MISSING_LABEL,
-    MOVED,
-    SPURIOUS,
-    SWAPPED,
-    CheckedSplit,
-    Issue,
-    LabelBox,
-)
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from engine.evaluation.result import EvalResult
+from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
@@ -110,7 +101,7 @@ class _Evidence(NamedTuple):
 
 
 class _Suspicion(NamedTuple):
-    """How probable it is that labels have an error of one kind, as far as their classes can be trusted."""
+    """Probabilities that labels have an error of one kind, lowered by the trust in their classes."""
 
     score: np.ndarray  # float64 (M,)
     detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
