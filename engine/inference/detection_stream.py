@@ -206,7 +206,7 @@ def _open_frames(
         name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
         if options.in_sequences:
             check_sequence(name)
-        return open_source(name, **options._asdict())
+        return open_source(name, options)
     check_many(source, "track" if options.in_sequences else "stream")
     if options.vid_stride != 1:
         raise UserError(
