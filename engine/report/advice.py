@@ -135,7 +135,7 @@ def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
         yield (
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}. "
-            f"{'detect.py uses it.' if facts.epochs else 'Give it to detect.py with --conf.'}"
+            f"{'detect.py uses it.' if facts.epochs else 'Give it to detect.py with --conf-thres.'}"
         )
 
 
