@@ -26,7 +26,7 @@ METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several f
 
 
 def import_onnxruntime(user: str) -> ModuleType:
-    """The package onnxruntime. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package onnxruntime. Raises UserError, which says that ``user``, a flag or file, needs it."""
     return require_package("onnxruntime", user, "use the checkpoint")
 
 
@@ -83,8 +83,8 @@ def check_ports(path: Path, inputs: int, outputs: int) -> None:
 
 
 def checked_shape(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
-    """An input shape with None for what varies: dimensions that a runtime names or does not know. Raises UserError for
-    a shape that is not one of images."""
+    """Returns an input shape with None for dimensions that vary: those that a runtime names or does not know. Raises
+    UserError for a shape that is not one of images."""
     if len(shape) != 4:
         raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
     return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)

@@ -172,11 +172,11 @@ class Yolov5Results(ResultList):
         return f"{type(self).__name__}\n{self}"
 
     def _rows(self, form: str) -> list[Tensor]:
-        """Boxes in a form of `Boxes`, confidence and class: float32 (N, 6) for each image."""
+        """Returns boxes in a form of `Boxes`, confidence and class: float32 (N, 6) for each image."""
         return [_with_scores(result.boxes, form) for result in self]
 
     def _table(self, module: Any, rows: Tensor, columns: list[str]) -> DataFrame:
-        """Rows (N, 6) as a table; ``module``: pandas."""
+        """Converts rows (N, 6) to a table; ``module``: pandas."""
         table = module.DataFrame(rows.numpy(), columns=[*columns, "confidence", "class"])
         table["class"] = table["class"].astype(int)
         table["name"] = [self.names[c] for c in table["class"]]

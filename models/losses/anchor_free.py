@@ -116,7 +116,7 @@ class AnchorFreeLoss(Criterion):
         self._compiled_terms: _CompiledTerms | None = None
 
     def compile_terms(self, *, has_regions: bool = False) -> None:
-        """See `Criterion.compile_terms`."""
+        """Compiles the terms, see `Criterion.compile_terms`."""
         self._compiled_terms = _CompiledTerms(self._terms, has_regions=has_regions)
 
     def forward(

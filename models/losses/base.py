@@ -102,7 +102,7 @@ class Criterion(nn.Module):
         """
 
     def set_closing(self, closing: bool) -> None:
-        """Is called with True for the last epochs, which have no mosaic: a loss may then refine its boxes."""
+        """Begins (True) or ends the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
 class DualAssignmentLoss(Criterion):
