@@ -77,7 +77,7 @@ class _ClassRows(NamedTuple):
         return "" if self.model_rows else "the file and the model have no class name in common"
 
     def copies_all(self, target: Tensor) -> bool:
-        """True if every row is copied to the same row."""
+        """Returns True if every row is copied to the same row."""
         return self.model_rows == self.file_rows == list(range(len(target)))
 
 
@@ -99,7 +99,9 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     targets = model.state_dict()
-    common, class_rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
+    file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
+    common = [] if file_names is None else _common_classes(model.names, file_names)
+    class_rows = {} if file_names is None else _class_rows(model, common, len(file_names))
     transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), class_rows, grow=grow)
     taken: list[str] = []
     new_rows: dict[str, tuple[int, ...]] = {}
@@ -118,7 +120,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     unused = tuple(name for name in stored.tensors if name not in targets)
     copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
-    classes = tuple(model.names[number] for number, _ in common) if copies_classes else ()
+    classes = tuple(model.names[each.number] for each in common) if copies_classes else ()
     return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
 
 
@@ -266,29 +268,34 @@ def _for_both_branches(names: Iterable[str], tensors: dict[str, Tensor]) -> dict
     return tensors | {second: tensors[first] for second, first in first_names.items() if first in tensors}
 
 
-def _class_rows(
-    model: Detector, file_names: Sequence[str] | None
-) -> tuple[list[tuple[int, int]], dict[str, _ClassRows]]:
-    """Pairs the classes that the model and the file have in common.
+class _CommonClass(NamedTuple):
+    """A class that the model and the file have in common."""
 
-    Returns their numbers in the model and in the file; and for each output layer its rows to copy, with those that
-    belong to no class. Both are empty if the file has no class names.
-    """
-    if file_names is None:
-        return [], {}
+    number: int  # in the model
+    file_number: int  # in the file
+
+
+def _common_classes(names: Sequence[str], file_names: Sequence[str]) -> list[_CommonClass]:
+    """Pairs the classes that the model and the file have in common; of equal names in the file, the first."""
     number_in_file = {class_key(name): number for number, name in reversed(list(enumerate(file_names)))}
-    model_keys = enumerate(class_key(name) for name in model.names)
-    common = [(number, number_in_file[key]) for number, key in model_keys if key in number_in_file]
+    keys = enumerate(class_key(name) for name in names)
+    return [_CommonClass(number, number_in_file[key]) for number, key in keys if key in number_in_file]
+
+
+def _class_rows(model: Detector, common: Sequence[_CommonClass], file_classes: int) -> dict[str, _ClassRows]:
+    """Returns for each output layer its rows to copy: those of the classes in ``common``, and those that belong to no
+    class. ``file_classes``: number of classes of the file."""
     head = f"model.{len(model.model) - 1}."
     class_rows = {}
     for name, (groups, rows_before) in model.head.class_rows().items():
-        row_pairs = [(row, row) for row in range(rows_before)]
-        row_pairs += [(rows_before + number, rows_before + file_number) for number, file_number in common]
+        before = range(rows_before)
+        rows = [*before, *(rows_before + each.number for each in common)]
+        file_rows = [*before, *(rows_before + each.file_number for each in common)]
         model_size = rows_before + model.num_classes  # of a group
-        file_size = rows_before + len(file_names)
+        file_size = rows_before + file_classes
         class_rows[head + name] = _ClassRows(
-            model_rows=[group * model_size + row for group in range(groups) for row, _ in row_pairs],
-            file_rows=[group * file_size + row for group in range(groups) for _, row in row_pairs],
+            model_rows=[group * model_size + row for group in range(groups) for row in rows],
+            file_rows=[group * file_size + row for group in range(groups) for row in file_rows],
             file_size=groups * file_size,
         )
-    return common, class_rows
+    return class_rows
