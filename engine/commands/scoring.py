@@ -22,7 +22,8 @@ from engine.evaluation.result import EvalResult
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns
 from models.detector import CPU_CHUNK
-from models.postprocess.detections import ValidationSettings, select_for_validation
+from models.postprocess.detections import select_for_validation
+from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from utils.config.checks import typed_classes
 from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError, errors_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import DETECTION_IOU, PostprocessSettings, detection_iou
+from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
 from utils.config.checks import check_image_size, class_numbers
 from utils.config.other_programs.table import python_hint
 from utils.errors import UserError
