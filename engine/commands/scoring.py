@@ -44,6 +44,7 @@ class SplitScores:
     shown: DetectionTable  # as detect.py shows them
     evaluator: Evaluator  # which has run
     index: DatasetIndex  # of the split
+    canvases: CanvasRule  # of its images
 
 
 def score(
@@ -91,7 +92,7 @@ def score(
     result = evaluator.run(detector, loader)
     if result is None or evaluator.scored is None or evaluator.shown is None:
         return None
-    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index)
+    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index, canvases)
 
 
 def _open_reader(
