@@ -205,7 +205,7 @@ def open_results_folder(config: DetectConfig) -> Path:
 
 def remove_if_empty(folder: Path) -> bool:
     """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
-    free again. Returns whether it is removed."""
+    free again. Returns True if it is removed."""
     try:
         folder.rmdir()
     except OSError:  # there are files in it

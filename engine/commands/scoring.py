@@ -98,8 +98,8 @@ def score(
 def _open_reader(
     ctx: DistributedContext, config: ValConfig, spec: DatasetSpec, index: DatasetIndex, tiles: Tiles | None
 ) -> SampleReader:
-    """Opens what the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or images at
-    their full size, which the model itself cuts into tiles."""
+    """Opens the samples that the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or
+    images at their full size, which the model itself cuts into tiles."""
     if tiles is None:
         return ImageReader(index, imgsz=config.imgsz, reduces=False)
     if not tiles.scaled:

@@ -71,7 +71,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec, ValConfig]:
     """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
 
-    Also returns ``config`` with what follows from the model: one trained with ``--single-cls`` is scored so.
+    Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored so.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """

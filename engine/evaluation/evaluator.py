@@ -281,7 +281,8 @@ def build_evaluator(
 def stitchers_of(
     loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> dict[str, Stitch] | None:
-    """Makes what joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the model's."""
+    """Makes the functions that join the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the
+    model's."""
     tiles = loader.samples.tiles
     if tiles is None:
         return None

@@ -2,7 +2,7 @@
 
 An export goes through these steps, in this order:
 
-- options.py: the flags, and what they mean for the model; export_data.py: the images;
+- options.py: the flags, and their meaning for the model; export_data.py: the images;
 - engine/formats: the format builds a graph from the model, and writes it to a temporary folder with what
   description.py and thresholds.py say about it;
 - reference.py: the file's own runtime and the checkpoint detect in the same images (differences.py), and what they find

@@ -1,4 +1,4 @@
-"""The flags of export.py, checked, and what they mean for a model."""
+"""The flags of export.py: their checks, and their meaning for a model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ INT8 = Tolerance(min_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True,
 
 
 def tolerance_of(options: ResolvedExport) -> Tolerance:
-    """Returns what is allowed for the precision of an export."""
+    """Returns the tolerance for the precision of an export."""
     if options.int8:
         return INT8
     return FLOAT16 if options.half else FLOAT32

@@ -1,4 +1,4 @@
-"""The confidence thresholds that a file states. models/postprocess/selection.py explains those of a validation."""
+"""The confidence thresholds that a file states. models/postprocess/selection.py describes those of a validation."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def write_metadata_file(folder: Path, metadata: ExportMetadata) -> None:
 
 
 def read_metadata_file(folder: Path) -> dict[str, Any] | None:
-    """Returns what `write_metadata_file` wrote, unchecked, or None if there is no such file. Raises UserError for a
+    """Reads the file of `write_metadata_file`, unchecked; None if there is no such file. Raises UserError for a
     file that is not YAML."""
     file = folder / METADATA_FILE
     if not file.is_file():

@@ -141,7 +141,7 @@ class UniqueStems:
         return self._stems[source]
 
     def _take(self, stem: str, *, is_video: bool) -> bool:
-        """Takes a stem unless another source may have the same file names. Returns whether it did."""
+        """Takes a stem unless another source may have the same file names. Returns True if it is taken."""
         key = stem.casefold()  # some file systems ignore case
         frame = _FRAME.fullmatch(key)
         if is_video:

@@ -116,7 +116,7 @@ class Yolov5Results(ResultList):
         return self.ims
 
     def print(self) -> None:
-        """Prints what was found in each image, and the mean times."""
+        """Prints the detections in each image, and the mean times."""
         print(self)
 
     def show(self, labels: bool = True) -> None:

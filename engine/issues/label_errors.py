@@ -97,7 +97,7 @@ def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
 
 
 class _Evidence(NamedTuple):
-    """The labels of a split, and what the model says about them."""
+    """The labels of a split, and the detections about them."""
 
     truth: GroundTruth  # M labels
     table: DetectionTable  # D detections

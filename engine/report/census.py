@@ -67,7 +67,7 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
 
 
 class ScanLines(NamedTuple):
-    """What the scan of a split has found."""
+    """The scan's report of a split, and the lines of it that the page shows."""
 
     split: str
     report: ScanReport

@@ -61,7 +61,7 @@ class _Curves(NamedTuple):
     title: str
     x: np.ndarray  # float64 (S,)
     y: np.ndarray  # float64 (C, S)
-    axes: tuple[str, str]  # what x and y are
+    axes: tuple[str, str]  # labels of x and y
     mark: Mark | None = None
 
     def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:

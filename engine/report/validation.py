@@ -45,7 +45,7 @@ class ConfusionSection:
 
 @dataclass(frozen=True)
 class ErrorsSection:
-    """The kinds of errors, and what they cost."""
+    """The kinds of errors, and their costs."""
 
     split: ErrorSplit
     figures: dict[str, Picture]  # empty without objects

@@ -34,7 +34,7 @@ class TransferReport:
     classes: tuple[str, ...]  # names of the classes whose rows were copied
 
     def lines(self) -> list[str]:
-        """Describes for the log what was copied, what was not and why, and what is unused."""
+        """Returns lines for the log: tensors that were copied, skipped (with the reasons), and unused."""
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
@@ -69,7 +69,7 @@ class _ClassRows(NamedTuple):
     file_size: int  # rows of the file's layer
 
     def mismatch(self, target: Tensor, tensor: Tensor | None) -> str:
-        """Says why the rows cannot be copied; empty if they can."""
+        """Returns why the rows cannot be copied; empty if they can."""
         if tensor is None:
             return NOT_IN_FILE
         if tensor.shape != (self.file_size, *target.shape[1:]):
@@ -193,8 +193,8 @@ class _Transfer:
         return _CopyWhole(tensor) if rows.copies_all(target) else _CopyRows(tensor, rows)
 
     def _layer_mismatch(self, layer: str, rows: _ClassRows) -> str:
-        """Says why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a bias
-        without its weight does harm."""
+        """Returns why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a
+        bias without its weight does harm."""
         for name in (f"{layer}.weight", f"{layer}.bias"):
             reason = rows.mismatch(self.targets[name], self.tensors.get(name))
             if reason:
