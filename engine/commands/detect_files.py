@@ -16,6 +16,7 @@ from engine.inference.detection_stream import FrameDetections
 from engine.inference.detection_writer import (
     UniqueStems,
     VideoFiles,
+    class_folders,
     coco_rows,
     mot_lines,
     write_crops,
@@ -59,6 +60,7 @@ class ResultFiles:
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir = run_dir
         self._names = names
+        self._class_folders = class_folders(dict(enumerate(names)))
         self._config = config
         self._stem_of = UniqueStems()
         self._videos = VideoFiles(run_dir)
@@ -90,8 +92,8 @@ class ResultFiles:
             rows = coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, tracks)
             self._predictions.add(frame_stem, rows)
         if config.save_crop:
-            names = [self._names[c] for c in table.classes]
-            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, names, self._written.add)
+            folders = [self._class_folders[c] for c in table.classes.tolist()]
+            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, folders, self._written.add)
         if not config.nosave:
             self._add_drawing(drawn, stem)
 

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.detection_writer import UniqueStems, Window, crop_images, write_crops, written_suffix
+from engine.inference.detection_writer import (
+    UniqueStems,
+    Window,
+    class_folders,
+    crop_images,
+    write_crops,
+    written_suffix,
+)
 from engine.inference.drawing import label_texts
 from engine.inference.result_boxes import Boxes
 from engine.inference.result_records import DataFrame
@@ -144,6 +151,7 @@ class Yolov5Results(ResultList):
         new folder, as `save` makes it."""
         folder = _new_folder(save_dir, exist_ok) if save else None
         stem_of = UniqueStems()
+        folder_of_class = class_folders(self.names)
         records: list[dict[str, Any]] = []
         for result in self:
             boxes = result.boxes.numpy()
@@ -154,8 +162,8 @@ class Yolov5Results(ResultList):
                 pixels = np.ascontiguousarray(image[..., ::-1])
                 records.append({"box": box, "conf": conf, "cls": cls, "label": labels[row], "im": pixels})
             if folder:
-                names = [self.names[c] for c in classes]
-                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, names)
+                folders = [folder_of_class[c] for c in classes]
+                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, folders)
         if folder:
             print(f"Saved {counted(len(records), 'crop')} to {folder}")
         return records
