@@ -40,10 +40,11 @@ from utils.config.settings_file import settings_file  # noqa: E402
 from utils.errors import Stopped, UserError, first_line  # noqa: E402
 from utils.files.safe_io import read_text, write_whole  # noqa: E402
 from utils.machine.packages import require_package  # noqa: E402
-from utils.process.child import Child, Outcome, RunResult, start  # noqa: E402 (imports need ROOT)
+from utils.process.child import Child, RunResult, start  # noqa: E402 (imports need ROOT)
 from utils.process.entrypoint import run_main  # noqa: E402
 from utils.process.exit_codes import INTERRUPTED  # noqa: E402
 from utils.process.ports import free_port  # noqa: E402
+from utils.process.result_file import Outcome  # noqa: E402
 from utils.program import command_prefix  # noqa: E402
 
 # In the run's folder:

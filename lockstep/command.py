@@ -18,9 +18,10 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
-from utils.process.child import Outcome, RunFailed, start
+from utils.process.child import RunFailed, start
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
+from utils.process.result_file import Outcome
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16  # what a pipe holds

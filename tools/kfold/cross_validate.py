@@ -20,7 +20,8 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.child import Outcome, RunFailed, RunResult
+from utils.process.child import RunFailed, RunResult
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 
 SETTINGS = "kfold.yaml"
@@ -73,8 +74,7 @@ def cross_validate(
     ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
     ``experiment``.
 
-    Raises `RunFailed` if a training or scoring was refused or has failed, `Stopped` after a signal, and UserError as
-    `train` does.
+    Raises `RunFailed` if a training or scoring was refused or lost, or has failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -96,13 +96,14 @@ def _train_and_score(
     Raises as `cross_validate` does.
     """
     run.mkdir(parents=True, exist_ok=True)
-    train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
+    train(train_config(config, data=str(data)), run, signals).check()
     best = best_of_newest_run(run)
     if best is None:
         raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
     result = run_scoring(validation_of(config, best, data))
     if result.reason:
-        result = replace(result, reason=f"{run.name} could not be scored: {result.reason}")
+        reason = f"{run.name} could not be scored: {result.reason}; it is trained, and the same command scores it"
+        result = replace(result, reason=reason)
     result.check()
     return read_fold(run / DETECTIONS_FILE)
 

@@ -14,7 +14,7 @@ from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
-from tools.runs.training import check_has_results, train, train_config
+from tools.runs.training import Pruning, check_has_results, train, train_config
 from tools.search.ranges import Space, values_text
 from tools.search.report import STATES, last_step, write_report
 from tools.search.study import (
@@ -34,7 +34,8 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.child import Outcome, RunFailed
+from utils.process.child import RunFailed
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
@@ -143,8 +144,8 @@ class _Search:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was refused, as every other would be, and `Stopped` after a signal; the trial
-        then stays unfinished.
+        Raises `RunFailed` if the training was refused, as every other would be, or lost, and `Stopped` after a signal;
+        the trial then stays unfinished, and the next start of the search continues it.
         """
         recipe = claim.folder / RECIPE
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
@@ -163,8 +164,9 @@ class _Search:
 
         folder = claim.folder / RUN
         folder.mkdir(exist_ok=True)
-        result = train(train_config(config), folder, self.experiment.fitness.column, self.signals, should_prune)
-        if result.outcome == Outcome.FAILED and not result.may_succeed_again:
+        pruning = Pruning(self.experiment.fitness.column, should_prune)
+        result = train(train_config(config), folder, self.signals, pruning)
+        if result.outcome == Outcome.FAILED:
             return TrialOutcome.failed(result.reason)
         result.check()
         if not values:
@@ -183,8 +185,8 @@ class _Search:
                 if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
                     return TrialOutcome.scored(fitness, is_pruned=True)
         except RunFailed as error:
-            if error.result.outcome == Outcome.REFUSED or error.result.may_succeed_again:
-                raise  # the trial stays; the next start of the search continues it
+            if error.result.outcome != Outcome.FAILED:
+                raise
             return TrialOutcome.failed(error.result.reason)
         return TrialOutcome.scored(fitness)
 
