@@ -24,28 +24,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ray.train.context import TrainContext
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if __name__ == "__main__":
     from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-from engine.run.results_csv import ResultsTable  # noqa: E402
-from utils.config.flags import Parser  # noqa: E402
-from utils.config.parser import parse_config  # noqa: E402
-from utils.config.settings import AUTO, TrainConfig  # noqa: E402
-from utils.config.settings_file import settings_file  # noqa: E402
-from utils.errors import Stopped, UserError, first_line  # noqa: E402
-from utils.files.safe_io import read_text, write_whole  # noqa: E402
-from utils.machine.packages import require_package  # noqa: E402
-from utils.process.child import Child, RunResult, start  # noqa: E402 (imports need ROOT)
-from utils.process.entrypoint import run_main  # noqa: E402
-from utils.process.exit_codes import INTERRUPTED  # noqa: E402
-from utils.process.ports import free_port  # noqa: E402
-from utils.process.result_file import Outcome  # noqa: E402
-from utils.program import command_prefix  # noqa: E402
+from engine.run.results_csv import ResultsTable
+from utils.config.flags import Parser
+from utils.config.parser import parse_config
+from utils.config.settings import AUTO, TrainConfig
+from utils.config.settings_file import settings_file
+from utils.errors import Stopped, UserError, first_line
+from utils.files.safe_io import read_text, write_whole
+from utils.machine.packages import require_package
+from utils.process.child import Child, RunResult, start
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import INTERRUPTED
+from utils.process.ports import free_port
+from utils.process.result_file import Outcome
+from utils.program import command_prefix
+from utils.program_folders import PROJECT
 
 # In the run's folder:
 SETTINGS = "ray.yaml"  # the settings with which this program started the run
@@ -90,7 +90,7 @@ def _connect(address: str | None) -> None:
     answers there."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
-    variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
+    variables = {"PYTHONPATH": str(PROJECT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
         ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:
@@ -243,9 +243,13 @@ def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, 
 
 def report_until_done(folder: Path, child: Child, rank: int) -> str:
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
-    the line of a process that was refused; "" if none was."""
+    the line of a process that was refused; "" if none was.
+
+    A refused process ends before those that miss it, but this round may have seen it alive; the next one will not.
+    """
     from ray import train
 
+    was_over = False
     while True:
         result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
@@ -254,8 +258,9 @@ def report_until_done(folder: Path, child: Child, rank: int) -> str:
             if rank == 0:
                 write_whole(folder / REPORTED, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
-        if is_over(results):
+        if was_over:
             return refusal_of(results)
+        was_over = is_over(results)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
 
