@@ -23,11 +23,11 @@ from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.child import RunResult, start
 from utils.process.ports import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, 
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.stored_settings import recipe_contents
 from tools.runs.training import train, train_config
+from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.child import RunFailed, RunResult
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 

@@ -13,6 +13,7 @@ from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
+from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
@@ -20,7 +21,6 @@ from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
-from utils.process.child import RunResult, start
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix

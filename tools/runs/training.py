@@ -1,4 +1,4 @@
-"""Runs a training in a process of its own (utils/process/child.py), for commands that train several times."""
+"""Runs a training in a process of its own (utils/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.results_csv import ResultsTable, read_columns
+from utils.child import Child, RunResult, start
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
 from utils.logger import get_logger
-from utils.process.child import Child, RunResult, start
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix

@@ -28,13 +28,13 @@ from tools.search.study import (
     has_running_trial,
     single_process_without_locks,
 )
+from utils.child import RunFailed
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.child import RunFailed
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
+from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.machine.packages import import_quietly
-from utils.process.decoder_warnings import watched
 
 if TYPE_CHECKING:
     from PIL import ImageFont

@@ -1,4 +1,4 @@
-"""The result file: how a command tells the process that has started it (utils/process/child.py) what it has done.
+"""The result file: how a command tells the process that has started it (utils/child.py) what it has done.
 
 Each line is a mapping in JSON; all processes of a run append to the file, and the newest value of a key counts.
 

@@ -12,10 +12,10 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from tools.runs.training import ERRORS, Pruning, check_has_results, fitness_by_epoch, train
+from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.errors import Stopped
-from utils.process.child import RunFailed
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 

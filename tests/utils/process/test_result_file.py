@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
+from utils.child import start
 from utils.errors import PeerLost, UserError
-from utils.process.child import start
 from utils.process.entrypoint import run_main
 from utils.process.result_file import (
     RESULT_VARIABLE,

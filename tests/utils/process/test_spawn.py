@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.process.child import start
+from utils.child import start
 from utils.process.result_file import Outcome
 
 

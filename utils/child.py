@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import IO, Any
 
 from utils.errors import Stopped, UserError
+from utils.files.temporary_folder import program_folder_name, temporary_folder
 from utils.process.child_signals import end_with_parent, is_crash, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
@@ -111,8 +112,8 @@ def start(
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
     """
     inherited = environment_of_child() if environment is None else environment
-    with TemporaryDirectory() as folder:
-        result_file = Path(folder, "result.jsonl")
+    with temporary_folder(Path(gettempdir(), program_folder_name("result"))) as folder:
+        result_file = folder / "result.jsonl"
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

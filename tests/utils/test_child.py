@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from tests.helpers.processes import ROOT
+from utils.child import RunFailed, start
 from utils.errors import Stopped
-from utils.process.child import RunFailed, start
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.result_file import Outcome
 
