@@ -48,8 +48,8 @@ from utils.program import command_prefix
 from utils.program_folders import PROJECT
 
 # In the run's folder:
-SETTINGS = "ray.yaml"  # the settings with which this program started the run
-REPORTED = ".ray_epoch"  # the newest epoch that was reported to Ray
+RAY_YAML = "ray.yaml"  # the settings with which this program started the run
+REPORTED_EPOCH = ".ray_epoch"  # the newest epoch that was reported to Ray
 EXTENDABLE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
@@ -125,12 +125,12 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)
-    settings = StoredSettings(folder / SETTINGS, config, may_change=EXTENDABLE)
+    settings = StoredSettings(folder / RAY_YAML, config, may_change=EXTENDABLE)
     recipe = recipe_contents(config)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         settings.store(recipe, {})
-        (folder / REPORTED).unlink(missing_ok=True)
+        (folder / REPORTED_EPOCH).unlink(missing_ok=True)
     elif settings.path.is_file():
         settings.check_unchanged(recipe, {})
     else:
@@ -145,8 +145,8 @@ def is_trained(folder: Path) -> bool:
 def remove_if_untrained(folder: Path) -> None:
     """Removes the stored settings, and the folder if nothing else is in it, unless an epoch has been trained."""
     if not is_trained(folder):
-        (folder / SETTINGS).unlink(missing_ok=True)
-        (folder / REPORTED).unlink(missing_ok=True)
+        (folder / RAY_YAML).unlink(missing_ok=True)
+        (folder / REPORTED_EPOCH).unlink(missing_ok=True)
         with suppress(OSError):  # it has a log
             folder.rmdir()
 
@@ -256,7 +256,7 @@ def report_until_done(folder: Path, child: Child, rank: int) -> str:
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
             if rank == 0:
-                write_whole(folder / REPORTED, f"{row['epoch']:.0f}", durable=True)
+                write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
         if was_over:
             return refusal_of(results)
@@ -298,7 +298,7 @@ def refusal_of(results: Sequence[RunResult | None]) -> str:
 
 def unreported_epochs(folder: Path) -> list[dict[str, float]]:
     """Returns the rows of results.csv that no worker has reported to Ray, also those of workers that were lost."""
-    note = folder / REPORTED
+    note = folder / REPORTED_EPOCH
     text = read_text(note) if note.is_file() else ""
     newest = int(text) if text.isdecimal() else 0  # damaged: Ray gets the epochs twice, and the job goes on
     return [row for row in epochs_of(folder) if row["epoch"] > newest]

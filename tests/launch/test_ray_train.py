@@ -93,7 +93,7 @@ def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkey
 @pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
 def test_a_damaged_note_of_the_reported_epoch_does_not_end_the_job(tmp_path, note, epochs):
     (tmp_path / "results.csv").write_text("epoch,time\n1,1\n2,2\n")
-    (tmp_path / ray_train.REPORTED).write_text(note)
+    (tmp_path / ray_train.REPORTED_EPOCH).write_text(note)
     assert [row["epoch"] for row in ray_train.unreported_epochs(tmp_path)] == epochs
 
 
@@ -186,7 +186,7 @@ def test_a_job_goes_on_with_defaults_and_with_another_time(tmp_path, work):
     run, reported = work
     assert run(epochs=3, patience=1, cache="ram") == ""
     assert reported == [1, 2]  # the models of tests detect nothing
-    (tmp_path / "exp" / ray_train.REPORTED).write_text("1")
+    (tmp_path / "exp" / ray_train.REPORTED_EPOCH).write_text("1")
     assert run(epochs=3) == ""
     assert reported == [1, 2, 2, 3]
     checkpoint = Checkpoint.read(tmp_path / "exp" / "last.pt")

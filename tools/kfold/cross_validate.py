@@ -24,7 +24,7 @@ from utils.logger import get_logger
 from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 
-SETTINGS = "kfold.yaml"
+KFOLD_YAML = "kfold.yaml"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     `cross_validate` does.
     """
     log = get_logger()
-    experiment = open_experiment(config, SETTINGS)
+    experiment = open_experiment(config, KFOLD_YAML)
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():

@@ -26,7 +26,7 @@ from utils.program import command_prefix
 POLL_S = 0.2
 RESULTS_CSV = "results.csv"
 # In the folder of a run: warnings of libraries, and tracebacks, those before a resume included.
-ERRORS = "errors.txt"
+ERRORS_TXT = "errors.txt"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -78,7 +78,7 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
     """
     with (
         settings_file(config) as settings,
-        open(folder / ERRORS, "ab", opener=open_direct) as errors,
+        open(folder / ERRORS_TXT, "ab", opener=open_direct) as errors,
         signals.deferred(),
         start(
             [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors

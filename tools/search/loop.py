@@ -16,11 +16,11 @@ from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
 from tools.runs.training import Pruning, check_has_results, train, train_config
 from tools.search.ranges import Space, values_text
-from tools.search.report import STATES, last_step, write_report
+from tools.search.report import STATE_NAMES, last_step, write_report
 from tools.search.study import (
-    JOURNAL,
-    REASON,
-    TRIALS,
+    JOURNAL_LOG,
+    REASON_ATTRIBUTE,
+    TRIALS_FOLDER,
     Claim,
     SharedStudy,
     TrialOutcome,
@@ -39,10 +39,10 @@ from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
-SETTINGS = "search.yaml"
+SEARCH_YAML = "search.yaml"
 # In the folder of a trial: its hyper-parameters, and the folder of its training.
-RECIPE = "hyp.yaml"
-RUN = "run"
+HYP_YAML = "hyp.yaml"
+RUN_FOLDER = "run"
 MAX_FAILURES = 3  # failed trials that end a search in which no trial has a score
 
 
@@ -53,7 +53,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SETTINGS)
+    experiment = open_experiment(config, SEARCH_YAML)
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -83,7 +83,7 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with folder.wait_for_lock():
         if not has_running_trial(folder.path):
-            folder.remove_if_untrained([FOLDS_CSV, JOURNAL, TRIALS])
+            folder.remove_if_untrained([FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:
@@ -124,7 +124,7 @@ class _Search:
                 outcome = self._run_trial(claim)
             trials = self.study.trials()
             details = self._describe(outcome, trials[claim.number], best_of(trials))
-            log.info("trial %d: %s%s", claim.number, STATES[outcome.state], details)
+            log.info("trial %d: %s%s", claim.number, STATE_NAMES[outcome.state], details)
             failure = _reason_to_stop(trials)
             if failure:
                 return failure
@@ -147,7 +147,7 @@ class _Search:
         Raises `RunFailed` if the training was refused, as every other would be, or lost, and `Stopped` after a signal;
         the trial then stays unfinished, and the next start of the search continues it.
         """
-        recipe = claim.folder / RECIPE
+        recipe = claim.folder / HYP_YAML
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
         outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
@@ -162,7 +162,7 @@ class _Search:
             values.append(value)
             return self.study.report(claim, epoch, value)
 
-        folder = claim.folder / RUN
+        folder = claim.folder / RUN_FOLDER
         folder.mkdir(exist_ok=True)
         pruning = Pruning(self.experiment.fitness.column, should_prune)
         result = train(train_config(config), folder, self.signals, pruning)
@@ -197,5 +197,5 @@ def _reason_to_stop(trials: Sequence[FrozenTrial]) -> str:
     is_any_scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
     if len(failed) < MAX_FAILURES or is_any_scored:
         return ""
-    last_reason = failed[-1].user_attrs.get(REASON, "")
+    last_reason = failed[-1].user_attrs.get(REASON_ATTRIBUTE, "")
     return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last_reason}"

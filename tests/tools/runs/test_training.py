@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.training import ERRORS, Pruning, check_has_results, fitness_by_epoch, train
+from tools.runs.training import ERRORS_TXT, Pruning, check_has_results, fitness_by_epoch, train
 from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
@@ -99,8 +99,8 @@ def test_a_checkpoint_that_is_damaged_or_missing_is_refused(tmp_path, name, cont
 
 
 def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp_path):
-    (tmp_path / ERRORS).write_text("Traceback ...\n")
+    (tmp_path / ERRORS_TXT).write_text("Traceback ...\n")
     with StopSignals() as signals:
         result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, signals)
     assert result.outcome == Outcome.REFUSED
-    assert (tmp_path / ERRORS).read_text().startswith("Traceback ...\n")
+    assert (tmp_path / ERRORS_TXT).read_text().startswith("Traceback ...\n")
