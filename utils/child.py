@@ -35,7 +35,7 @@ _STOPPED_CODES = {
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a command has ended, and what it has written with `utils.process.result_file.write_result`."""
+    """The outcome of a command, and what it has written with `utils.process.result_file.write_result`."""
 
     outcome: Outcome
     reason: str = ""  # the line that a command prints that was refused or lost, or has failed
@@ -57,7 +57,7 @@ class RunResult:
 
     @property
     def failed_because_of_peer(self) -> bool:
-        """Whether the process has failed only because another one of its run has, which says why."""
+        """Returns whether the process has failed only because another one of its run has, which says why."""
         return self.code == USER_ERROR and "error" not in self.values
 
     def check(self) -> None:

@@ -107,7 +107,7 @@ class _StderrRedirection:
                 self._forward()
 
     def _enter(self) -> int:
-        """Redirects descriptor 2 for the first thread. Returns the file's size, at which this thread's output begins."""
+        """Redirects descriptor 2 for the first thread. Returns the file's size, where this thread's output begins."""
         with self._changed:
             if not self._inside:
                 self._terminal = os.dup(2)

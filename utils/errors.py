@@ -82,7 +82,7 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are more messages than are shown at once."""
+        """Returns whether there are more messages than are shown at once."""
         return len(self.messages) > MAX_MISTAKES
 
     def raise_any(self) -> None:

@@ -88,7 +88,7 @@ class _OutputClosed(Exception):
 
 
 class _Ending(NamedTuple):
-    """How errors of one type end the process."""
+    """A row of `_ENDINGS`: errors of one type, and the end of the process that they cause."""
 
     error_type: type[BaseException]
     exit_code: int | None  # None: the ``code`` of the error

@@ -26,7 +26,7 @@ RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the result file of the process that
 
 
 class Outcome(StrEnum):
-    """How a command has ended, and what follows where it is a training or a scoring of another program.
+    """The end of a command, and what follows where it is a training, or a scoring, of another program.
 
     | outcome | `tools.kfold`, `tools.search` | Ray |
     | --- | --- | --- |

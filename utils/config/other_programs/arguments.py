@@ -60,7 +60,7 @@ class _Argument:
 
     @property
     def is_switch(self) -> bool:
-        """Whether true and false are values of our flag."""
+        """Returns whether true and false are values of our flag."""
         if len(self.our_words) > 1:
             return True  # it stands for one value
         action = self.action
@@ -68,7 +68,7 @@ class _Argument:
 
     @property
     def is_without_effect(self) -> bool:
-        """Whether the value asks for nothing, or for what is done here anyway."""
+        """Returns whether the value asks for nothing, or for what is done here anyway."""
         if self.text in ("false", "none"):
             return self.name in table().defaults_if_false
         return self.text == "true" and self.our_words[0] in table_of(self.command).without_effect
