@@ -13,7 +13,7 @@ from engine.evaluation.result import EvalResult
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, read_fold, read_if_scored
-from tools.runs.experiment import Experiment, open_experiment
+from tools.runs.experiment import open_experiment
 from tools.runs.stored_settings import recipe_contents
 from tools.runs.training import train, train_config
 from utils.child import RunFailed, RunResult
@@ -50,7 +50,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
-            for results in cross_validate(config, experiment, folder.path, signals):
+            for results in cross_validate(config, signals, data_folder=folder.path, folder=folder.path):
                 number = len(results.folds)
                 log.info(
                     "fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.score_of(results.folds[-1])
@@ -66,13 +66,14 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
 
 
 def cross_validate(
-    config: KfoldConfig, experiment: Experiment, folder: Path, signals: StopSignals
+    config: KfoldConfig, signals: StopSignals, *, data_folder: Path, folder: Path
 ) -> Iterator[CrossValidation]:
     """Trains and scores the folds that are not finished yet. After each fold, finished now or by a previous process,
     yields the results so far.
 
-    ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
-    ``experiment``.
+    Args:
+        data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
+        folder: parent folder of the trainings: fold1, fold2, ...
 
     Raises `RunFailed` if a training or scoring was refused or lost, or has failed, and `Stopped` after a signal.
     """
@@ -82,15 +83,14 @@ def cross_validate(
         run = folder / f"fold{number + 1}"
         fold = read_if_scored(run / DETECTIONS_FILE)
         if fold is None:
-            fold = _train_and_score(config, experiment, run, data_of(experiment.folder.path, number), signals)
+            data = data_of(data_folder, number)
+            fold = _train_and_score(config, run, data=data, signals=signals)
         scored.append(fold)
         results.append(fold.result())
         yield CrossValidation(list(results), pool(scored).result())
 
 
-def _train_and_score(
-    config: KfoldConfig, experiment: Experiment, run: Path, data: Path, signals: StopSignals
-) -> ScoredFold:
+def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> ScoredFold:
     """Trains in the folder ``run``, unless that is done, and scores the best epoch. ``data``: YAML of the fold.
 
     Raises as `cross_validate` does.

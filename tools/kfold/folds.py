@@ -46,13 +46,13 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
     fold = assign_folds(group, class_counts(index), config.folds, config.seed)
-    _check_scorable(index, group, fold, config.folds, fitness)  # before any fold is trained
+    _check_scorable(index, fitness, group=group, fold=fold, num_folds=config.folds)  # before any fold is trained
     warning = rare_classes(index, config.folds)
     if warning:
         get_logger().warning("%s", warning)
     if spec.classes or spec.class_of:
         index = _with_all_classes(index, spec, config)
-    write_folds(folder, spec, index, group, fold)
+    write_folds(folder, spec, index, group=group, fold=fold)
     images = counted(len(index), "image")
     groups = counted(group.max() + 1, "group")
     get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
@@ -83,7 +83,9 @@ def _check_no_shards(spec: DatasetSpec) -> None:
             raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
 
 
-def _check_scorable(index: DatasetIndex, group: np.ndarray, fold: np.ndarray, num_folds: int, fitness: Fitness) -> None:
+def _check_scorable(
+    index: DatasetIndex, fitness: Fitness, *, group: np.ndarray, fold: np.ndarray, num_folds: int
+) -> None:
     """Raises UserError if a fold has no object that ``fitness`` counts. ``group``, ``fold``: int64 (N,)."""
     counts = class_counts(index)
     objects = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
@@ -103,7 +105,7 @@ def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfi
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
 
 
-def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
+def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: np.ndarray, fold: np.ndarray) -> None:
     """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image: if
     it exists, all other files do, even after a power cut.
 

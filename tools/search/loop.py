@@ -58,7 +58,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     with single_process_without_locks(folder.path):
         try:
             study, claim = _join(config, space, experiment)
-            failure = _Search(config, space, study, experiment, signals).run_trials(claim)
+            search_part = _Search(config=config, space=space, study=study, experiment=experiment, signals=signals)
+            failure = search_part.run_trials(claim)
         except UserError:
             _remove_if_untrained(folder)
             raise
@@ -96,7 +97,9 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace that of another process
-        lines = write_report(experiment.folder.path, study, space, experiment.fitness.name, config.unit, command)
+        lines = write_report(
+            experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
+        )
     for line in lines:
         log.info("%s", line)
 
@@ -177,7 +180,8 @@ class _Search:
         """Trains once per fold. The fitness is that of the images of all folds together."""
         fitness = None
         try:
-            for results in cross_validate(config, self.experiment, claim.folder, self.signals):
+            data_folder = self.experiment.folder.path
+            for results in cross_validate(config, self.signals, data_folder=data_folder, folder=claim.folder):
                 write_results(claim.folder / "results.csv", results, self.experiment.names)
                 pooled = self.experiment.fitness.score_of(results.pooled)
                 fitness = None if math.isnan(pooled) else pooled

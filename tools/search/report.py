@@ -30,7 +30,7 @@ STATE_NAMES = {
 }
 
 
-def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
+def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str, unit: str, command: str) -> list[str]:
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +22,7 @@ from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
 from utils.process.result_file import Outcome
+from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 # Runs a command with a disk of 16 KB, which is full, at the folder $0.
@@ -62,9 +62,8 @@ def validation_in(folder: Path, *more: str) -> ValConfig:
 def score_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CrossValidation:
     """Returns the scores of the first fold, scored now or before."""
     monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
-    fitness = SimpleNamespace(column="metrics/AP")
-    experiment = SimpleNamespace(folder=SimpleNamespace(path=folder), fitness=fitness)
-    return next(cross_validate(config_of(folder), experiment, folder, signals=None))
+    with StopSignals() as signals:
+        return next(cross_validate(config_of(folder), signals, data_folder=folder, folder=folder))
 
 
 @pytest.mark.usefixtures("preloaded")

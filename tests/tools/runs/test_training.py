@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
+from tools.runs import training
 from tools.runs.training import ERRORS_TXT, Pruning, check_has_results, fitness_by_epoch, train
 from utils.child import RunFailed
 from utils.config.parser import parse_config
@@ -104,3 +105,11 @@ def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp
         result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, signals)
     assert result.outcome == Outcome.REFUSED
     assert (tmp_path / ERRORS_TXT).read_text().startswith("Traceback ...\n")
+
+
+def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypatch, caplog):
+    commands = [["sh", "-c", "kill -9 $$"], ["true"]]
+    monkeypatch.setattr(training, "command_prefix", lambda _: commands.pop(0))
+    with StopSignals() as signals:
+        assert train(TrainConfig(), tmp_path, signals).outcome == Outcome.DONE
+    assert f"{tmp_path}: killed by SIGKILL; is there enough memory?; tried once more" in caplog.text
