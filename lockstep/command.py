@@ -49,7 +49,7 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
     if result.outcome == Outcome.STOPPED and not _has_saved(result.values):
         raise KeyboardInterrupt
     has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
-    if result.outcome in (Outcome.REFUSED, Outcome.FAILED) and not has_issues:
+    if result.outcome not in (Outcome.DONE, Outcome.STOPPED) and not has_issues:
         raise RunFailed(result)
     if required_key not in result.values:
         folder = gettempdir()
