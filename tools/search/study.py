@@ -149,7 +149,8 @@ class SharedStudy:
         return not was_continued and claim.trial.should_prune()
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
-        """Ends the trial. Only the best trial keeps its weights."""
+        """Ends the trial: records that in the journal, so that no process continues it, before its lock is free and its
+        weights are removed. Only the best trial keeps them."""
         with self.exclusive():
             if outcome.reason:
                 claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
