@@ -30,7 +30,7 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
     An OSError names ``path``, whichever call failed.
 
     ``durable``: survive a power cut, by fsync of the content, and of the folder if the file system supports it. For
-    results of a training, and for files whose existence says that others are complete; not for what is computed again.
+    what took long to compute, and for files whose existence says that others are complete.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
