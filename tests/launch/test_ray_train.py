@@ -182,7 +182,7 @@ def work(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("preloaded")
 def test_a_job_goes_on_with_defaults_and_with_another_time(tmp_path, work):
-    """Also if it has ended. Rows that a lost worker has not reported are reported by the next one."""
+    """It may have ended already. Rows that a lost worker has not reported are reported by the next one."""
     run, reported = work
     assert run(epochs=3, patience=1, cache="ram") == ""
     assert reported == [1, 2]  # the models of tests detect nothing
@@ -285,7 +285,7 @@ def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
-    """That of rank 1, as its machine lacks a file."""
+    """Rank 1 refuses, as its machine lacks a file."""
     (tmp_path / "user_one.py").write_text("import os\nassert os.environ['RANK'] == '0'\ndef on_end(run): pass\n")
     command = [sys.executable, str(ROOT / SCRIPT), "--workers", "2", "--", *FLAGS, "--callbacks", "user_one:on_end"]
     done = subprocess.run([*command, "--project", "runs"], cwd=tmp_path, capture_output=True, text=True)

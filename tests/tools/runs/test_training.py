@@ -90,7 +90,7 @@ def test_why_a_training_failed(tmp_path):
     ],
 )
 def test_a_checkpoint_that_is_damaged_or_missing_is_refused(tmp_path, name, content, reason):
-    """So a search ends, and the trial stays unfinished: once last.pt is restored, the trial continues."""
+    """A search then ends, and the trial stays unfinished: once last.pt is restored, the trial continues."""
     (tmp_path / name).write_text(content)
     with StopSignals() as signals:
         result = train(TrainConfig(), tmp_path, signals)

@@ -428,7 +428,7 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
 
 
 def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
-    """As those of `tools.kfold`: the training images are divided."""
+    """The training images are divided, as for `tools.kfold`."""
     _, flags = world
     data = write_dataset(tmp_path / "set", train=8, val=2)
     data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))

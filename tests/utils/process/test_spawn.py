@@ -124,7 +124,7 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
         "print('begun', flush=True); refuse()",
     ],
 )
-def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
+def test_a_refusal_stays_one_if_a_signal_arrives(tmp_path, end):
     refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')"
     sleeping_rank = None if "SIGTERM" in end else 0
     program = write_program(tmp_path, definitions=refuse, sleeping_rank=sleeping_rank, stop_code=75)
