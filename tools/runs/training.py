@@ -59,10 +59,10 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
     result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        get_logger().warning("%s: %s; tried once more", folder, result.reason)
+        get_logger().warning("%s: %s (tried once more)", folder, result.reason)
         result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        reason = f"{folder}: {result.reason}; what is trained is kept, and the same command continues"
+        reason = f"{folder}: {result.reason} (what is trained is kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
     return result
 
