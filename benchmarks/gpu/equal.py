@@ -284,7 +284,7 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
 
 
 def is_refused_by_torch(error: RuntimeError) -> bool:
-    """Whether ``error`` comes from torch's replication and not from what runs in the replicas."""
+    """Returns whether ``error`` comes from torch's replication, not from what runs in the replicas."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
 

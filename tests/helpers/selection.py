@@ -17,5 +17,5 @@ def select(boxes_xyxy: Tensor, scores: Tensor, **settings: Any) -> Detections:
     return select_detections(boxes_xyxy, scores, PostprocessSettings(**settings))
 
 
-def stitch(found: DetectionTable, windows: np.ndarray, **settings: Any) -> DetectionTable:
-    return stitch_views(found, windows, PostprocessSettings(conf_thres=0.0, **settings))
+def stitch(table: DetectionTable, windows: np.ndarray, **settings: Any) -> DetectionTable:
+    return stitch_views(table, windows, PostprocessSettings(conf_thres=0.0, **settings))

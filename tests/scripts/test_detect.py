@@ -134,7 +134,7 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
 
 
 def test_without_files_to_write_there_is_no_folder_and_no_number(weights, pictures, tmp_path, capsys):
-    """Nor without crops to write, where nothing is found."""
+    """Without detections there are no crops to write, and no folder, either."""
     given = ["--weights", weights, "--device", "cpu", "--source", pictures, "--project", tmp_path / "runs"]
     for more in (["--nosave"], ["--nosave", "--save-crop", "--conf-thres", "1"]):
         call(detect.main, *given, *more)

@@ -10,10 +10,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from utils.decoder_warnings import watched
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
-from utils.process.decoder_warnings import watched
 
 GOLDEN_RATIO = 0.618034
 

@@ -295,7 +295,7 @@ def test_modes_and_memory_layout_are_preserved(channels_last):
 
 
 def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
-    """Also of an odd number of batches."""
+    """The number of batches may be odd."""
     gt, letterbox = make_split(9)
     fetched = []
     scored = []

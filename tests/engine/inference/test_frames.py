@@ -65,7 +65,7 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
 
 
 def test_broken_links_and_pipes_are_reported(tmp_path):
-    """Also a pipe named like a video, which OpenCV would wait for."""
+    """OpenCV would wait for a pipe named like a video."""
     save_image(tmp_path / "a.jpg", 50)
     (tmp_path / "gone.png").symlink_to(tmp_path / "elsewhere" / "gone.png")
     (tmp_path / "gone.mp4").symlink_to("gone.mp4")

@@ -65,7 +65,7 @@ def assert_no_error(*labels_and_detections, **options) -> None:
 
 
 def test_correct_labels_have_low_scores():
-    """Also those of a class that the model does not know, and those of a model without detections."""
+    """So do labels of a class that the model does not know, and all labels for a model without detections."""
     image, boxes, classes, table = scene()
     for found in (table, table.take(table.classes == 0), table.take([])):
         assert_no_error(image, boxes, classes, found)
@@ -148,7 +148,7 @@ def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
 
 @pytest.mark.parametrize("ap50", [np.nan, 0.0, MIN_AP - 0.01])
 def test_labels_of_classes_that_the_model_hardly_knows_are_not_judged(ap50):
-    """Nor is a label of another class that looks like one of them."""
+    """A label of another class that looks like one of them is not judged, either."""
     split, table = wrong_labels()
     (error,) = find_label_errors(split, table, metrics_of(ap50, 1.0), 0.3)
     assert (error.kind, error.suggestion.class_name) == (MISSING_LABEL, "b")

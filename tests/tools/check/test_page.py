@@ -75,7 +75,7 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
 
 
 def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
-    """Where a photo has the color of a style: x, y, width and height, pixels."""
+    """Returns the box of a photo's pixels that have the color of a style: x, y, width and height."""
     near = np.abs(photo.astype(int) - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60
     y, x = (np.flatnonzero(near.sum(axis) > 6) for axis in (1, 0))
     return x[0], y[0], x[-1] - x[0], y[-1] - y[0]
