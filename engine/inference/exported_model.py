@@ -46,8 +46,8 @@ def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
         raise UserError(
-            f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export the "
-            "other one with export.py --nms"
+            f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export "
+            "the other one with export.py --nms"
         )
     return model
 
