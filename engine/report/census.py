@@ -129,7 +129,7 @@ def _class_table(censuses: Sequence[Census], names: Sequence[str]) -> page.HtmlT
         columns += [f"{census.split}: boxes", f"{census.split}: images"]
         counts += [census.class_boxes, census.class_images]
     order = np.argsort(-censuses[0].class_boxes, kind="stable")
-    rows = [[names[c], *(int(values[c]) for values in counts)] for c in order]
+    rows: list[list[str | int]] = [[names[c], *(int(values[c]) for values in counts)] for c in order]
     return page.HtmlTable(columns, rows, "Boxes and images of each class")
 
 
