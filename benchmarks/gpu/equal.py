@@ -113,7 +113,8 @@ def differences(expected: Result, found: Result) -> dict[str, float]:
 
 def compare_detections(options: argparse.Namespace) -> Iterator[str]:
     """Compares NMS with box voting of a crowded batch, on the device and on the host."""
-    from models.postprocess.detections import PostprocessSettings, select_detections
+    from models.postprocess.detections import select_detections
+    from models.postprocess.selection import PostprocessSettings
 
     content = make_input(options.batch_size, 2100, 80, 30)
     device = context_of(options.device).device

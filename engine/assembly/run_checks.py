@@ -10,8 +10,8 @@ from engine.assembly.batch_size import check_batch_search
 from engine.assembly.build_step import check_step_settings
 from engine.assembly.process_setup import check_kernels
 from engine.assembly.run_data import RunData
-from engine.evaluation.small_boxes import warn_of_small_boxes
 from engine.export.options import require_packages
+from engine.issues.small_boxes import warn_of_small_boxes
 from engine.run.run import RunSettings
 from engine.train.validation import check_eval_ranks
 from models.detector import Detector

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from models.postprocess.detections import PostprocessSettings, select_detections
+from models.postprocess.detections import select_detections
+from models.postprocess.selection import PostprocessSettings
 from models.postprocess.stitching import stitch_views
 from utils.detections import Detections, DetectionTable
 

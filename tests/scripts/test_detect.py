@@ -24,7 +24,8 @@ from engine.commands import detect_log
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.image_detector import ImageDetector
 from models.detector import build_detector
-from models.postprocess.detections import PostprocessSettings, select_detections
+from models.postprocess.detections import select_detections
+from models.postprocess.selection import PostprocessSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.http_server import served
@@ -187,7 +188,7 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
     """The image is seen with half a stride of padding; the result is that of the model after NMS."""
-    monkeypatch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
+    monkeypatch.setattr("models.postprocess.suppression.MIN_VOTING_SCORE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]

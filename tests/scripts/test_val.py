@@ -460,7 +460,7 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
         results = read(tmp_path / "val" / weights.suffix[1:], "results")
         assert [row["class"] for row in results["classes"]] == ["dark"]
     exported = load(best.with_suffix(".torchscript"), device="cpu", trust=True)
-    assert exported.model.stored_words("used_classes") == ["dark"]
+    assert exported.model.trained_classes == ["dark"]
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
     data.write_text(data.read_text().replace("images/train", "=train"))
     index = pooled_index(load_dataset_spec(data), config)
     group = np.arange(len(index)) % 5
-    write_folds(tmp_path, load_dataset_spec(data), index, group, group % 3)
+    write_folds(tmp_path, load_dataset_spec(data), index, group=group, fold=group % 3)
     assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
     assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
 
@@ -247,7 +247,7 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     folder = tmp_path / "lists"
     folder.mkdir()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
-    write_folds(folder, spec, pooled, np.arange(len(pooled)), fold)
+    write_folds(folder, spec, pooled, group=np.arange(len(pooled)), fold=fold)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     seen = []
     for number in range(3):

@@ -11,7 +11,7 @@ import yaml
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index, scan_for_check
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import CheckedSplit
+from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_dataset

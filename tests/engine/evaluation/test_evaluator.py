@@ -12,7 +12,7 @@ from torch import nn
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion, LossOutput
-from models.postprocess.detections import SCORED, SHOWN, SHOWN_UNVOTED
+from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
 from utils.batches import Batch, Targets

@@ -115,7 +115,7 @@ def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorde
         (tmp_path / "last.pt").unlink()
     waits = []
     trainer = hook_training(tmp_path)
-    monkeypatch.setattr(trainer.checkpointer, "finish", lambda: waits.append(trainer.progress.epoch))
+    monkeypatch.setattr(trainer.checkpointer, "flush", lambda: waits.append(trainer.progress.epoch))
     hook = Checkpoints(0)
     hook.start(trainer)
     actions = []

@@ -148,10 +148,10 @@ def test_work_after_epochs_takes_its_share_of_the_time():
         rare.after_epoch(number)
     assert done == [1]  # the others would have to wait for 200 s
     for _ in range(2):
-        rare.finish()
+        rare.catch_up()
     assert done == [1, 3]
     rare.after_epoch(None)
-    rare.finish()
+    rare.catch_up()
     assert done == [1, 3, None]  # a validation is drawn once
     until = time.monotonic() + 20
     number = 4

@@ -52,16 +52,35 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     assert path.read_text() == "epoch,new\n1,2\n"
 
 
-def test_the_csv_of_a_complete_run_is_on_the_disk(tmp_path, monkeypatch):
-    """A run is complete after a power cut, too, and is then not trained again."""
+def test_the_csv_survives_a_power_cut_after_each_epoch(tmp_path, monkeypatch):
+    """The search takes the best of its rows, and a run that resumes has all of them."""
     path = tmp_path / "results.csv"
-    results = results_csv(path)
-    add(results, [(1, {"loss": 1.0})])
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    results.finish(trainer_at(1))
-    assert "/.results.csv." in synced[0]
-    assert path.read_text() == "epoch,loss\n1,1\n"
+    add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    assert sum("/.results.csv." in name for name in synced) == 2
+
+
+def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
+    """A run that is done must not fail there."""
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "results.csv"
+    monkeypatch.setattr(os, "fsync", refuse)
+    results = results_csv(path)
+    add(results, [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    results.finish(trainer_at(2))
+    assert path.read_text() == "epoch,loss\n1,1\n2,2\n"
+    assert caplog.messages == [f"{path}: may not survive a power cut (Input/output error); written all the same"]
+
+
+def test_epochs_that_the_csv_has_lost_are_named(tmp_path, caplog):
+    path = tmp_path / "results.csv"
+    add(results_csv(path), [(1, {"loss": 1.0}), (3, {"loss": 3.0})])
+    results_csv(path).start(trainer_at(4, folder=tmp_path))
+    assert caplog.messages == [f"{path}: lacks 2 epochs of the 4 that are done"]
 
 
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models.postprocess import box_voting
-from models.postprocess.detections import PostprocessSettings, select_with_and_without_voting
+from models.postprocess.detections import select_with_and_without_voting
+from models.postprocess.selection import PostprocessSettings
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.selection import select
 from tests.models.postprocess.test_detections import brute_force
@@ -154,7 +155,7 @@ def test_ties_of_scores_and_of_places():
 
 
 def test_only_the_best_candidates_vote_and_move(monkeypatch):
-    monkeypatch.setattr("models.postprocess.detections.VOTERS", 20)
+    monkeypatch.setattr("models.postprocess.suppression.VOTERS", 20)
     boxes, scores = crowd(3, 90, 2, seed=5)
     scores[1, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": 0.6, "max_det": 300}

@@ -13,7 +13,7 @@ import pytest
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
+from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet

@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.process.child import Outcome, start
+from utils.child import start
+from utils.process.result_file import Outcome
 
 
 def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:
@@ -74,12 +75,20 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
 
 
 @pytest.mark.usefixtures("preloaded")
-def test_the_death_of_a_process_is_no_refusal(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.LOST),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Outcome.REFUSED),  # it would crash again
+        ("sys.exit(3)", Outcome.REFUSED),  # as a callback does
+    ],
+)
+def test_a_parent_learns_whether_another_try_may_succeed(tmp_path, end, outcome):
     program = write_program(tmp_path, sleeping_rank=None)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with start([python(), program, "os.kill(os.getpid(), signal.SIGKILL)"], environment=environment) as child:
+    with start([python(), program, end], environment=environment) as child:
         result = child.wait()
-    assert (result.outcome, result.code) == (Outcome.FAILED, 2)
+    assert (result.outcome, result.code) == (outcome, 2)
 
 
 @pytest.mark.parametrize(("options", "code"), [({}, 143), ({"stop_code": 75}, 75)])

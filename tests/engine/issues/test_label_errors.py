@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
-from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
+from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
+from engine.issues.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
