@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import pickle
 import re
@@ -40,13 +39,6 @@ OBJECTS = {
 
 LABELS = pytest.mark.parametrize("label", ["", "annotations: voc\n", "annotations: instances.json\n"])
 JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "1e999"}
-
-
-@pytest.fixture
-def lines(caplog):
-    """The logged messages, cleared by `lines.clear()`."""
-    with caplog.at_level(logging.INFO, "lockstep"):
-        yield caplog
 
 
 def told(lines, *, unlabeled=False):
