@@ -21,7 +21,7 @@ from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
-from models.postprocess.detections import ValidationSettings
+from models.postprocess.selection import ValidationSettings
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger

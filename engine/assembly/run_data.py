@@ -11,7 +11,7 @@ from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.metrics import Fitness
-from engine.evaluation.small_boxes import warn_of_small_boxes
+from engine.issues.small_boxes import warn_of_small_boxes
 from engine.run.run import RunPlan
 from models.detector import Detector
 from models.losses.distillation import Teacher

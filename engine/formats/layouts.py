@@ -1,4 +1,4 @@
-"""What an exported model returns: one tensor, in one of two layouts.
+"""The output of an exported model: one tensor, in one of two layouts.
 
 Only operations that every runtime has are used, and no shape depends on values, so the same modules serve ONNX,
 OpenVINO, TorchScript and torch.export.
@@ -132,7 +132,7 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     is_same_class = kept[5] == voters[5]
     votes = (overlap > union * iou_thres) & is_same_class & (voter_scores > MIN_VOTING_SCORE) & is_other
     weights = torch.where(votes, voter_scores * vote_weights(overlap / union), 0.0)
-    # What is not finite has no vote, but 0 * inf is NaN.
+    # Infinite boxes have no vote, but 0 * inf is NaN.
     finite = torch.where(voters[:4].abs() < MAX_COORDINATE, voters[:4], 0.0)
     kept_boxes = kept[:4, ..., 0]  # (4, B, D)
     kept_scores = kept[4, ..., 0]

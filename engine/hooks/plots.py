@@ -13,11 +13,11 @@ import numpy as np
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
+from engine.issues.issue import CheckedSplit
 from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject

@@ -16,7 +16,8 @@ from data.render.letterbox import Letterbox, fit_letterbox, letterbox
 from engine.inference.model import InferenceModel
 from engine.inference.settings import ResolvedSettings
 from models.detector import CPU_CHUNK
-from models.postprocess.detections import SHOWN, select_detections
+from models.postprocess.detections import select_detections
+from models.postprocess.selection import SHOWN
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original

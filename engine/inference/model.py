@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
+from utils.config.checks import typed_classes
 from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
@@ -65,8 +66,16 @@ class InferenceModel(nn.Module):
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
 
     @property
+    def trained_classes(self) -> list[int | str]:
+        """``--classes`` of the training, as names; maybe as numbers in files of earlier versions."""
+        words = self.stored("used_classes")
+        if words:
+            return [word for word in words if type(word) in (int, str)] if isinstance(words, list) else []
+        return typed_classes(self.stored_words("classes"))
+
+    @property
     def has_merged_classes(self) -> bool:
-        """Whether all classes of its data set count as one (``--single-cls`` of the training)."""
+        """True if all classes of its data set count as one (``--single-cls`` of the training)."""
         return self.stored("single_cls") is True
 
     @property

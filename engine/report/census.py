@@ -11,10 +11,10 @@ import numpy as np
 
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
-from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
+from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
-from utils.drawing.figures import Picture, bars_picture, heat_picture, histogram_picture
+from utils.drawing.figures import AxisLabels, Mark, Picture, bars_picture, heat_picture, histogram_picture
 from utils.strings import counted
 
 HEAT_CELLS = 24
@@ -66,6 +66,14 @@ def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
     )
 
 
+class ScanLines(NamedTuple):
+    """The scan's report of a split, and the lines of it that the page shows."""
+
+    split: str
+    report: ScanReport
+    first_lines: list[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CensusSection:
     """Content of census.html."""
@@ -77,7 +85,7 @@ class CensusSection:
     min_side_px: float  # boxes with shorter sides are too small for most models
     remedy: str | None  # what to do about them; None if there are not many
     classes: page.HtmlTable
-    scans: Sequence[tuple[str, ScanReport, list[str]]]  # splits, reports and their first lines
+    scans: Sequence[ScanLines]
 
 
 def census_content(
@@ -109,7 +117,7 @@ def census_content(
             "Boxes and images of each class",
         ),
         scans=[
-            (c.split, i.report, list(map(str, itertools.islice(i.report.findings, MAX_SCAN_LINES))))
+            ScanLines(c.split, i.report, list(map(str, itertools.islice(i.report.findings, MAX_SCAN_LINES))))
             for c, i in zip(censuses, indexes)
         ],
     )
@@ -124,19 +132,17 @@ def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Pict
         [names[c] for c in order],
         counts,
         [f"{n:,}" for n in counts],
-        ("", "boxes", f"Boxes of {subset} ({census.split})"),
+        AxisLabels("", "boxes", f"Boxes of {subset} ({census.split})"),
     )
     small = float((census.sides_px < SMALL_PX).mean())
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
     counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
-    mark = (SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
-    labels = ("side, square root of the area (px)", "boxes", f"Box sizes at --imgsz {imgsz} ({census.split})")
+    mark = Mark(SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
+    labels = AxisLabels("side, square root of the area (px)", "boxes", f"Box sizes at --imgsz {imgsz} ({census.split})")
     sizes = histogram_picture(edges, counts, labels, mark, f"{small:.0%} below {SMALL_PX:g} px")
-    labels = (
-        "x (fraction of the image's width)",
-        "y (fraction of its height)",
-        f"Centers of the boxes ({census.split})",
+    labels = AxisLabels(
+        "x (fraction of the image's width)", "y (fraction of its height)", f"Centers of the boxes ({census.split})"
     )
     centers = heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")
     return {"boxes of classes": classes, "sizes of boxes": sizes, "centers of boxes": centers}

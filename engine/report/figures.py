@@ -9,7 +9,17 @@ import numpy as np
 
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
 from engine.evaluation.result import EvalResult
-from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
+from utils.drawing.figures import (
+    AxisLabels,
+    Chart,
+    Line,
+    Mark,
+    Picture,
+    bars_picture,
+    new_figure,
+    picture_of,
+    short_label,
+)
 
 MANY_CLASSES = 20  # with more classes, confusion matrices have no numbers, and only `FEW_CLASSES` have curves
 FEW_CLASSES = 8
@@ -30,7 +40,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     precision = "precision (fraction of the detections)"
     recall = "recall (fraction of the objects)"
     threshold = result.threshold
-    best = None if threshold is None else (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
+    best = None if threshold is None else Mark(threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
     confidence = result.curve_confidence
     axis = "confidence threshold"
     curves = {
@@ -51,8 +61,8 @@ class _Curves(NamedTuple):
     title: str
     x: np.ndarray  # float64 (S,)
     y: np.ndarray  # float64 (C, S)
-    axes: tuple[str, str]  # what x and y are
-    mark: tuple[float, str] | None = None  # an x and its label
+    axes: tuple[str, str]  # labels of x and y
+    mark: Mark | None = None
 
     def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
         """Draws the curves of ``classes``, int64 (n,), those of the lowest AP50 first, and their mean."""
@@ -105,4 +115,5 @@ def errors_picture(errors: ErrorSplit) -> Picture:
     costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
     texts = [f"{c:.3f}" for c in costs]
     texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
-    return bars_picture(names, costs, texts, ("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}"))
+    labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}")
+    return bars_picture(names, costs, texts, labels)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from engine.evaluation.issues import LABEL_ERRORS, MISSING_LABEL, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
+from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, SPURIOUS, CheckedSplit, Issue, LabelBox, learned_names
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, PhotoFile, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.detections import DetectionTable

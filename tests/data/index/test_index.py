@@ -26,7 +26,6 @@ from tests.helpers.scoring import coco_evaluate, make_table
 from tests.helpers.three_formats import voc_text, write_image, write_three_formats
 from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
-from utils.logger import get_logger
 
 NAMES = ("cat", "dog", "cow")
 SIZES = {"a.jpg": (60, 80), "b.png": (50, 40), "sub/c.jpg": (64, 64), "d.png": (32, 32), "ü.jpg": (40, 60)}  # h, w
@@ -44,9 +43,8 @@ JSON_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity", "1e999": "
 
 
 @pytest.fixture
-def lines(caplog, monkeypatch):
+def lines(caplog):
     """The logged messages, cleared by `lines.clear()`."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     with caplog.at_level(logging.INFO, "lockstep"):
         yield caplog
 
@@ -464,7 +462,7 @@ def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged,
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 @LABELS
 def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
-    """Even if other rows of the file are valid: without the object, its pixels would be trained as background."""
+    """Other rows of the file may be valid: without the object, its pixels would be trained as background."""
     text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
     (root / "instances.json").write_text(text)
     (root / "voc/a.xml").write_text((root / "voc/a.xml").read_text().replace("<xmin>8<", f"<xmin>{number}<"))
@@ -627,7 +625,7 @@ def listed_row(root: Path, row: str) -> None:
 
 @pytest.mark.parametrize("row", ["data/other/a.jpg", "a", "c:\\val\\b.jpg"])
 def test_a_row_of_a_list_whose_name_fits_one_image(root, row):
-    """In the first only the name fits, in another folder than the row says."""
+    """In the first case only the name fits: the image is in another folder than the row says."""
     listed_row(root, row)
     (image,) = list_split(load_dataset_spec(root / "d.yaml"), "train").images
     assert image.name[-5:] in ("a.jpg", "b.jpg")

@@ -32,7 +32,6 @@ from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import get_logger
 
 NUM_IMAGES = 20
 BOX = (0, 10, 8, 30, 32)
@@ -79,8 +78,7 @@ def folder(tmp_path) -> Folder:
 
 
 @pytest.fixture
-def lines(caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def lines(caplog):
     with caplog.at_level(logging.INFO, "lockstep"):
         yield caplog
 
@@ -432,7 +430,7 @@ def test_label_files_of_no_image_are_listed_at_any_share(folder, lines, label, c
             folder.index()
 
 
-def test_one_of_a_thousand_is_listed_too(folder, lines):
+def test_even_one_of_a_thousand_is_listed(folder, lines):
     folder.write()
     (folder.root / "labels/train/x.txt").write_text(TEXT)
     for i in range(20, 300):
@@ -641,7 +639,7 @@ def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folde
     ],
 )
 def test_a_label_file_that_is_no_file_is_no_background(folder, tmp_path, make, problem):
-    """Nor does a copy wait for what somebody writes into a pipe."""
+    """A copy does not wait for what somebody writes into a pipe."""
     folder.write(but=3)
     make(folder.root / "labels/train/03.txt")
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
@@ -816,7 +814,7 @@ def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeyp
 
 
 def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_path):
-    """As the split of one folder that has both."""
+    """The split of one folder that has both is the reference."""
     for name in "ab":
         write_dataset(tmp_path / name, train=2, val=1)
     image = {"id": 1, "file_name": "000.png", "width": 64, "height": 64}
@@ -840,9 +838,8 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example
 
 
-def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog, monkeypatch):
+def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     """The labels of its images seem to be of no image."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     path = write_dataset(tmp_path, train=2, val=2)
     path.write_text(path.read_text().replace("images/val", "val.txt"))
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")

@@ -1,4 +1,4 @@
-"""What a run is put together from: hooks in their order, loaders, loss, the position of a resumed run; and what is
+"""Assembling a run: hooks in their order, loaders, loss, the position of a resumed run; and what is
 refused before anything is built."""
 
 from __future__ import annotations

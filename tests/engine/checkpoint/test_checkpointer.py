@@ -90,7 +90,7 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
 
 
 def test_a_position_is_saved_in_last_pt_alone(tmp_path):
-    """Also at the end of an epoch that has an epochN.pt: a run that resumes from it must not change it."""
+    """This holds at the end of an epoch that has an epochN.pt, too: a run that resumes from it must not change it."""
     checkpointer = save(tmp_path, parts())
     kept = {name: (tmp_path / name).read_bytes() for name in ("best.pt", "epoch2.pt")}
     for epoch in (0, 2):
@@ -314,7 +314,7 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
 
 @pytest.mark.parametrize("moment", ["infolist", "testzip"])
 def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path, monkeypatch, moment):
-    """As val.py may read last.pt just when the training process writes it."""
+    """val.py may read last.pt just when the training process writes it."""
     path = tmp_path / "last.pt"
     write_checkpoint({"epoch": 1, "x": torch.ones(1000)}, path)
     original = getattr(zipfile.ZipFile, moment)

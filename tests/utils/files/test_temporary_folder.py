@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -38,6 +39,23 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     with temporary_folder(target) as folder:
         assert os.listdir(tmp_path) == [folder.name]
     assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch):
+    """Another process has found it unlocked. A name that only locked folders have would be left behind by a kill."""
+    flock = fcntl.flock
+    unlocked = []
+
+    def remove_first(descriptor: int, flags: int) -> None:
+        if not unlocked:
+            unlocked.extend(tmp_path.iterdir())
+            unlocked[0].rmdir()
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with temporary_folder(tmp_path / "a") as folder:
+        assert folder.is_dir()
+        assert folder not in unlocked
 
 
 def test_folders_of_other_programs_stay(tmp_path: Path):
