@@ -5,11 +5,12 @@ A format is a module of this package with a `LabelFormat`, which `data.labels.fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
 from data.split_files import ImageFile, LabelFile, OtherImages
@@ -30,8 +31,7 @@ class LabelSource(Protocol):
 
     normalized: bool  # coordinates are fractions of the image size, not pixels
     images: list[ImageFile]  # those that have labels in this source, or may have
-    category_ids: tuple[int, ...]  # by class
-    unused_category_ids: Mapping[str, int]  # ids of categories that are no class, by name
+    categories: tuple[Category, ...]  # of the label file; empty if the format has none
     findings: list[Finding]
 
     @property
@@ -110,13 +110,12 @@ class LabelPerImage:
     """Reads labels from one file per image; a `LabelSource`."""
 
     image_ids: list[int | str] | None = None
-    unused_category_ids: Mapping[str, int] = {}
+    categories: tuple[Category, ...] = ()
 
     def __init__(self, request: LabelRequest, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
         self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self.category_ids = (0,) if request.names is None else tuple(range(len(request.names)))
         self._files = request.files
         self._root = request.root
         self._parse = parse

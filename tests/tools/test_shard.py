@@ -368,6 +368,23 @@ def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: 
         index_of(changed_index(source, tmp_path / "out", name, value))
 
 
+def test_shards_of_the_version_before_categories_are_read(tmp_path: Path):
+    objects = {"a.png": [(0, 2, 3, 20, 30)], "b.png": [(1, 2, 3, 20, 30)]}
+    write_three_formats(tmp_path, ["light", "dark"], dict.fromkeys(objects, (48, 64)), objects)
+    data = tmp_path / "d.yaml"
+    data.write_text("train: images/train\nval: images/train\nnames: [dark, cat]\nannotations: instances.json\n")
+    write_set(load_dataset_spec(data), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.9)
+    options = {"max_bad": 0.9, "single_cls": True}
+    now = index_of(tmp_path / "out", **options)
+    assert (now.categories, now.category_ids) == (((10, "light", True), (20, "dark", True)), (20,))
+    meta, arrays = open_arrays(tmp_path / "out" / "train.shards")
+    del meta["categories"]
+    write_arrays(tmp_path / "out" / "train.shards", meta | {"version": 8, "unused_category_ids": {"light": 10}}, arrays)
+    before = index_of(tmp_path / "out", **options)
+    assert before.category_ids == now.category_ids
+    assert sorted(before.categories) == [(10, "light", False), (20, "dark", True), (22, "cat", False)]
+
+
 def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):
     """A folder that is called like an index has files; a path below an image names nothing."""
     image = next((source.parent / "images" / "train").iterdir())

@@ -238,7 +238,7 @@ def test_some_classes_are_those_among_all_and_share_their_cache(root, tmp_path, 
     ids = (10, 30) if "json" in label else (0, 2)
     assert some.ground_truth().category_ids == (ids[:1] if single_cls else ids)
     one_class = load(root, tmp_path / "other", single_cls=True)
-    assert not single_cls or some.category_ids == one_class.category_ids
+    assert not single_cls or some.ground_truth().category_ids == one_class.ground_truth().category_ids
     new = {0: 0, 2: 0 if single_cls else 1}
     for i, path in enumerate(whole.paths):
         expected = [[new[c], *box] for c, *box in whole.labels(i).tolist() if c in new]
