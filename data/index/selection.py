@@ -64,12 +64,23 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
 
 
 def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Selects the training images that are held out ("val"), or the others ("train")."""
+    """Selects the training images that are held out ("val"), or the others ("train"). Warns, for "val", of images that
+    were held out when the run began and are not usable any more. Raises UserError if none is."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
-    if not is_held_out.any():
+    missing = sorted(spec.held_out.difference(index.paths))
+    if len(missing) == len(spec.held_out):
         raise UserError(
             f"{spec.source}: 'train' has none of the {counted(len(spec.held_out), 'image')} held out for validation "
             "when the run began; name its data set with --data"
+        )
+    if missing and split == "val":
+        get_logger().warning(
+            "%s: %d of %s held out for validation when the run began are not among its usable images now, first %s; "
+            "one that has got another name is trained on",
+            spec.source,
+            len(missing),
+            counted(len(spec.held_out), "image"),
+            missing[0],
         )
     positions = np.flatnonzero(is_held_out == (split == "val"))
     return selection.keep(positions, split, selection.fingerprint, sorted(spec.held_out))
