@@ -42,7 +42,8 @@ class LabelSource(Protocol):
         """Reads the labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
 
     def where(self, i: int, line: int | None = None) -> str:
-        """Returns the label file of ``images[i]``, and the line in it, for the report."""
+        """Returns the label file of ``images[i]``, for the report, and where in it a row is. ``line``: as the rows that
+        `read` has returned have it: a line, or the number of an object or annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class LabelPerImage:
         self._files = request.files
         self._root = request.root
         self._parse = parse
+        self._without_lines: set[int] = set()  # images whose rows are told apart by number; see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
@@ -131,7 +133,13 @@ class LabelPerImage:
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
-        return self._parse(data)
+        labels = self._parse(data)
+        if not labels.is_by_line:
+            self._without_lines.add(i)
+        return labels
 
     def where(self, i: int, line: int | None = None) -> str:
-        return self._files[i].name if line is None else f"{self._files[i].name}:{line}"
+        name = self._files[i].name
+        if line is None:
+            return name
+        return f"{name}: object {line}" if i in self._without_lines else f"{name}:{line}"

@@ -31,8 +31,8 @@ from data.labels.findings import (
 )
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, LabelRequest
 from data.labels.other_formats import format_of_labels
-from data.labels.rows import LabelFileError, row_table, shape_of
-from data.labels.voc import object_names, parse_voc
+from data.labels.rows import LINE, LabelFileError, row_table, shape_of
+from data.labels.voc import VOC, object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import FileStamp, ImageFile, LabelFile
@@ -282,6 +282,18 @@ def test_label_files_in_another_encoding_say_which_it_is(data, encoding, tmp_pat
     if encoding == "GBK":
         with pytest.raises(LabelFileError, match=rf"^3: malformed XML \({reason}"):
             parse_voc(b"<annotation>\n\n<object>" + data + b"</object></annotation>", {})
+
+
+@pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])
+def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator, location):
+    box = "<bndbox><xmin>{}</xmin><ymin>2</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
+    objects = [f"<object><name>dog</name>{box.format(x1)}</object>" for x1 in (1, "x", 5)]
+    (tmp_path / "a.xml").write_text(separator.join(["<annotation>", *objects, "</annotation>"]))
+    image = ImageFile("a.png", "a.png", None)
+    source = VOC.read(LabelRequest([image], [LabelFile("a.xml", FileStamp(1, 1))], tmp_path, ("dog",)))
+    labels = source.read(0)
+    assert source.where(0, labels.problems[0].line) == location
+    assert len({source.where(0, row[LINE - 1]) for row in labels.rows}) == 2
 
 
 @pytest.mark.parametrize(
