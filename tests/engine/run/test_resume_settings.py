@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.run.plan import plan_run
-from engine.run.resume_settings import describe_changes, merge_config, merge_hyperparameters
+from engine.run.resume_settings import describe_changes, merge_config, merge_hyperparameters, starts_alike
 from engine.run.run import RunSettings
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
@@ -118,3 +118,19 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     assert (plan.settings.hyp.mosaic, plan.startup_messages) == (0.5, [line])
     _, lines = merged_hyp(Hyperparameters(mosaic=1.0), config, ("hyp",))
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("config", "hyp", "is_alike"),
+    [
+        ({}, {}, True),
+        ({"batch_size": -1, "optimizer": "auto"}, {"lr_mult": None}, True),  # chosen again, perhaps on another GPU
+        ({"batch_size": 8}, {}, False),
+        ({"workers": 3, "hyp": "scratch"}, {}, True),
+        ({}, {"lr0": 0.5}, False),
+    ],
+)
+def test_a_start_is_that_of_a_run_whatever_it_leaves_open(config, hyp, is_alike):
+    stored = RunSettings(TrainConfig(batch_size=48, optimizer="SGD"), Hyperparameters(lr_mult=0.25))
+    planned = RunSettings(dataclasses.replace(stored.config, **config), dataclasses.replace(stored.hyp, **hyp))
+    assert starts_alike(stored, planned) == is_alike
