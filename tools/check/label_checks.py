@@ -46,17 +46,15 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
 
 
 def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans all splits as `scan_dataset` does. A split whose files are missing is an issue: some data sets are
-    published without the images of their test split. Raises UserError if this is so for all splits."""
-    scanned = []
+    """Scans all splits as `scan_dataset` does. One that cannot be read is an issue, as some data sets are published
+    without the images of their test split. Raises the first error if no split can be read."""
+    scanned: list[CheckedSplit] = []
     errors: dict[str, UserError] = {}  # by split
     for split in spec.splits:
         try:
-            spec.check_split(split)
+            scanned.append(_scan_split(spec, split, workers))
         except UserError as error:
             errors[split] = error
-            continue
-        scanned.append(_scan_split(spec, split, workers))
     if not scanned:
         raise next(iter(errors.values()))
     return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
