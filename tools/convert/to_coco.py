@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.source.dataset_yaml import SPLITS
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
-from tools.convert.annotations import AnnotatedImage, Annotations, files_below
+from data.source.yaml_keys import SPLITS
+from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
+from tools.convert.source_images import files_below
 from tools.convert.values import image_size
 from utils.config.commands import COMMANDS
 from utils.errors import UserError
@@ -36,22 +37,25 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     source = normal_path(source)
     out = normal_path(out)
     name, files = _files(source, name)
-    title = FORMATS[name].title
+    reader = FORMATS[name]
+    if reader.check is not None:
+        reader.check(source, files)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         annotations = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():
+        if reader.is_per_image and source.is_dir():
             files = _with_damaged(files, source, name, annotations)
         for file in files:
-            FORMATS[name].read(file, annotations)
-        if not annotations.objects:
-            reason = f"{counted(len(files), 'file')} of {title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_text())))}")
+            reader.read(file, annotations)
+        if not annotations.num_objects:
+            reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
         written = _write(annotations, folder, out)
-        lost = {each: count - written[each] for each, count in annotations.objects.items() if count != written[each]}
-        if lost:
-            raise UserError(f"{source}: these objects would be missing in {out}: {lost}")
-    return _table(title, annotations, written, out)
+        expected = annotations.num_objects
+        missing = {name: expected[name] - written[name] for name in expected if written[name] != expected[name]}
+        if missing:
+            raise UserError(f"{source}: these objects would be missing in {out}: {missing}")
+    return _table(reader.title, annotations, written, out)
 
 
 def _check_paths(source: Path, out: Path) -> None:
@@ -75,7 +79,7 @@ def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: A
     return [
         file
         for file in candidates
-        if file in recognized or (file.parent in folders and annotations.has_stem(file.stem))
+        if file in recognized or (file.parent in folders and annotations.source_images.has_stem(file.stem))
     ]
 
 
@@ -201,7 +205,7 @@ def _coco(
 
 def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
     """Returns a table of the objects by class, and notes about what is ignored or left out."""
-    rows = [(name, str(annotations.objects[name]), str(written[name])) for name in annotations.class_names()]
+    rows = [(name, str(annotations.num_objects[name]), str(written[name])) for name in annotations.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in annotations.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
@@ -209,13 +213,13 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if annotations.skipped:
-        lines.append(annotations.skipped_text())
+        lines.append(annotations.skipped_summary())
     backgrounds = sum(not annotated.boxes for annotated in annotations.annotated())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = annotations.num_images() - len(annotations.annotated())
     if left_out:
-        lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
+        lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
     return [
         f"{title}: {sizes}",
         *lines,
