@@ -26,7 +26,7 @@ from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.config.tool_settings import MAX_SHARD_MEGABYTES

@@ -38,7 +38,7 @@ from data.split_files import FileStamp, ImageFile, LabelFile
 from engine.report.photos import PhotoFile, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.errors import UserError
 
 

@@ -22,7 +22,7 @@ from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
-from tools.check.label_checks import scan_dataset
+from tools.check.checks.scan import scan_dataset
 
 
 def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:

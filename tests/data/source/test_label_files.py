@@ -29,7 +29,7 @@ from data.source.open import open_data
 from data.source.walk import Folders
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 from tests.helpers.tiny import write_dataset
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import get_logger

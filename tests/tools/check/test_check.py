@@ -353,7 +353,7 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, tmp_path, c
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tools.check.page._content", fail)
+    monkeypatch.setattr("tools.check.page.write_page._content", fail)
     monkeypatch.setattr("utils.process.result_file._path", str(tmp_path / "result.jsonl"))
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
