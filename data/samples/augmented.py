@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from data.augment.labels import images_of, place_labels
 from data.augment.mosaic import PartnerPool
-from data.augment.plan import SamplePlan, SamplePlanner, plan_labels
+from data.augment.plan import SamplePlan, SamplePlanner
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
@@ -92,8 +93,9 @@ class AugmentedImages(Samples):
         return partial(self._read, epoch=epoch)
 
     def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        """Returns the labels of each plan; see `data.augment.plan.plan_labels`."""
-        return plan_labels(plans, self.reader.source_hw, partial(self.reader.labels_of, epoch=epoch_of(keys)))
+        """Returns the labels of each plan; see `place_labels`."""
+        labels, patch = self.reader.labels_of(images_of(plans), epoch_of(keys))
+        return place_labels(plans, self.reader.source_hw, labels, patch)
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""
