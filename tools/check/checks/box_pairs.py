@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import CheckedSplit, Issue
+from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 
 SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object

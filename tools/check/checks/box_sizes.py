@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.evaluation.issues import CheckedSplit, Issue
-from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
+from engine.issues.issue import CheckedSplit, Issue
+from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from tools.check.issue_kinds import SMALL_OBJECTS, TINY
 
 TINY_PX = 3.0  # longer side at imgsz: less than half a cell of the finest level (stride 8)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.evaluation.issues import CheckedSplit, Issue
+from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, UNUSED
 
 # The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.

@@ -15,7 +15,7 @@ import numpy as np
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
 from data.image_io.decode import read_bytes
 from data.image_io.shards import shard_index
-from engine.evaluation.issues import CheckedSplit, Issue
+from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
 from utils.errors import UserError
 from utils.strings import counted, listed

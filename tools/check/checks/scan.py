@@ -9,7 +9,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
+from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
 from tools.check.issue_kinds import NOT_CHECKED
 from utils.errors import UserError
 
