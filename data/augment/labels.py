@@ -35,18 +35,18 @@ def place_labels(
         labels: float32 (n, 5), of the images `images_of` in their order, normalized to these.
         patch: int64 (n,), position of each label's image in `images_of`.
     """
-    patches_of_plans = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
-    patches = list(chain.from_iterable(patches_of_plans))
+    patches_by_plan = [list(chain.from_iterable(layer.patches for layer in plan.layers)) for plan in plans]
+    patches = list(chain.from_iterable(patches_by_plan))
     if not patches:
         return [np.zeros((0, 5), np.float32) for _ in plans]
-    counts = [len(members) for members in patches_of_plans]
+    counts = list(map(len, patches_by_plan))
     canvas_hw = np.repeat([plan.canvas_hw for plan in plans], counts, 0)
     moved, patch_of_moved = transform_labels(
         labels,
         patch,
         source_hw=source_hw[images_of(plans)],
-        regions=np.array([patch.region for patch in patches]),
-        matrices=np.array([patch.matrix for patch in patches]),
+        regions=np.array([member.region for member in patches]),
+        matrices=np.array([member.matrix for member in patches]),
         canvas_hw=canvas_hw,
     )
     ends = np.searchsorted(patch_of_moved, np.cumsum(counts))

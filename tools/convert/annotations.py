@@ -160,6 +160,10 @@ class Annotations:
         """Returns what is known of the images of all splits."""
         return [annotated for images in self.images.values() for annotated in images.values()]
 
+    def images_of_other_splits(self, split: str) -> list[Path]:
+        """Returns the paths of the images of all splits but ``split``."""
+        return [path for other, images in self.images.items() if other != split for path in images]
+
     def num_images(self) -> int:
         """Counts the images below the source, and those that its files contain."""
         return len(set(self.source_images.paths).union(*self.images.values())) + self.num_unlabeled_inside

@@ -36,7 +36,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
-    name, files = _files(source, name)
+    name, files = _annotation_files(source, name)
     reader = FORMATS[name]
     if reader.check is not None:
         reader.check(source, files)
@@ -50,7 +50,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         if not annotations.num_objects:
             reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
-        written = _write(annotations, folder, out)
+        written = _write_files(annotations, folder, out)
         expected = annotations.num_objects
         missing = {name: expected[name] - written[name] for name in expected if written[name] != expected[name]}
         if missing:
@@ -99,34 +99,34 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
             path.rename(folder / path.name)
 
 
-def _write(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
+def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
     """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
     names = annotations.class_names()
     written: Counter[str] = Counter()
-    values: dict[str, Any] = {"path": "."}
+    content: dict[str, Any] = {"path": "."}
     annotation_files = {}
-    for split, images in sorted(annotations.images.items(), key=lambda item: SPLITS.index(item[0])):
+    for split in [split for split in SPLITS if split in annotations.images]:
         path = folder / (out.name if len(annotations.images) == 1 else f"{out.stem}-{split}.json")
-        others = [
-            image for other, other_images in annotations.images.items() if other != split for image in other_images
-        ]
-        base = _folder_of(list(images), others)
-        entry = base or path.with_suffix(".txt")
-        values[split] = _relative(entry, folder, out.parent)
-        if base is None:
-            write_whole(entry, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
+        images = annotations.images[split]
+        base = _folder_of(list(images), annotations.images_of_other_splits(split))
+        image_source = base
+        if image_source is None:
+            image_source = path.with_suffix(".txt")
+            rows = [f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)]
+            write_whole(image_source, "".join(rows))
+        content[split] = _relative(image_source, folder, out.parent)
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
             written.update(names[int(row[0])] for row in image.labels.rows)
-    values |= {"names": names, "annotations": annotation_files}
+    content |= {"names": names, "annotations": annotation_files}
     if annotations.ignored:
-        values["ignore"] = sorted(annotations.ignored)
-    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        content["ignore"] = sorted(annotations.ignored)
+    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return written
 
 
-def _files(source: Path, name: str) -> tuple[str, list[Path]]:
+def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
     format."""
     files_of = detect(source)

@@ -407,7 +407,7 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
     write_csv(images)
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr("tools.convert.to_coco._write", lambda *_: os._exit(9))
+        monkeypatch.setattr("tools.convert.to_coco._write_files", lambda *_: os._exit(9))
         convert(images, tmp_path / "out.json")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len(list(tmp_path.glob(".out*"))) == 1
