@@ -22,7 +22,7 @@ from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec, ShardSplit
+from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
 from engine.evaluation.metrics import Fitness
 from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
@@ -119,7 +119,8 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
     """
     paths = [str(index.path(i)) for i in range(len(index))]
     _check_listable(paths, spec)
-    has_label_files = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
+    pooled_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
+    has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in pooled_splits)
     if not has_label_files:
         _check_names_differ(paths, spec)
     for number in range(int(fold.max()) + 1):

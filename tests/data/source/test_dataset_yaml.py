@@ -164,7 +164,7 @@ def test_a_missing_optional_split_is_left_out_with_a_warning(tmp_path, is_copied
     assert set(open_data(source, DistributedContext.single()).splits) == {"train"}
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "images/vall: not found (named by " in warning
-    assert warning.endswith("/val' exists; correct its paths; 'val' is left out")
+    assert warning.endswith("; 'val' is left out, and a part of 'train' is held out in its place")
 
 
 @pytest.mark.parametrize(

@@ -568,6 +568,17 @@ def test_what_may_not_be_read_is_named(data, denied, message, tmp_path, monkeypa
         open_data(source, DistributedContext.single())
 
 
+def test_what_a_copy_may_not_read_is_named(tmp_path, monkeypatch):
+    data = write_dataset(tmp_path / "set", train=2, val=2)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "val.json").write_text("{}")
+    data.write_text(f"{data.read_text()}annotations: {{val: {tmp_path}/private/val.json}}\n")
+    deny_access(monkeypatch, tmp_path / "private")
+    source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage"))
+    with refused("--data .../data.yaml: .../private/val.json: permission denied; let this user read it"):
+        open_data(source, DistributedContext.single())
+
+
 def deny_access(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """Makes the content of a folder inaccessible, also for root."""
     for name in ("stat", "listdir", "scandir"):
