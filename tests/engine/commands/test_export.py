@@ -125,3 +125,14 @@ def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
     (folder / "failing").unlink()
     assert exports_of(folder, exported) == CONFIG.export
     assert exports_of(folder, exported) == []
+
+
+def test_an_earlier_export_is_replaced_after_a_new_one_has_failed(folder: Path, exported: list[str]):
+    """It is still the run's own."""
+    exports_of(folder, exported)
+    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    (folder / "failing").touch()
+    with pytest.raises(UserError, match="2 of 2 formats failed"):
+        exports_of(folder, exported)
+    (folder / "failing").unlink()
+    assert exports_of(folder, exported) == CONFIG.export
