@@ -43,7 +43,7 @@ class Validator(Protocol):
         ...
 
     def takes_weights(self) -> bool:
-        """Returns whether other processes can validate an epoch now, on all ranks."""
+        """Returns True if other processes can validate an epoch now; the same on all ranks."""
         ...
 
     def send(self, pending: PendingEpoch) -> None:
@@ -51,7 +51,7 @@ class Validator(Protocol):
         ...
 
     def has_scores(self) -> bool:
-        """Returns whether `collect` need not wait, on all ranks."""
+        """Returns True if `collect` need not wait; the same on all ranks."""
         ...
 
     def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
