@@ -57,8 +57,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index
-    teacher = data.build_teacher(model)
-    criterion = build_run_criterion(ctx, planned, model, train_index, teacher, is_new=plan.checkpoint is None)
+    criterion = build_run_criterion(ctx, plan, model, train_index, data.build_teacher(model))
 
     # The loaders, which need the batch size.
     sized = choose_batch_size(ctx, planned, model, criterion, samples)

@@ -15,7 +15,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
-from engine.run.run import RunSettings
+from engine.run.run import RunPlan, RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector
@@ -29,17 +29,12 @@ from utils.strings import listed
 
 
 def build_run_criterion(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    model: Detector,
-    train: DatasetIndex,
-    teacher: Teacher | None,
-    *,
-    is_new: bool,
+    ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex, teacher: Teacher | None
 ) -> Criterion:
-    """Builds the loss of a training, with what follows from its training split: the weights of the classes, and, if the
-    run ``is_new``, the anchors of ``model``, which are fitted here; else it has those of the checkpoint."""
-    if is_new:
+    """Builds the loss of a training, with what follows from its training split: the anchors of a new run's ``model``,
+    which are fitted here, and the weights of the classes."""
+    settings = plan.settings
+    if plan.checkpoint is None:  # else the model has those of the checkpoint
         _fit_anchors(ctx, settings, model, train)
     class_weights = _choose_class_weights(settings.config, model, train)
     return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
