@@ -88,7 +88,7 @@ def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: Index
         orientations = [image.orientation for image in images]
         fitted = fit_to_images(table, image_hw, stated_hw, orientations)
         table = fitted.table
-        findings = [finding._replace(xyxy_px=fitted.corners_px(finding.image, finding.xyxy_px)) for finding in findings]
+        findings = [finding._replace(xyxy_px=fitted.in_image(finding.image, finding.xyxy_px)) for finding in findings]
         findings += [finding_of(source, image, problem) for image, problem in fitted.problems]
     findings += files_named_otherwise(source, images)
     return _ReadSplit(source, images, image_hw, table, findings)
