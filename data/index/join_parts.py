@@ -131,5 +131,5 @@ def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIn
         crowd=np.r_[index.crowd, np.ones(num_regions, bool)][order],
         area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
         repeated=np.r_[index.repeated, np.zeros(num_regions, bool)][order],
-        line=np.r_[index.line, np.full(num_regions, -1, np.int32)][order],
+        row_number=np.r_[index.row_number, np.full(num_regions, -1, np.int32)][order],
     )

@@ -22,7 +22,7 @@ class Outcomes:
 
     is_used: np.ndarray  # bool (N,)
     is_incomplete: np.ndarray  # bool (N,): a labeled object of the image cannot be used, so it is no background
-    findings: list[Finding]  # by image and line, each with what is lost with it
+    findings: list[Finding]  # by image and row, each with what is lost with it
 
 
 def decide_outcomes(
@@ -52,7 +52,7 @@ def decide_outcomes(
 
 
 def _order(finding: Finding) -> tuple[int, int]:
-    return finding.image, finding.line
+    return finding.image, finding.row_number
 
 
 def _unusable_rows(found: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Finding]:
@@ -71,7 +71,7 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
     else:
         reason = f"no row can be used: {row.cause or row.text}"
     return Finding(
-        where=source.where(row.image, row.line),
+        where=source.where(row.image, row.row_number),
         kind=kinds.BAD_LABEL,
         text=reason,
         consequence="image left out",

@@ -121,7 +121,7 @@ class _Categories:
             name = self.name_of[category_id]
             reason = f"'{name}' is not in the names{suggestion(name, self._names or ())}"
         return RowProblem(
-            line=position, kind=UNKNOWN_CLASS, text=reason, consequence="left out", class_name=name, xyxy=corners
+            row_number=position, kind=UNKNOWN_CLASS, text=reason, consequence="left out", class_name=name, xyxy=corners
         )
 
 

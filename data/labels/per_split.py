@@ -56,8 +56,8 @@ class LabelsPerSplit:
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels
 
-    def where(self, i: int, line: int | None = None) -> str:
-        return f"{self._name}: image {self.image_ids[i]}" if line is None else self._annotation(line)
+    def where(self, i: int, row_number: int | None = None) -> str:
+        return f"{self._name}: image {self.image_ids[i]}" if row_number is None else self._annotation(row_number)
 
     def _annotation(self, position: int) -> str:
         return f"{self._name}: annotation {self._annotation_ids[position]}"

@@ -368,7 +368,7 @@ def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: 
         index_of(changed_index(source, tmp_path / "out", name, value))
 
 
-def test_shards_of_the_version_before_categories_are_read(tmp_path: Path):
+def test_shards_of_the_previous_version_are_read(tmp_path: Path):
     objects = {"a.png": [(0, 2, 3, 20, 30)], "b.png": [(1, 2, 3, 20, 30)]}
     write_three_formats(tmp_path, ["light", "dark"], dict.fromkeys(objects, (48, 64)), objects)
     data = tmp_path / "d.yaml"
@@ -379,7 +379,9 @@ def test_shards_of_the_version_before_categories_are_read(tmp_path: Path):
     assert (now.categories, now.category_ids) == (((10, "light", True), (20, "dark", True)), (20,))
     meta, arrays = open_arrays(tmp_path / "out" / "train.shards")
     del meta["categories"]
-    write_arrays(tmp_path / "out" / "train.shards", meta | {"version": 8, "unused_category_ids": {"light": 10}}, arrays)
+    arrays = {"line" if name == "row_number" else name: array for name, array in arrays.items()}
+    meta |= {"version": 8, "unused_category_ids": {"light": 10}, "fingerprint": fingerprint_of(arrays)}
+    write_arrays(tmp_path / "out" / "train.shards", meta, arrays)
     before = index_of(tmp_path / "out", **options)
     assert before.category_ids == now.category_ids
     assert sorted(before.categories) == [(10, "light", False), (20, "dark", True), (22, "cat", False)]
