@@ -82,7 +82,7 @@ format: $(STAMP)  ## formats the code, and mends what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# They become the tested versions if the tests then pass.
+# Commit the new versions once the tests have passed with them.
 lock: | .venv-uv  ## writes the newest versions for Linux and all supported Pythons to constraints.txt
 	$(UV_COMPILE) --universal --python-version 3.11 --upgrade --custom-compile-command 'make lock' -o constraints.txt
 
@@ -110,5 +110,5 @@ $(STAMP): $(RUNTIME)
 	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) $(DEPENDENCY_GROUPS:%=--group %)
 	touch $@
 
-clean:  ## removes environments and the demo
-	rm -rf .venv .venv-* lowest.txt demo
+clean:  ## removes environments, caches of the checks, and the demo
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache lowest.txt demo

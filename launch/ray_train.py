@@ -24,31 +24,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ray.train.context import TrainContext
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if __name__ == "__main__":
     from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following imports run
 
-from engine.run.results_csv import ResultsTable  # noqa: E402
-from utils.config.flags import Parser  # noqa: E402
-from utils.config.parser import parse_config  # noqa: E402
-from utils.config.settings import AUTO, TrainConfig  # noqa: E402
-from utils.config.settings_file import settings_file  # noqa: E402
-from utils.errors import Stopped, UserError, first_line  # noqa: E402
-from utils.files.safe_io import read_text, write_whole  # noqa: E402
-from utils.machine.packages import require_package  # noqa: E402
-from utils.process.child import Child, Outcome, RunResult, start  # noqa: E402 (imports need ROOT)
-from utils.process.entrypoint import run_main  # noqa: E402
-from utils.process.exit_codes import INTERRUPTED  # noqa: E402
-from utils.process.ports import free_port  # noqa: E402
-from utils.program import command_prefix  # noqa: E402
+from engine.run.results_csv import ResultsTable
+from utils.child import Child, RunResult, start
+from utils.config.flags import Parser
+from utils.config.parser import parse_config
+from utils.config.settings import AUTO, TrainConfig
+from utils.config.settings_file import settings_file
+from utils.errors import Stopped, UserError, first_line
+from utils.files.safe_io import read_text, write_whole
+from utils.machine.packages import require_package
+from utils.process.entrypoint import run_main
+from utils.process.exit_codes import INTERRUPTED
+from utils.process.ports import free_port
+from utils.process.result_file import Outcome
+from utils.program import command_prefix
+from utils.program_folders import PROJECT
 
 # In the run's folder:
-SETTINGS = "ray.yaml"  # the settings with which this program started the run
-REPORTED = ".ray_epoch"  # the newest epoch that was reported to Ray
+RAY_YAML = "ray.yaml"  # the settings with which this program started the run
+REPORTED_EPOCH = ".ray_epoch"  # the newest epoch that was reported to Ray
 EXTENDABLE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
 POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
 
@@ -89,7 +90,7 @@ def _connect(address: str | None) -> None:
     answers there."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
-    variables = {"PYTHONPATH": str(ROOT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
+    variables = {"PYTHONPATH": str(PROJECT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
     try:
         ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:
@@ -124,12 +125,12 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)
-    settings = StoredSettings(folder / SETTINGS, config, may_change=EXTENDABLE)
+    settings = StoredSettings(folder / RAY_YAML, config, may_change=EXTENDABLE)
     recipe = recipe_contents(config)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         settings.store(recipe, {})
-        (folder / REPORTED).unlink(missing_ok=True)
+        (folder / REPORTED_EPOCH).unlink(missing_ok=True)
     elif settings.path.is_file():
         settings.check_unchanged(recipe, {})
     else:
@@ -144,8 +145,8 @@ def is_trained(folder: Path) -> bool:
 def remove_if_untrained(folder: Path) -> None:
     """Removes the stored settings, and the folder if nothing else is in it, unless an epoch has been trained."""
     if not is_trained(folder):
-        (folder / SETTINGS).unlink(missing_ok=True)
-        (folder / REPORTED).unlink(missing_ok=True)
+        (folder / RAY_YAML).unlink(missing_ok=True)
+        (folder / REPORTED_EPOCH).unlink(missing_ok=True)
         with suppress(OSError):  # it has a log
             folder.rmdir()
 
@@ -206,7 +207,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
             [*command_prefix("train"), settings], cwd=working_folder, environment=environment, start_new_session=True
         ) as child,
     ):
-        refusal = report_until_done(folder, child, rank)
+        refusal = refusal_of(report_until_done(folder, child, rank))
         if refusal:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
@@ -240,21 +241,26 @@ def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, 
     return {name: str(value) for name, value in variables.items()}
 
 
-def report_until_done(folder: Path, child: Child, rank: int) -> str:
+def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult | None]:
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
-    the line of a process that was refused; "" if none was."""
+    the results of all processes, by rank; None for one that still runs.
+
+    A refused process ends before those that miss it, but this round may have seen it alive; the next one will not.
+    """
     from ray import train
 
+    was_over = False
     while True:
         result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
             if rank == 0:
-                write_whole(folder / REPORTED, f"{row['epoch']:.0f}", durable=True)
+                write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
-        if is_over(results):
-            return refusal_of(results)
+        if was_over:
+            return results
+        was_over = is_over(results)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
 
@@ -292,7 +298,7 @@ def refusal_of(results: Sequence[RunResult | None]) -> str:
 
 def unreported_epochs(folder: Path) -> list[dict[str, float]]:
     """Returns the rows of results.csv that no worker has reported to Ray, also those of workers that were lost."""
-    note = folder / REPORTED
+    note = folder / REPORTED_EPOCH
     text = read_text(note) if note.is_file() else ""
     newest = int(text) if text.isdecimal() else 0  # damaged: Ray gets the epochs twice, and the job goes on
     return [row for row in epochs_of(folder) if row["epoch"] > newest]

@@ -1,12 +1,18 @@
 #!/bin/bash
 # The entry point of a SageMaker training job, which it starts on each instance (entry_point="launch/sagemaker.sh",
 # source_dir="."), with a data channel called train that contains data.yaml. Arguments are passed to train.py.
-# SageMaker copies /opt/ml/checkpoints to and from checkpoint_s3_uri, so that a job on spot instances resumes.
-CHECKPOINTS=${CHECKPOINTS:-/opt/ml/checkpoints}
+# SageMaker copies /opt/ml/checkpoints to and from checkpoint_s3_uri, so that a job on a spot instance resumes. Several
+# instances need CHECKPOINTS in the job's environment: a folder that all of them see, such as one of FSx or EFS.
 read -r nodes first rank < <(python -c '
 import json, os
 hosts = sorted(json.loads(os.environ["SM_HOSTS"]))
 print(len(hosts), hosts[0], hosts.index(os.environ["SM_CURRENT_HOST"]))')
+
+if [ "$nodes" -gt 1 ] && [ -z "$CHECKPOINTS" ]; then
+    echo "error: $nodes instances: set CHECKPOINTS to a folder that all of them see; /opt/ml/checkpoints is each one's own" >&2
+    exit 2
+fi
+CHECKPOINTS=${CHECKPOINTS:-/opt/ml/checkpoints}
 
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90
 

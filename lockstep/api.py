@@ -76,8 +76,8 @@ def train(
         data: the YAML of a data set, its name, or its content, in which paths are relative to the working folder.
         devices: processes of this machine that train together, each on its own GPU if there are GPUs.
         callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
-        resume: "auto" continues the run ``name`` in ``project`` if it has started, and starts it if not. (The function
-            `resume` continues any run.)
+        resume: "auto" starts the run ``name`` in ``project`` if there is none, continues it if it was interrupted, and
+            returns it if it has ended. (The function `resume` continues any run.)
 
     Raises:
         UserError (`lockstep.Error`): with the line that the command prints.

@@ -16,11 +16,12 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
+from utils.child import RunFailed, start
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
-from utils.process.child import Outcome, RunFailed, start
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
+from utils.process.result_file import Outcome
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16  # what a pipe holds
@@ -48,7 +49,7 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
     if result.outcome == Outcome.STOPPED and not _has_saved(result.values):
         raise KeyboardInterrupt
     has_issues = result.code == CHECK_FAILED and bool(result.values.get("issues"))  # found by tools.check
-    if result.outcome in (Outcome.REFUSED, Outcome.FAILED) and not has_issues:
+    if result.outcome not in (Outcome.DONE, Outcome.STOPPED) and not has_issues:
         raise RunFailed(result)
     if required_key not in result.values:
         folder = gettempdir()

@@ -1,4 +1,8 @@
-"""Keyword arguments of the Python API as flags of the commands."""
+"""Keyword arguments of the Python API as flags of the commands.
+
+A keyword is read as its flag is: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean what they mean on a command
+line, mistakes have the same messages, and arguments of Ultralytics the same table.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MAX_CHANNELS = 1 << 16
 
 
 class ModuleKind(Enum):
-    """Which parameters the graph supplies to a constructor, before the row's args."""
+    """Parameters that the graph supplies to a constructor, before the row's args."""
 
     CONVOLUTION = auto()  # (in, out); a repeated row is a sequence of modules
     STACK = auto()  # (in, out, repeats)
@@ -52,7 +52,7 @@ class ModuleEntry:
 
     @property
     def takes_list(self) -> bool:
-        """Whether ``forward`` takes a list of inputs."""
+        """True if ``forward`` takes a list of inputs."""
         return self.kind in (ModuleKind.MERGE, ModuleKind.HEAD)
 
 

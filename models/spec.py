@@ -131,7 +131,7 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
 
 
 def _unknown_model(model: str) -> UserError:
-    """Creates the error for a name or path that is no model, with a hint at what was probably meant."""
+    """Creates the error for a name or path that is no model, with a hint at the one that was probably meant."""
     path = Path(model)
     other_task_message = other_task(model)
     if other_task_message:
@@ -194,7 +194,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
 
 
 class _Multiples(NamedTuple):
-    """How a scale changes the graph."""
+    """The changes that a scale makes to the graph."""
 
     depth: float
     width: float

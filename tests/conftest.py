@@ -18,11 +18,14 @@ from pathlib import Path
 import pytest
 
 from utils.logger import _early_lines, get_logger
+from utils.process.result_file import RESULT_VARIABLE, take_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared"
+PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
+MAX_ID_CHARACTERS = 80
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
         config.option.tx = [f"popen//python={python()}" for _ in config.option.tx]
     config.add_cleanup(session.close)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a case by its words or settings, such as flags, which pytest would number: ``flags0``."""
+    name = ""
+    if isinstance(val, list | tuple) and all(isinstance(item, PLAIN_TYPES) for item in val):
+        name = " ".join(map(str, val))
+    elif isinstance(val, dict) and all(isinstance(item, PLAIN_TYPES) for item in val.values()):
+        name = ",".join(f"{key}={item}" for key, item in val.items())
+    return name if 0 < len(name) <= MAX_ID_CHARACTERS else None
 
 
 def pytest_collection_finish() -> None:
@@ -87,6 +100,16 @@ def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that the tested code itself starts begin with torch imported: `tests.helpers.preloaded`."""
     monkeypatch.setattr(sys, "executable", python())
+
+
+@pytest.fixture
+def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file in which commands that run in this process leave their results: `utils.process.result_file`."""
+    path = tmp_path / "result.jsonl"
+    monkeypatch.setenv(RESULT_VARIABLE, str(path))
+    take_result_file()
+    yield path
+    take_result_file()  # none, as the variable is gone
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What a training or a validation reads: the key of a sample, samples, and batches of images with their targets.
+"""Samples, their keys, and batches of images with their targets, as a training or a validation reads them.
 
 Legend: B images in a batch, M targets, R ignore regions. Canvas: the image that the model sees, of H x W pixels. Boxes
 are ``cx, cy, w, h``, divided by the width and height of the canvas. Images are RGB.

@@ -52,7 +52,8 @@ class UserError(ExplainedError):
 
 class PeerLost(UserError):
     """Another process of the run was killed, hangs or has not joined. The line is printed as that of a mistake, as the
-    user may have to act (memory, an address), but another try of the same command may succeed."""
+    user may have to act (memory, an address). What a program does that has started the run:
+    `utils.process.result_file.Outcome`."""
 
 
 class Mistakes:
@@ -81,7 +82,7 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are more messages than are shown at once."""
+        """Returns whether there are more messages than are shown at once."""
         return len(self.messages) > MAX_MISTAKES
 
     def raise_any(self) -> None:

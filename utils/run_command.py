@@ -12,7 +12,7 @@ from utils.process.result_file import write_result
 
 
 class CommandResult(NamedTuple):
-    """What a command says about its work to the process that has started it."""
+    """The result of a command, for the process that has started it."""
 
     values: Mapping[str, Any]  # for `utils.process.result_file.write_result`
     exit_status: int = 0

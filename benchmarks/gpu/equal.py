@@ -113,7 +113,8 @@ def differences(expected: Result, found: Result) -> dict[str, float]:
 
 def compare_detections(options: argparse.Namespace) -> Iterator[str]:
     """Compares NMS with box voting of a crowded batch, on the device and on the host."""
-    from models.postprocess.detections import PostprocessSettings, select_detections
+    from models.postprocess.detections import select_detections
+    from models.postprocess.selection import PostprocessSettings
 
     content = make_input(options.batch_size, 2100, 80, 30)
     device = context_of(options.device).device
@@ -283,7 +284,7 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
 
 
 def is_refused_by_torch(error: RuntimeError) -> bool:
-    """Whether ``error`` comes from torch's replication and not from what runs in the replicas."""
+    """Returns whether ``error`` comes from torch's replication, not from what runs in the replicas."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
 

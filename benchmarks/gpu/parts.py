@@ -125,7 +125,7 @@ class Parts:
         self.weights = folder / "runs" / "trained" / "last.pt"
 
     def leaves_out(self, part: Part) -> bool:
-        """Whether this machine is a CPU, and the part is not for it."""
+        """Returns whether this machine is a CPU, and the part is not for it."""
         return bool(part.gpu_only) and self.sizes.device == "cpu"
 
     # What other parts need

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the loss and the assignment of targets, the costliest kernels; and images per
+"""Measures where the time of a step goes: the loss and the assignment of targets, the costliest kernels; and images per
 second of the torch renderer.
 """
 

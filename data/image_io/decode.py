@@ -24,11 +24,11 @@ from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, res
 from data.image_io.file_kinds import unsupported_content
 from data.image_io.header import Header, exif_orientation, read_header
 from data.image_io.shards import read_member, shard_index
+from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
-from utils.process.decoder_warnings import watched
 from utils.process.limits import explain_limit
 
 _COLOR = cv2.IMREAD_COLOR_RGB

@@ -2,8 +2,8 @@
 
 A command names it by a `DataSource`. `data.source.open.open_data` reads what that names, a YAML (`dataset_yaml`) or a
 folder (`folder`), to a `DatasetSpec`: the classes, and for each split where its images and labels are. There are four
-kinds of splits, each of which `data.index.load` reads in a way of its own: `FilesSplit` and `JsonSplit`, whose files
-`data.source.files.list_split` lists, `ShardSplit` and `JoinedSplit`.
+kinds of splits: `FilesSplit` and `JsonSplit`, whose files `data.source.files.list_split` lists, `ShardSplit` and
+`JoinedSplit`. `data.index.load` reads each kind in a way of its own.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class FilesSplit:
     annotations: Path | None  # folder of the label files; None: YOLO txt next to the images
     label_format: LabelFormat | None  # None: the annotations are missing, or of no format
 
-    def check(self, spec: DatasetSpec, name: str) -> None:
-        """Raises UserError unless the folders and lists exist. ``name``: that of this split in ``spec``."""
-        spec.check_paths(self.images if self.annotations is None else (*self.images, self.annotations), name)
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All that the data set names for the split."""
+        return self.images if self.annotations is None else (*self.images, self.annotations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,10 @@ class JsonSplit:
     annotations: Path
     label_format: LabelFormat
 
-    def check(self, spec: DatasetSpec, name: str) -> None:
-        """Raises UserError unless the folders, lists and annotations exist. ``name``: see `FilesSplit`."""
-        spec.check_paths((*self.images, self.annotations), name)
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """See `FilesSplit`."""
+        return (*self.images, self.annotations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +91,11 @@ class ShardSplit:
     """A split in shards (`data.image_io.shards`), which have their labels."""
 
     index: Path
-    annotations: None = None
-    label_format: None = None
 
     @property
-    def images(self) -> tuple[Path, ...]:
-        """What the data set names for the split."""
+    def paths(self) -> tuple[Path, ...]:
+        """See `FilesSplit`."""
         return (self.index,)
-
-    def check(self, spec: DatasetSpec, name: str) -> None:
-        """Raises UserError unless the index exists. ``name``: see `FilesSplit`."""
-        spec.check_paths(self.images, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +103,14 @@ class JoinedSplit:
     """A split that joins the splits of its name of other data sets."""
 
     parts: tuple[DatasetSpec, ...]
-    images: tuple[Path, ...] = ()  # none of its own
-    annotations: None = None
-    label_format: None = None
 
-    def check(self, spec: DatasetSpec, name: str) -> None:
-        """Raises UserError unless the splits ``name`` of all parts pass their own check."""
-        for part in self.parts:
-            part.check_split(name)
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """See `FilesSplit`: none, as each part names its own."""
+        return ()
 
 
+ListedSplit = FilesSplit | JsonSplit
 Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 
@@ -148,17 +142,13 @@ class DatasetSpec:
         return self.splits[name]
 
     def check_split(self, name: str) -> None:
-        """Raises UserError unless the YAML has the split ``name``, and what this names exists."""
-        self.split(name).check(self, name)
-
-    def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
-        """Returns the data sets that the split ``name`` joins; this data set alone if it joins none."""
+        """Raises UserError unless the YAML has the split ``name``, and what this names exists, also in the data sets
+        that it joins."""
         split = self.split(name)
-        return split.parts if isinstance(split, JoinedSplit) else (self,)
-
-    def check_paths(self, paths: Iterable[Path], name: str) -> None:
-        """Raises UserError unless all ``paths``, which the split ``name`` names, exist."""
-        for path in paths:
+        if isinstance(split, JoinedSplit):
+            for part in split.parts:
+                part.check_split(name)
+        for path in split.paths:
             try:
                 exists = path.exists()
             except PermissionError:
@@ -166,6 +156,16 @@ class DatasetSpec:
                 raise UserError(f"{path}: {reason}; let this user read it, or correct the path") from None
             if not exists:
                 raise self.missing_error(path)
+
+    @property
+    def listed_splits(self) -> dict[str, ListedSplit]:
+        """The splits in files, which can be listed."""
+        return {name: split for name, split in self.splits.items() if isinstance(split, ListedSplit)}
+
+    def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
+        """Returns the data sets that the split ``name`` joins; this data set alone if it joins none."""
+        split = self.split(name)
+        return split.parts if isinstance(split, JoinedSplit) else (self,)
 
     def hold_out(self, names: Iterable[str]) -> DatasetSpec:
         """Returns the data set with the training images ``names`` (relative to its folder) as the split "val"."""
@@ -178,8 +178,9 @@ class DatasetSpec:
     def shares_folders(self, split: str) -> bool:
         """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
         images that the one of ``split`` does not name."""
-        this = self.split(split)
-        others = [source.images for source in self.splits.values() if source.annotations != this.annotations]
+        splits = self.listed_splits
+        this = splits[split]
+        others = [other.images for other in splits.values() if other.annotations != this.annotations]
         pairs = itertools.product(this.images, itertools.chain.from_iterable(others))
         return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
@@ -194,30 +195,34 @@ class DatasetSpec:
         Names are compared without case and outer spaces. A class that the data set does not label is ignored in its
         images, as when data sets are joined. Raises UserError if two classes of the data set have the same name.
         """
-        owner_names = {class_key(name): name for name in reversed(names)}
-        renamed = [owner_names.get(class_key(name), name) for name in self.names]
-        used = [renamed[number] for number in self.classes or range(len(renamed))]
+        part = self._with_names_of(names)
+        used = [part.names[number] for number in self.classes or range(len(part.names))]
         for name, count in Counter(used).items():
             if count > 1:
                 raise UserError(
                     f"{self.source}: two of its classes are '{name}' of {owner}; merge them with 'classes:'"
                 )
-        part = replace(
-            self,
-            names=tuple(renamed),
-            label_names=self.label_names or self.names,
-            class_of=self.class_of or tuple(range(len(renamed))),
+        # The part says which of its labels and images are used; the data set that joins it only adds names.
+        return DatasetSpec(
+            names=tuple(dict.fromkeys((*names, *used))),
+            root=self.root,
+            splits={name: JoinedSplit((part,)) for name in self.splits},
+            source=self.source,
+            if_missing=self.if_missing,
+            notes=self.notes,
+            pixels=self.pixels,
+            tile=self.tile,
         )
-        # The part says which labels and images are used: it keeps `classes` and `held_out`, and its labels get the
-        # names of the model. The data set that joins it only has names, as no label has a class of its own there.
+
+    def _with_names_of(self, names: Sequence[str]) -> DatasetSpec:
+        """Returns the data set with its classes renamed like those of ``names`` that differ only in case and outer
+        spaces."""
+        known_names = {class_key(name): name for name in reversed(names)}
         return replace(
             self,
-            names=tuple(dict.fromkeys((*names, *used))),
-            splits={name: JoinedSplit((part,)) for name in self.splits},
-            held_out=frozenset(),
-            label_names=(),
-            class_of=(),
-            classes=(),
+            names=tuple(known_names.get(class_key(name), name) for name in self.names),
+            label_names=self.label_names or self.names,
+            class_of=self.class_of or tuple(range(len(self.names))),
         )
 
     def as_labeled(self) -> DatasetSpec:

@@ -71,7 +71,7 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
     parts = joined_parts(splits.values())
     _check_parts(parts, pixels, tile, path)
     for split, source in splits.items():
-        notes += replaced_separators(_entries(values[split]), source.images, f"{path}: {split}")
+        notes += replaced_separators(_entries(values[split]), source.paths, f"{path}: {split}")
     for part in parts:
         notes += part.notes
     spec = DatasetSpec(

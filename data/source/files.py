@@ -3,12 +3,12 @@ left out stays in the listing, with the reason.
 
 The sizes and modification times of these files show whether the split has changed. The steps are in `listing`:
 
-    images.py          the images in the folders and .txt lists (image_list.py) that the split names
+    images.py          the images in the folders and .txt lists (image_list.py) that the split names, each under one
+                       name: aliases.py finds those that symbolic links show under several
     label_files.py     their label files, if each image has one; candidate_files.py: what its folder contains
     unusual_labels.py  label files in other places or of other names, if images have none
     label_folders.py   where label files may be: whether any is left that no image has
     other_images.py    the data set's other images, which one label file for all may name
-    aliases.py         one image under several names, by symbolic links
     listing.py         what they return: all images, each with its status; stored.py keeps it for a copy
 
 If not each image has one label file, `diagnosis.unused_labels` says which label files no image has, and to which images
@@ -17,21 +17,22 @@ one of them may belong: these are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ListedSplit, ShardSplit
 from data.source.diagnosis.split_context import OtherSplits
-from data.source.diagnosis.unused_labels import Diagnosis, diagnose_labels
-from data.source.listing.aliases import mark_aliases
+from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
-from data.source.listing.label_files import FoundLabels, find_label_files
+from data.source.listing.label_files import find_label_files
 from data.source.listing.label_folders import are_all_labeled
-from data.source.listing.listing import ImageStatus, ListedImage, Listing, count_losses, leave_out
+from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
 from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
@@ -58,10 +59,24 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         raise UserError(f"{source.index}: is in shards, which are neither listed nor copied; name a folder of images")
     if split in spec.listings:
         return read_listing(spec.listings[split])
-    split_images = find_images(spec, split, Folders(spec.root))
-    if isinstance(source, JsonSplit):
-        return _list_with_one_file(split_images, source, spec, split)
-    return _list_with_own_files(split_images, source, spec, split)
+    with _paused_collector():
+        split_images = find_images(spec, split, Folders(spec.root))
+        if isinstance(source, JsonSplit):
+            return _list_with_one_file(split_images, source, spec, split)
+        return _list_with_own_files(split_images, source, spec, split)
+
+
+@contextlib.contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Pauses the search for cyclic garbage. A listing makes several objects per image, none of them in a cycle, and
+    each search looks at all of them: a sixth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserError:
@@ -76,9 +91,12 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
     if not source.annotations.is_file():
         raise _unusable_annotations(source.annotations, spec)
     label_file = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
-    images = [ListedImage(image, ImageStatus.LABELED, label_file) for image in split_images.sorted()]
+    images = [
+        ListedImage(image, ImageStatus.LABELED, label_file, aliases=tuple(split_images.aliases.get(image.name, ())))
+        for image in split_images.sorted()
+    ]
     return Listing(
-        all_images=mark_aliases(images, split_images.aliases, spec.root, share_labels=True),
+        all_images=images,
         label_format=source.label_format,
         findings=split_images.findings,
         others=images_in_label_file(spec, split, split_images),
@@ -88,23 +106,25 @@ def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: Data
 
 def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
-    out. If no image has a label file, none is left out: the caller refuses the split and names the findings."""
+    out. Raises UserError if no image is left."""
     label_format = source.label_format
     if label_format is None or label_format.per_image is None:
         raise _unusable_annotations(source.annotations, spec)
-    files = label_format.per_image
-    candidates = CandidateFiles(files, source.annotations, split_images.folders, split_images.other_files)
-    found = find_label_files(split_images.sorted(), candidates, split_images.aliases)
+    candidates = CandidateFiles(
+        label_format.per_image, source.annotations, split_images.folders, split_images.other_files
+    )
+    found = find_label_files(split_images, candidates)
     if found.without_usual_label:
         found = find_unusual_labels(found)
-    diagnosis = _diagnosis_of(found, source, OtherSplits(spec, split, split_images.images))
-    images = leave_out(found.images, diagnosis.reasons) if found.is_any_labeled else found.images
-    images = mark_aliases(images, split_images.aliases, spec.root, share_labels=False)
-    reasons = [*found.findings, *diagnosis.reasons.values()]
+    diagnosis = NO_DIAGNOSIS
+    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
+    if not are_all_labeled(found, split_folders):
+        diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images))
+    images = leave_out(found.images, diagnosis.reasons)
     listing = Listing(
         all_images=images,
         label_format=label_format,
-        findings=split_images.findings + count_losses(found.findings + diagnosis.findings, images, reasons),
+        findings=split_images.findings + found.findings + diagnosis.findings,
         unusual_labels=found.unusual,
         shares_folders=spec.shares_folders(split),
     )
@@ -114,29 +134,27 @@ def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: Da
     return listing
 
 
-def _diagnosis_of(found: FoundLabels, source: FilesSplit, others: OtherSplits) -> Diagnosis:
-    """Returns the diagnosis of the label files that no image has; an empty one, fast, if there is none."""
-    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
-    if are_all_labeled(found, split_folders):
-        return Diagnosis([], {})
-    return diagnose_labels(found, split_folders, others)
-
-
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
     """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or name no image, and logs them:
     a missing one as a warning, as its name may be misspelled."""
     suffixes = image_suffixes(spec.pixels)
     remaining = dict(spec.splits)
     for name in splits:
-        entries = remaining[name].images if name in remaining else ()
+        if name not in remaining:
+            continue
+        split = remaining[name]
+        entries = split.images if isinstance(split, ListedSplit) else split.paths
         if not entries or any(_has_images(entry, suffixes) for entry in entries):
             continue
         del remaining[name]
+        consequence = "is left out"
+        if name == "val":
+            consequence += ", and a part of 'train' is held out in its place"
         missing = [entry for entry in entries if not entry.exists()]
         if missing:
-            get_logger().warning("%s; '%s' is left out", spec.missing_error(missing[0]), name)
+            get_logger().warning("%s; '%s' %s", spec.missing_error(missing[0]), name, consequence)
         else:
-            get_logger().info("%s: '%s' (%s) has no images and is left out", spec.source, name, entries[0])
+            get_logger().info("%s: '%s' (%s) has no images and %s", spec.source, name, entries[0], consequence)
     return replace(spec, splits=remaining)
 
 

@@ -21,6 +21,7 @@ from utils.program_folders import cache_folder
 from utils.strings import counted
 
 if TYPE_CHECKING:
+    from data.source.staging.plan import StagePlan
     from utils.distributed.context import DistributedContext
 
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -34,7 +35,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         if source.stage:
             from data.source.staging.stage import stage_dataset
 
-            spec = stage_dataset(source, ctx, lambda: _open_files(source, note))
+            spec = stage_dataset(source, ctx, lambda: _plan_copy(source, note))
         elif source.data == DEMO:
             from data.source.demo import ensure_demo
             from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
@@ -63,6 +64,16 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
         for split in source.splits:  # report missing data before weights are read
             spec.check_split(split)
     return replace(spec, if_missing=spec.if_missing + stored_note)
+
+
+def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:
+    """Opens a data set in its own folder, and lists what is to be copied. ``stored_note``: see `_open_files`."""
+    from data.source.staging.plan import plan_stage
+
+    spec = _open_files(source, stored_note)
+    optional = [split for split in source.optional if split in spec.splits]
+    with _denied_access_refused(source.data):
+        return plan_stage(spec, (*source.splits, *optional))
 
 
 @contextlib.contextmanager

@@ -110,6 +110,8 @@ class Folders:
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
         self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
         self._prefixes: dict[str, str] = {}
+        self._real: dict[str, str] = {}
+        self._first_names: dict[str, str] = {}  # by real path
         self._normal: dict[str, str] = {}
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
@@ -145,6 +147,16 @@ class Folders:
             name = relative_name(folder, self.root)
             self._prefixes[folder] = "" if name == "." else f"{name}/"
         return self._prefixes[folder]
+
+    def real(self, folder: str) -> str:
+        """Returns the path of a folder without symbolic links."""
+        if folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        return self._real[folder]
+
+    def first_name(self, folder: str) -> str:
+        """Returns one path for all names that symbolic links give a folder: the first that this is asked about."""
+        return self._first_names.setdefault(self.real(folder), folder)
 
     def normal(self, path: str) -> str:
         """Returns `normal_path` of an image, or its path next to its labels (`folder_with_labels`)."""

@@ -49,8 +49,8 @@ def _find_names(
         return _checked_names(values["names"], path)
     if part_names:
         return _checked_names(part_names, path)
-    for source in spec.splits.values():
-        label_format = source.label_format
+    for split in spec.listed_splits.values():
+        label_format = split.label_format
         if label_format is not None and label_format.class_names is not None:
             return label_format.class_names(_annotations_of(spec, label_format))
     if count is not None:
@@ -63,8 +63,8 @@ def _find_names(
 
 def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
     """Returns the annotations of a format, of all splits. Raises UserError if any is missing."""
-    sources = [source for source in spec.splits.values() if source.label_format is label_format]
-    paths = [source.annotations for source in sources if source.annotations is not None]
+    splits = [split for split in spec.listed_splits.values() if split.label_format is label_format]
+    paths = [split.annotations for split in splits if split.annotations is not None]
     for path in paths:
         if not path.exists():
             raise spec.missing_error(path)

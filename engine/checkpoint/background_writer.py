@@ -48,7 +48,8 @@ class BackgroundWriter:
         """Returns when nothing is waiting or being written, successful or not."""
         wait(self._calls)
 
-    def finish(self) -> None:
+    def flush(self) -> None:
+        """Returns when everything is written. Raises the error of the thread, if any."""
         self.wait()
         self.check()
 

@@ -20,20 +20,37 @@ from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.program import resume_flag
 
 
-class Checkpointer(BackgroundWriter):
+class Checkpointer:
     """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
 
     ``period``: epochN.pt is kept every ``period`` epochs; 0: never.
     """
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
-        super().__init__(self._write_checkpoint)
         self.folder = folder
         self.ctx = ctx
         self.description = description
         self.period = period
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
+        self._writer = BackgroundWriter(self._write_checkpoint)
+
+    @property
+    def is_writing(self) -> bool:
+        """True until all files are written. Any thread may ask."""
+        return self._writer.is_busy
+
+    def check(self) -> None:
+        """Raises the error of an earlier write, if any."""
+        self._writer.check()
+
+    def wait(self) -> None:
+        """Returns when no file is being written any more, successful or not."""
+        self._writer.wait()
+
+    def flush(self) -> None:
+        """Returns when all files are written. Raises the error of a write, if any."""
+        self._writer.flush()
 
     def set_epochs(self, epochs: int) -> None:
         """Changes the number of epochs that checkpoints store."""
@@ -47,7 +64,7 @@ class Checkpointer(BackgroundWriter):
         """
         content = self._copy_content(state, header)
         if content is not None:
-            self.submit({self.last: content})
+            self._writer.submit({self.last: content})
 
     def save_epoch(self, state: TrainState, header: CheckpointHeader, *, is_best: bool) -> None:
         """Saves the run at the end of an epoch, like `save_last`, and best.pt and epochN.pt if they are due."""
@@ -61,7 +78,7 @@ class Checkpointer(BackgroundWriter):
         if self._is_kept(header.progress.epoch):
             files[self.periodic(header.progress.epoch)] = content
         files[self.last] = content
-        self.submit(files)
+        self._writer.submit(files)
 
     def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
         """Returns a copy on the CPU of what a checkpoint stores, on rank 0; None on the others. Every rank must call
@@ -83,10 +100,10 @@ class Checkpointer(BackgroundWriter):
         scores = {"progress": asdict(pending.scored_progress(progress)), "metrics": metrics}
         if is_best:
             content = plain_content(self.description) | {"ema": pending.ema} | scores
-            self.submit({self.best: weights_part(content)})
+            self._writer.submit({self.best: weights_part(content)})
         epoch = pending.progress.epoch
         if self._is_kept(epoch):
-            self.finish()  # so that the file is there
+            self.flush()  # so that the file is there
             self._add_scores(self.periodic(epoch), scores)
 
     def _add_scores(self, path: Path, scores: dict[str, Any]) -> None:
@@ -94,11 +111,11 @@ class Checkpointer(BackgroundWriter):
         if run_id_of(path) == self.description.run_id:
             content = read_checkpoint(path)
             content.pop("pending", None)
-            self.submit({path: content | scores})
+            self._writer.submit({path: content | scores})
 
     def copy_to_best(self, periodic: Path) -> None:
         """Writes best.pt from a periodic checkpoint. Raises UserError if that cannot be read."""
-        self.submit({self.best: weights_part(read_checkpoint(periodic))})
+        self._writer.submit({self.best: weights_part(read_checkpoint(periodic))})
 
     def periodic(self, epoch: int) -> Path:
         """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""

@@ -13,7 +13,7 @@ from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, check_sequence
 from engine.inference.open_model import open_weights
-from engine.inference.settings import DetectionSettings, ResolvedSettings
+from engine.inference.settings import DetectionSettings, ResolvedSettings, warn_of_unused_flags
 from engine.run.new_folder import check_run_dir
 from models.postprocess.tiles import Tiles
 from utils.config.checks import typed_classes
@@ -38,7 +38,8 @@ def detect(config: DetectConfig) -> Path | None:
     )
     settings = _settings(config, model)
     detector = _open_detector(config, model)
-    _log_settings(config, model, settings)
+    _log_threshold(config, model, settings)
+    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=settings.iou)
     with contextlib.ExitStack() as stack:
         # At its end: waits for the files that are being written, then closes them, then the source.
         stream = stack.enter_context(_open_stream(config, detector, settings))
@@ -73,20 +74,17 @@ def _open_detector(config: DetectConfig, model: InferenceModel) -> ImageDetector
     return ImageDetector(model, autocast_type(model, config.amp), Tiles.from_config(config, model.tile))
 
 
-def _log_settings(config: DetectConfig, model: InferenceModel, settings: ResolvedSettings) -> None:
-    """Logs the threshold if no flag sets it, and flags that do nothing."""
-    if config.conf_thres is None:
-        if model.is_unscored_branch:
-            threshold = f"{settings.conf:g}: training scores the other branch of {config.weights}"
-        elif model.confidence is None:
-            threshold = f"{settings.conf:g}: {config.weights} does not store a better one"
-        else:
-            threshold = f"{settings.conf:.3f}, of the best F1 in validation"
-        get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
-    if config.nms and model.ignores_nms:
-        get_logger().warning("%s: --nms does nothing: the model has one branch", config.weights)
-    if not config.box_voting and settings.iou is None:
-        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", config.weights)
+def _log_threshold(config: DetectConfig, model: InferenceModel, settings: ResolvedSettings) -> None:
+    """Logs the threshold if no flag sets it."""
+    if config.conf_thres is not None:
+        return
+    if model.is_unscored_branch:
+        threshold = f"{settings.conf:g}: training scores the other branch of {config.weights}"
+    elif model.confidence is None:
+        threshold = f"{settings.conf:g}: {config.weights} does not store a better one"
+    else:
+        threshold = f"{settings.conf:.3f}, of the best F1 in validation"
+    get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
 
 
 def _open_stream(config: DetectConfig, detector: ImageDetector, settings: ResolvedSettings) -> DetectionStream:

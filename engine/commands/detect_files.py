@@ -16,6 +16,7 @@ from engine.inference.detection_stream import FrameDetections
 from engine.inference.detection_writer import (
     UniqueStems,
     VideoFiles,
+    class_folders,
     coco_rows,
     mot_lines,
     write_crops,
@@ -59,6 +60,7 @@ class ResultFiles:
     def __init__(self, run_dir: Path, names: tuple[str, ...], config: DetectConfig) -> None:
         self.run_dir = run_dir
         self._names = names
+        self._class_folders = class_folders(dict(enumerate(names)))
         self._config = config
         self._stem_of = UniqueStems()
         self._videos = VideoFiles(run_dir)
@@ -90,8 +92,8 @@ class ResultFiles:
             rows = coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, tracks)
             self._predictions.add(frame_stem, rows)
         if config.save_crop:
-            names = [self._names[c] for c in table.classes]
-            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, names, self._written.add)
+            folders = [self._class_folders[c] for c in table.classes.tolist()]
+            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, folders, self._written.add)
         if not config.nosave:
             self._add_drawing(drawn, stem)
 
@@ -115,8 +117,8 @@ class ResultFiles:
             file.write(lines)
 
     def _repeats(self, frame: Frame) -> int:
-        """How often a frame is written to its video. One of a live stream stands for those that were skipped while the
-        model ran, so that the video has the stream's speed."""
+        """Returns how many times a frame is written to its video. A frame of a live stream also stands for those that
+        were skipped while the model ran, so that the video has the stream's speed."""
         stride = self._config.vid_stride
         last = self._last_index.get(frame.path, frame.index - stride)
         self._last_index[frame.path] = frame.index
@@ -205,7 +207,7 @@ def open_results_folder(config: DetectConfig) -> Path:
 
 def remove_if_empty(folder: Path) -> bool:
     """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
-    free again. Returns whether it is removed."""
+    free again. Returns True if it is removed."""
     try:
         folder.rmdir()
     except OSError:  # there are files in it

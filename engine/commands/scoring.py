@@ -22,7 +22,8 @@ from engine.evaluation.result import EvalResult
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns
 from models.detector import CPU_CHUNK
-from models.postprocess.detections import ValidationSettings, select_for_validation
+from models.postprocess.detections import select_for_validation
+from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
@@ -43,6 +44,7 @@ class SplitScores:
     shown: DetectionTable  # as detect.py shows them
     evaluator: Evaluator  # which has run
     index: DatasetIndex  # of the split
+    canvases: CanvasRule  # of its images
 
 
 def score(
@@ -90,14 +92,14 @@ def score(
     result = evaluator.run(detector, loader)
     if result is None or evaluator.scored is None or evaluator.shown is None:
         return None
-    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index)
+    return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index, canvases)
 
 
 def _open_reader(
     ctx: DistributedContext, config: ValConfig, spec: DatasetSpec, index: DatasetIndex, tiles: Tiles | None
 ) -> SampleReader:
-    """Opens what the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or images at
-    their full size, which the model itself cuts into tiles."""
+    """Opens the samples that the model is scored on: images or, as in training, tiles, scaled to ``config.imgsz``; or
+    images at their full size, which the model itself cuts into tiles."""
     if tiles is None:
         return ImageReader(index, imgsz=config.imgsz, reduces=False)
     if not tiles.scaled:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from data.index.index import DatasetIndex
 from data.source.dataset_spec import DatasetSpec, DataSource
-from engine.commands.scoring import SplitScores, canvases_of, check_size, score
+from engine.commands.scoring import SplitScores, check_size, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
+from engine.inference.settings import check_box_voting, warn_of_unused_flags
+from engine.issues.issue import CheckedSplit
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path
@@ -45,7 +46,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
     scores = score(config, model, spec, ctx)
     if scores is None:  # not the main process
         return
-    canvases = canvases_of(config, model)
+    canvases = scores.canvases
     config = replace(config, data=config.data or spec.source, imgsz=canvases.imgsz, rect=not canvases.is_square)
     subject = Subject(
         title=f"Validation of {Path(config.weights).name}",
@@ -70,34 +71,37 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec, ValConfig]:
     """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
 
-    Also returns ``config`` with what follows from the model: one trained with ``--single-cls`` is scored so.
+    Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored so.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
-    weights = config.weights
-    if is_exported(weights):
-        path = Path(weights)
-    else:
-        path = fetch_weights(weights, ctx=ctx, offline=config.offline)
-    if config.tta and is_exported(weights):
-        raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
-    # With several views, an object has several boxes, which only NMS reduces to one.
-    model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
-    if config.nms and model.ignores_nms:
-        get_logger().warning("%s: --nms does nothing: the model has one branch", weights)
-    if not config.box_voting and config.iou_thres is None and model.nms_iou is None:
-        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", weights)
-    if model.has_builtin_voting and not config.box_voting:
-        raise UserError(f"{weights}: --no-box-voting: box voting is part of the file; export it with --no-box-voting")
-    check_size(config, model)
+    model = _open_model(config, ctx)
     if model.has_merged_classes and not config.single_cls:
-        get_logger().info("%s: was trained with --single-cls; all classes count as one", weights)
+        get_logger().info("%s: was trained with --single-cls; all classes count as one", config.weights)
         config = replace(config, single_cls=True)
     classes = tuple(config.classes)
     source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
     return model, spec, config
+
+
+def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
+    """Opens ``config.weights``. Raises UserError for flags that do not fit them; warns of those that do nothing."""
+    weights = config.weights
+    if is_exported(weights):
+        path = Path(weights)
+        if config.tta:
+            raise UserError(f"{weights}: --tta: only checkpoints are evaluated with several views; leave it out")
+    else:
+        path = fetch_weights(weights, ctx=ctx, offline=config.offline)
+    # With several views, an object has several boxes, which only NMS reduces to one.
+    model = open_model(path, device=ctx.device, nms=config.nms or config.tta, trust=config.trust)
+    iou = model.nms_iou if config.iou_thres is None else config.iou_thres
+    warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=iou)
+    check_box_voting(model, box_voting=config.box_voting)
+    check_size(config, model)
+    return model
 
 
 def _open_folder(config: ValConfig) -> Path:

@@ -26,16 +26,17 @@ _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory
 class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.
 
-    Each counts as a true or false positive unless it is ignored: false positives outside the range of areas or in a
-    crowd region are. For n of them, the outcome depends on the threshold.
+    A detection is ignored if it matches an object that does not count, such as a crowd region; otherwise it is a true
+    or a false positive. Most are false positives at all thresholds, or ignored at all: for them ``counted`` suffices.
+    The n others have an outcome for each threshold.
     """
 
     image: np.ndarray  # int64 (D,)
-    counted: np.ndarray  # bool (D,) at any threshold
-    threshold_dependent: np.ndarray  # int64 (n,) rows whose outcome depends on the threshold, ascending
+    counted: np.ndarray  # bool (D,), not ignored at some threshold
+    matching: np.ndarray  # int64 (n,), rows of the others, ascending; each matches an object at some threshold
     true_positive: np.ndarray  # bool (n, T)
     ignored: np.ndarray  # bool (n, T)
-    targets: np.ndarray  # int64 (N,) objects in each image
+    targets: np.ndarray  # int64 (N,), objects in each image
 
 
 def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> list[ClassOutcomes]:
@@ -45,27 +46,46 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     """
     matches = match_detections(gt, table, num_classes)
     outcomes = sort_by_class(matches)
-    image = matches.ranked.group[np.lexsort((-matches.ranked.scores, matches.ranked.classes))] // num_classes
+    image = matches.ranked.group[matches.by_class] // num_classes
     is_target = ~matches.ignored[:, ALL_SIZES]
     object_image = matches.objects.group // num_classes
-    object_class = matches.object_classes
     result = []
     for c in range(num_classes):
+        targets = object_image[is_target & (matches.object_classes == c)]
         rows = slice(outcomes.class_offsets[c], outcomes.class_offsets[c + 1])
-        true_positive = outcomes.true_positive[rows, ALL_SIZES]
-        counts = true_positive | outcomes.false_positive[rows, ALL_SIZES]
-        threshold_dependent = np.flatnonzero(true_positive.any(1) | (counts.any(1) & ~counts.all(1)))
         result.append(
-            ClassOutcomes(
-                image=image[rows],
-                counted=counts.any(1),
-                threshold_dependent=threshold_dependent,
-                true_positive=true_positive[threshold_dependent],
-                ignored=~counts[threshold_dependent],
-                targets=np.bincount(object_image[is_target & (object_class == c)], minlength=gt.num_images),
+            _outcomes_of_class(
+                image[rows],
+                outcomes.true_positive[rows, ALL_SIZES],
+                outcomes.false_positive[rows, ALL_SIZES],
+                targets=np.bincount(targets, minlength=gt.num_images),
             )
         )
     return result
+
+
+def _outcomes_of_class(
+    image: np.ndarray, true_positive: np.ndarray, false_positive: np.ndarray, *, targets: np.ndarray
+) -> ClassOutcomes:
+    """Finds the detections of a class whose outcome depends on what they match.
+
+    Args:
+        image: int64 (D,), of each detection of the class.
+        true_positive, false_positive: bool (D, T).
+        targets: int64 (N,), objects of the class in each image.
+    """
+    counts = true_positive | false_positive
+    is_counted = counts.any(axis=1)
+    # Detections that are ignored at some thresholds, but not at all, match an object that does not count.
+    matching = np.flatnonzero(true_positive.any(axis=1) | (is_counted & ~counts.all(axis=1)))
+    return ClassOutcomes(
+        image=image,
+        counted=is_counted,
+        matching=matching,
+        true_positive=true_positive[matching],
+        ignored=~counts[matching],
+        targets=targets,
+    )
 
 
 def ap_of_draws(gt: GroundTruth, table: DetectionTable, num_classes: int, draws: int) -> np.ndarray:
@@ -86,7 +106,7 @@ def resampled_ap(outcomes: list[ClassOutcomes], draw_counts: np.ndarray) -> np.n
 
     ``draw_counts``: int64 (S, N), how often each image is drawn, images in the order of their ids.
     """
-    return np.stack([_class_ap(class_outcomes, draw_counts) for class_outcomes in outcomes], axis=1)
+    return np.stack([_class_ap(of_class, draw_counts) for of_class in outcomes], axis=1)
 
 
 def mean_ap(ap: np.ndarray) -> np.ndarray:
@@ -97,36 +117,48 @@ def mean_ap(ap: np.ndarray) -> np.ndarray:
 def _class_ap(outcomes: ClassOutcomes, draw_counts: np.ndarray) -> np.ndarray:
     """Computes the AP of one class on each draw: float64 (S,)."""
     targets = draw_counts @ outcomes.targets
-    ap = np.where(targets > 0, 0.0, np.nan)
-    if not outcomes.threshold_dependent.size:
-        return ap
-    draw_counts = draw_counts.astype(np.int32)
-    step = max(_CELLS // len(outcomes.image), 1)
-    for start in range(0, len(draw_counts), step):
-        chunk = slice(start, start + step)
-        ap[chunk] = np.where(targets[chunk] > 0, _ap_of_draws(outcomes, draw_counts[chunk], targets[chunk]), np.nan)
-    return ap
+    ap = np.zeros(len(draw_counts))
+    if outcomes.matching.size:
+        draw_counts = draw_counts.astype(np.int32)
+        step = max(_CELLS // len(outcomes.image), 1)
+        for start in range(0, len(draw_counts), step):
+            chunk = slice(start, start + step)
+            ap[chunk] = _ap_of_draws(outcomes, draw_counts[chunk], targets[chunk])
+    return np.where(targets > 0, ap, np.nan)
 
 
 def _ap_of_draws(outcomes: ClassOutcomes, draw_counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Computes the AP of draws with ``targets`` (S,) objects: float64 (S,), undefined where there are none."""
+    """Computes the AP of draws with ``targets`` (S,) objects: float64 (S,), undefined where there are none.
+
+    A detection counts as often as its image is drawn.
+    """
     weight = draw_counts[:, outcomes.image]
-    counted = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.threshold_dependent]
-    weight = weight[:, outcomes.threshold_dependent]
+    num_detections = np.cumsum(weight * outcomes.counted, axis=1, dtype=np.int32)[:, outcomes.matching]
+    weight = weight[:, outcomes.matching]
     required_tp = _counts_at_recall(targets)
     total = np.zeros(len(draw_counts))
     for true_positive, ignored in zip(outcomes.true_positive.T, outcomes.ignored.T):
-        rows = np.flatnonzero(true_positive)  # the envelope and the recall change nowhere else
-        if not rows.size:
-            continue
-        tp = np.cumsum(weight[:, rows], axis=1)
-        detections = counted[:, rows]
-        if ignored.any():
-            detections = detections - np.cumsum(weight * ignored, axis=1)[:, rows]
-        precision = tp / np.maximum(detections, 1)
-        envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-        total += _at_counts(tp, envelope, required_tp).mean(axis=1)
+        if true_positive.any():
+            not_ignored = num_detections
+            if ignored.any():
+                not_ignored = num_detections - np.cumsum(weight * ignored, axis=1)
+            # The envelope of precision and the recall change at true positives only.
+            tp = np.cumsum(weight[:, true_positive], axis=1)
+            total += _interpolated_ap(tp, not_ignored[:, true_positive], required_tp)
     return total / outcomes.true_positive.shape[1]
+
+
+def _interpolated_ap(tp: np.ndarray, detections: np.ndarray, required_tp: np.ndarray) -> np.ndarray:
+    """Computes AP at one IoU threshold: float64 (S,).
+
+    Args:
+        tp: (S, n), true positives up to each of n detections.
+        detections: (S, n), all detections up to there.
+        required_tp: of `_counts_at_recall`.
+    """
+    precision = tp / np.maximum(detections, 1)
+    envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    return _at_counts(tp, envelope, required_tp).mean(axis=1)
 
 
 def _counts_at_recall(targets: np.ndarray) -> np.ndarray:

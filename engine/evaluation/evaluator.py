@@ -24,14 +24,8 @@ from engine.evaluation.result import EvalResult
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
-from models.postprocess.detections import (
-    SCORED,
-    SELECTIONS,
-    SHOWN,
-    SHOWN_UNVOTED,
-    ValidationSettings,
-    select_for_validation,
-)
+from models.postprocess.detections import select_for_validation
+from models.postprocess.selection import SCORED, SELECTIONS, SHOWN, SHOWN_UNVOTED, ValidationSettings
 from models.postprocess.stitching import TileStitcher
 from utils.batches import Batch, to_float
 from utils.boxes import clip_xyxy, letterbox_to_original
@@ -287,7 +281,8 @@ def build_evaluator(
 def stitchers_of(
     loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> dict[str, Stitch] | None:
-    """Makes what joins the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the model's."""
+    """Makes the functions that join the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the
+    model's."""
     tiles = loader.samples.tiles
     if tiles is None:
         return None

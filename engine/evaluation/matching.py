@@ -76,6 +76,11 @@ class Matches(NamedTuple):
         """Class of each object: int64 (M,)."""
         return self.objects.group % self.num_classes
 
+    @property
+    def by_class(self) -> np.ndarray:
+        """Rows of ``ranked`` by class, then by score; equal scores in the order of the images: int64 (D,)."""
+        return np.lexsort((-self.ranked.scores, self.ranked.classes))
+
     def targets(self) -> np.ndarray:
         """Counts the objects that are not ignored, by class and area range: int64 (C, A)."""
         counts = np.zeros((self.num_classes, self.ignored.shape[1]), dtype=np.int64)
@@ -137,10 +142,10 @@ def _out_of_range(area: np.ndarray) -> np.ndarray:
 
 
 def sort_by_class(matches: Matches) -> DetectionOutcomes:
-    """Sorts the outcomes of all images by class, then by score; equal scores in the order of the images."""
+    """Sorts the outcomes of all images in the order of `Matches.by_class`."""
     ranked = matches.ranked
     assignment = matches.assignment
-    order = np.lexsort((-ranked.scores, ranked.classes))
+    order = matches.by_class
     position = np.empty_like(order)  # of each detection in this order
     position[order] = np.arange(order.size)
     x1, y1, x2, y2 = ranked.boxes_xyxy.T
@@ -299,8 +304,8 @@ def _overlap(detections_xywh: np.ndarray, objects_xywh: np.ndarray, crowd: np.nd
 
 
 def match_by_overlap(pairs: Pairs, preference: np.ndarray, detections: int, targets: int) -> np.ndarray:
-    """Greedy one-to-one matching by falling overlap; pairs of equal overlap by ``preference``, float (P,), larger
-    first. Returns the object of each detection, -1 for none: int64 (D,).
+    """Matches detections and objects one to one, greedily: the largest overlap first, of equal ones the largest
+    ``preference``, float (P,). Returns the object of each detection, -1 for none: int64 (D,).
 
     A greedy loop over single pairs would also match each pair that is the best remaining one of both its detection and
     its object, so all such pairs are matched at once, until none remains.

@@ -27,7 +27,7 @@ from engine.evaluation.matching import (
     sort_by_class,
 )
 from engine.evaluation.result import EvalResult, f1_score
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from utils.config.checks import class_numbers, typed_classes
 from utils.detections import DetectionTable
 from utils.errors import UserError

@@ -26,8 +26,7 @@ class ExportDetails:
 
     half: bool
     int8: bool
-    classes: list[str]  # ``--classes`` of the training, as typed
-    used_classes: list[str]  # the names of these classes
+    used_classes: list[int | str]  # see `InferenceModel.trained_classes`
     keep_old: bool
     single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
@@ -87,8 +86,7 @@ def _details(model: CheckpointModel, options: ResolvedExport, checked: CheckOutc
     return ExportDetails(
         half=options.half,
         int8=options.int8,
-        classes=training.get("classes", []),
-        used_classes=info.get("used_classes", []),
+        used_classes=model.trained_classes,
         keep_old=training.get("keep_old", False),
         single_cls=model.has_merged_classes,
         tile=info.get("tile", 0),

@@ -1,4 +1,4 @@
-"""What two models compute differently on the same images.
+"""Differences between the detections of two models in the same images.
 
 Detections are matched by image and class. Those of low scores are left out: at the threshold of NMS, a rounding error
 decides which of two boxes is kept, and among low scores there are thousands of such pairs.

@@ -39,8 +39,8 @@ class ExportData:
 
 
 def open_export_data(model: CheckpointModel, spec: DatasetSpec, config: ExportConfig) -> ExportData:
-    """Reads what the check and the calibration need, once for all formats. Raises UserError if there are fewer training
-    images than a batch has."""
+    """Reads the images of the check and the calibration, once for all formats. Raises UserError if there are fewer
+    training images than a batch has."""
     val = calibration = checked = None
     if config.int8:
         calibration = spread(_read_split(model, spec, "train", config), config.calibration_images)

@@ -2,7 +2,7 @@
 
 An export goes through these steps, in this order:
 
-- options.py: the flags, and what they mean for the model; export_data.py: the images;
+- options.py: the flags, and their meaning for the model; export_data.py: the images;
 - engine/formats: the format builds a graph from the model, and writes it to a temporary folder with what
   description.py and thresholds.py say about it;
 - reference.py: the file's own runtime and the checkpoint detect in the same images (differences.py), and what they find
@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from engine.export.reference import Reference
 from engine.export.thresholds import Thresholds, output_threshold, trained_thresholds
 from engine.formats.graphs import ModelGraphs
 from engine.formats.metadata import ExportMetadata
-from engine.formats.model_format import ModelFormat
 from engine.formats.registry import load_format
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
@@ -81,24 +79,27 @@ class Exporter:
         with _write_errors_of(path), temporary_folder(path) as folder:
             candidate = folder / path.name
             model_format.write(graph, candidate, self._metadata)
-            outcome = "not checked (--no-check)"
-            if self._reference is not None:
-                parity = self._compare(candidate, self._reference)
-                problems = parity.violations(tolerance_of(self._options))
-                if problems:
-                    model_format.write(graph, candidate, self._metadata_of_failure)
-                    raise FailedCheck(_keep_failed(candidate, path, problems, parity))
-                outcome = f"{time.monotonic() - started:.0f} s; {parity.line}"
-            if os.path.lexists(path):
-                outcome += "; replaces an earlier export"
+            parity = self._compare(candidate)
+            problems = [] if parity is None else parity.violations(tolerance_of(self._options))
+            if parity is not None and problems:
+                model_format.write(graph, candidate, self._metadata_of_failure)
+                failed = _failed_path(path)
+                replace_path(candidate, failed)
+                raise FailedCheck(_failure_message(failed, path, problems, parity))
+            replaces_file = os.path.lexists(path)
             _publish(candidate, path)
-        _log_file(path, outcome, model_format, graph)
+        _log_outcome(path, parity, time.monotonic() - started, replaces_file=replaces_file)
+        requirements = model_format.requirements(graph)
+        if requirements:
+            get_logger().info("%s: %s", path, requirements)
         return path
 
-    def _compare(self, file: Path, reference: Reference) -> Parity:
-        """Compares the detections of a file with those of the checkpoint."""
+    def _compare(self, file: Path) -> Parity | None:
+        """Compares the detections of a file with those of the checkpoint. Returns None if there is no check."""
+        if self._reference is None:
+            return None
         exported = open_model(file, device=CPU, trust=True)
-        return reference.compare(exported, tolerance_of(self._options), threshold=self._thresholds.output)
+        return self._reference.compare(exported, tolerance_of(self._options), threshold=self._thresholds.output)
 
     @cached_property
     def _metadata(self) -> ExportMetadata:
@@ -162,11 +163,11 @@ def _write_errors_of(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
 
 
-def _log_file(path: Path, outcome: str, model_format: ModelFormat, graph: Any) -> None:
+def _log_outcome(path: Path, parity: Parity | None, seconds: float, *, replaces_file: bool) -> None:
+    outcome = "not checked (--no-check)" if parity is None else f"{seconds:.0f} s; {parity.line}"
+    if replaces_file:
+        outcome += "; replaces an earlier export"
     get_logger().info("%s: %.1f MB, %s", path, file_bytes(path) / 1e6, outcome)
-    requirements = model_format.requirements(graph)
-    if requirements:
-        get_logger().info("%s: %s", path, requirements)
 
 
 def _failed_path(path: Path) -> Path:
@@ -183,10 +184,8 @@ def _publish(candidate: Path, path: Path) -> None:
         os.replace(failed, candidate.with_name(failed.name))
 
 
-def _keep_failed(candidate: Path, path: Path, problems: Sequence[str], parity: Parity) -> str:
-    """Keeps a file that fails its check as NAME.failed. Returns the message about it."""
-    failed = _failed_path(path)
-    replace_path(candidate, failed)
+def _failure_message(failed: Path, path: Path, problems: Sequence[str], parity: Parity) -> str:
+    """Returns the message about the file ``failed``, which should have become ``path``."""
     earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
     return (
         f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: {parity.worst_image})"

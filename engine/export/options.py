@@ -1,4 +1,4 @@
-"""The flags of export.py, checked, and what they mean for a model."""
+"""The flags of export.py: their checks, and their meaning for a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_flags(config: ExportConfig) -> None:
 
 
 def _flags_of_some_formats(config: ExportConfig) -> list[str]:
-    """The flags of ``config`` that `ExportFormat.unsupported` may name."""
+    """Returns the flags of ``config`` that `ExportFormat.unsupported` may name."""
     is_used = {
         "--int8": config.int8,
         "--dynamic": config.dynamic,

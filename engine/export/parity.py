@@ -1,4 +1,4 @@
-"""How an exported file may differ from its checkpoint.
+"""The differences between an exported file and its checkpoint, and how large they may be.
 
 AP alone cannot judge: that of a model which has learned nothing is zero, whatever its file computes.
 """
@@ -31,7 +31,7 @@ INT8 = Tolerance(min_iou=0.5, missing=0.25, box=0.1, score=0.1, on_average=True,
 
 
 def tolerance_of(options: ResolvedExport) -> Tolerance:
-    """Returns what is allowed for the precision of an export."""
+    """Returns the tolerance for the precision of an export."""
     if options.int8:
         return INT8
     return FLOAT16 if options.half else FLOAT32
@@ -39,7 +39,7 @@ def tolerance_of(options: ResolvedExport) -> Tolerance:
 
 @dataclass(frozen=True)
 class Parity:
-    """How an exported model differs from its checkpoint."""
+    """Differences between an exported model and its checkpoint, over all images of a check."""
 
     images: int
     matched: int

@@ -17,13 +17,8 @@ from engine.export.export_data import letterboxed
 from engine.export.parity import Parity, Tolerance
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import (
-    SCORED,
-    SELECTIONS,
-    ValidationSettings,
-    detections_to_score,
-    select_for_validation,
-)
+from models.postprocess.detections import detections_to_score, select_for_validation
+from models.postprocess.selection import SCORED, SELECTIONS, ValidationSettings
 from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError

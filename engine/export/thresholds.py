@@ -1,4 +1,4 @@
-"""The confidence thresholds that a file states. models/postprocess/detections.py explains those of a validation."""
+"""The confidence thresholds that a file states. models/postprocess/selection.py describes those of a validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def output_threshold(scores: EvalResult | CheckpointModel, options: ResolvedExpo
     """Returns the threshold for the output of a file as it is; None: unknown.
 
     No stored threshold matches a file's output exactly. An end2end file is closest to `SCORED` if both use box voting
-    or neither does; everything else is closest to `SHOWN_UNVOTED` (models/postprocess/detections.py). That the NMS
+    or neither does; everything else is closest to `SHOWN_UNVOTED` (models/postprocess/selection.py). That the NMS
     differs matters less: for yolov8n on COCO128, the threshold is 0.289 with votes, and without votes 0.203 under one
     kind of NMS, 0.205 under the other.
 

@@ -55,7 +55,7 @@ class ModelGraphs:
         return build_onnx(self.module(half=True), self.options)
 
     def int8_onnx(self, *, outputs: bool) -> ModelProto:
-        """``outputs``: see `quantize`."""
+        """Returns the graph with 8-bit convolutions. ``outputs``: see `quantize`."""
         return quantize(self.float_onnx, self._activation_ranges, outputs=outputs)
 
     @cached_property

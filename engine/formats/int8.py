@@ -24,7 +24,7 @@ SILU_IS_ZERO = -10.0  # a SiLU maps lower values to between -0.0005 and 0, so no
 
 
 class Node(Protocol):
-    """An operator of a graph: `onnx.NodeProto`, or what another format has."""
+    """An operator of a graph: an `onnx.NodeProto`, or the equivalent of another format."""
 
     @property
     def name(self) -> str: ...

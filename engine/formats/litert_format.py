@@ -108,7 +108,7 @@ class LiteRtFormat(ModelFormat):
             return model.read_bytes()
 
     def write(self, graph: bytes, path: Path, metadata: ExportMetadata) -> None:
-        """The model reader stops before the archive, and readers of archives look for them from the end."""
+        """Writes the model, then the archive: readers of models stop before it, those of archives begin at the end."""
         buffer = io.BytesIO()
         entries = metadata.as_strings() | {"input_layout": "NHWC", "boxes": "fractions of the canvas"}
         with zipfile.ZipFile(buffer, "w") as archive:
@@ -198,7 +198,7 @@ def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: b
 
 
 def import_litert(user: str) -> ModuleType:
-    """The package ai-edge-litert. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package ai-edge-litert. Raises UserError, which says that ``user``, a flag or file, needs it."""
     return require_package("ai_edge_litert", user, "use another format")
 
 

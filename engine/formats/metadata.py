@@ -37,7 +37,7 @@ def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMetadata:
-    """What an exported file says about itself. ``names`` and ``imgsz_hw`` may be None in foreign files."""
+    """The description that an exported file holds itself. ``names`` and ``imgsz_hw`` may be None in foreign files."""
 
     is_ours: bool = False  # written by this program: ``end2end`` says what the output is, and need not be inferred
     names: tuple[str, ...] | None = None

@@ -43,5 +43,5 @@ class ModelFormat(ABC):
         UserError if it is damaged or a package is not installed."""
 
     def requirements(self, graph: Any) -> str:
-        """What a program needs to read the file, for the log; "" if there is nothing to say."""
+        """Returns what a program needs to read the file, for the log; "" if it needs nothing special."""
         return ""

@@ -136,7 +136,7 @@ class NcnnFormat(ModelFormat):
 
 
 def _model_files(path: Path) -> tuple[Path, Path]:
-    """The .param and the .bin file of a model. Raises UserError unless there is one of each."""
+    """Finds the .param and the .bin file of a model. Raises UserError unless there is one of each."""
     suffix = EXPORT_FORMATS["ncnn"].member
     params = sorted(path.glob(f"*{suffix}")) if path.is_dir() else [path]
     if len(params) != 1:

@@ -79,7 +79,7 @@ class OnnxFormat(ModelFormat):
         return Session(run, metadata, checked_shape(path, inputs[0].shape))
 
     def requirements(self, graph: ModelProto) -> str:
-        """The versions of the file format and of the operators, and the first ONNX Runtime that reads both."""
+        """Names the versions of the file format and of the operators, and the first ONNX Runtime that reads both."""
         opset = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
         readers = [release for release, ir, newest in ONNX_RUNTIMES if graph.ir_version <= ir and opset <= newest]
         reader = f"one newer than ONNX Runtime {ONNX_RUNTIMES[-1][0]}"

@@ -23,7 +23,7 @@ from engine.formats.runtimes import (
     read_metadata_file,
     write_metadata_file,
 )
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.errors import UserError
 from utils.files.temporary_folder import replace_path, temporary_folder
@@ -47,7 +47,7 @@ class OpenVinoFormat(ModelFormat):
         return model
 
     def write(self, graph: Model, path: Path, metadata: ExportMetadata) -> None:
-        """The weights are stored as float16 if ``metadata.details`` has "half"."""
+        """Stores the weights as float16 if ``metadata.details`` has "half"."""
         openvino = import_openvino("--format openvino")
         for key, value in model_info(metadata).items():
             graph.set_rt_info(value, ["model_info", key])
@@ -115,7 +115,7 @@ def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
 
 
 def _names_of_model(model: Model) -> dict[str, Any]:
-    """The class names in the info of a ``model``, as metadata; empty if it has none."""
+    """Reads the class names in the info of a ``model`` as metadata; empty if it has none."""
     try:
         return {"names": model.get_rt_info(["model_info", "labels"]).astype(str).split()}
     except (RuntimeError, KeyError):
@@ -123,7 +123,7 @@ def _names_of_model(model: Model) -> dict[str, Any]:
 
 
 def import_openvino(user: str) -> ModuleType:
-    """The package openvino. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package openvino. Raises UserError, which says that ``user``, a flag or file, needs it."""
     return require_package("openvino", user, "use another format")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedExport:
-    """The flags of export.py that say what a file computes, resolved for a model by `resolve_options`."""
+    """The flags of export.py on which a file's computation depends, resolved for a model by `resolve_options`."""
 
     imgsz_hw: tuple[int, int]  # canvas that the file takes, or with ``dynamic`` is meant for, pixels
     batch: int  # images that the file takes at once

@@ -1,4 +1,4 @@
-"""What the implementations of file formats share about runtimes: metadata files, notes, errors and input shapes."""
+"""Parts that file formats share about their runtimes: metadata files, notes, errors and input shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several f
 
 
 def import_onnxruntime(user: str) -> ModuleType:
-    """The package onnxruntime. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package onnxruntime. Raises UserError, which says that ``user``, a flag or file, needs it."""
     return require_package("onnxruntime", user, "use the checkpoint")
 
 
@@ -38,7 +38,7 @@ def write_metadata_file(folder: Path, metadata: ExportMetadata) -> None:
 
 
 def read_metadata_file(folder: Path) -> dict[str, Any] | None:
-    """Returns what `write_metadata_file` wrote, unchecked, or None if there is no such file. Raises UserError for a
+    """Reads the file of `write_metadata_file`, unchecked; None if there is no such file. Raises UserError for a
     file that is not YAML."""
     file = folder / METADATA_FILE
     if not file.is_file():
@@ -83,8 +83,8 @@ def check_ports(path: Path, inputs: int, outputs: int) -> None:
 
 
 def checked_shape(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
-    """An input shape with None for what varies: dimensions that a runtime names or does not know. Raises UserError for
-    a shape that is not one of images."""
+    """Returns an input shape with None for dimensions that vary: those that a runtime names or does not know. Raises
+    UserError for a shape that is not one of images."""
     if len(shape) != 4:
         raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
     return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)

@@ -59,7 +59,7 @@ class Checkpoints(Hook):
         results have a second epoch: without a last.pt, nothing could continue them."""
         is_ahead = trainer.ctx.is_main and epoch.number > 1 and not trainer.checkpointer.last.is_file()
         if self._must_replace_last or is_ahead:
-            trainer.checkpointer.finish()
+            trainer.checkpointer.flush()
             self._must_replace_last = False
 
     def after_save(self) -> None:

@@ -13,11 +13,11 @@ import numpy as np
 from data.index.index import DatasetIndex
 from data.loading.loader import InfiniteDataLoader
 from engine.evaluation.evaluator import Evaluator
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
+from engine.issues.issue import CheckedSplit
 from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
@@ -92,7 +92,7 @@ class Plots(Hook):
         self._drawing.after_epoch(validation)
 
     def after_training(self, trainer: Training) -> None:
-        self._drawing.finish()
+        self._drawing.catch_up()
 
     def finish(self, trainer: Training) -> None:
         self._page.log_path()
@@ -157,9 +157,9 @@ class TimeBudget:
         if validation is not None:
             self._validation = validation
         if time.monotonic() - self._done_at >= self._cost_s / self._share:
-            self.finish()
+            self.catch_up()
 
-    def finish(self) -> None:
+    def catch_up(self) -> None:
         """Calls ``work`` if there was an epoch since its last call."""
         if self._is_due:
             started = time.monotonic()

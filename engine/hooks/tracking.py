@@ -40,7 +40,9 @@ class TrackedRun:
     # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
     # created with this id in the same folder, if it has one; "": it creates a new one.
     run_id: str = ""
-    folder: str = ""  # of the training, resolved: a copy of it becomes another tracked run; "": not known
+    # Of the training, resolved; "": not known. A copy becomes another tracked run while this folder can be seen; a copy
+    # on another machine cannot be told from a run that was moved there, and continues this one.
+    folder: str = ""
 
     @staticmethod
     def read(path: Path) -> TrackedRun:
@@ -100,41 +102,50 @@ class Tracking(Hook):
         self._run_id = run.run_id
         self._settings = run.settings.by_name()
         self._path = run.folder / f"tracked_{self._service.flag}.json"
-        self._tracked = self._read_tracked(trainer)
+        self._tracked = self._choose_tracked_run(trainer)
         self._thread.start()
         self._queue_update()
 
-    def _read_tracked(self, trainer: Training) -> TrackedRun:
-        """Returns the tracked run that this one continues; one without a key if it is to be new."""
-        epoch = trainer.progress.epoch
-        if not self._path.exists():
-            return self._found_by_id_or_new(trainer)
-        try:
-            tracked = TrackedRun.read(self._path)
-        except UserError as error:
-            get_logger().warning("%s; %s gets a new run with all epochs", error, self._service.name)
-            return TrackedRun()
-        if tracked.run_id != self._run_id:  # of an earlier run in this folder (``--exist-ok``)
-            return self._found_by_id_or_new(trainer)
-        if self._is_copied(tracked):
-            return self._found_by_id_or_new(trainer)
-        if tracked.epoch > epoch and _diverges_from_tracked(trainer):
-            get_logger().info("%s: a new run, as other epochs follow epoch %d than before", self._service.name, epoch)
-            return TrackedRun()  # no service takes other values for an epoch that it has
-        return tracked
+    def _choose_tracked_run(self, trainer: Training) -> TrackedRun:
+        """Returns the tracked run that this start of the training continues; one without a key may be new. A run
+        diverges if other epochs than those tracked before may follow: no service takes other values for an epoch that
+        it has.
 
-    def _is_copied(self, tracked: TrackedRun) -> bool:
+        ===================================== ======== ===============================================================
+        note in the run's folder              diverges continues
+        ===================================== ======== ===============================================================
+        damaged                               any      a new tracked run, which gets all epochs
+        none, of an earlier run, or copied    no       the one that the service has for this run and folder, or a new
+        none, of an earlier run, or copied    yes      a new one
+        of this run, ahead of the checkpoint  yes      a new one
+        of this run otherwise                 any      that of the note
+        ===================================== ======== ===============================================================
+        """
+        name = self._service.name
+        new = TrackedRun()
+        diverges = _diverges_from_tracked(trainer)
+        try:
+            note = TrackedRun.read(self._path) if self._path.exists() else None
+        except UserError as error:
+            get_logger().warning("%s; %s gets a new run with all epochs", error, name)
+            return new
+        if note is None or note.run_id != self._run_id or self._is_copied(note):
+            return new if diverges else TrackedRun(run_id=self._run_id)
+        is_ahead = note.epoch > trainer.progress.epoch
+        if is_ahead and diverges:
+            get_logger().info(
+                "%s: a new run, as other epochs follow epoch %d than before", name, trainer.progress.epoch
+            )
+            return new
+        return note
+
+    def _is_copied(self, note: TrackedRun) -> bool:
         """Returns True if the note has been copied here with the run, and not moved: the original folder still has the
-        run."""
-        original = Path(tracked.folder)
-        if not tracked.folder or newest_run_id(original) != self._run_id:
+        run. A run of before the ids counts as moved."""
+        original = Path(note.folder)
+        if not note.folder or not self._run_id or newest_run_id(original) != self._run_id:
             return False
         return not original.samefile(self._folder)
-
-    def _found_by_id_or_new(self, trainer: Training) -> TrackedRun:
-        """Returns the tracked run of a run that has no note, or has lost it. It is a new one if other epochs may follow
-        than those that the service has."""
-        return TrackedRun() if _diverges_from_tracked(trainer) else TrackedRun(run_id=self._run_id)
 
     def report(self, trainer: Training, epoch: Epoch) -> None:
         self._queue_update()

@@ -21,7 +21,6 @@ from utils.machine.packages import require_package
 from utils.program_folders import cache_folder
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run as MlflowRun
     from mlflow.tracking import MlflowClient
     from wandb import Run as WandbRun
 
@@ -54,23 +53,16 @@ class Mlflow:
         folder = folder.resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
-        key = tracked.key
-        if not key and not self._run_id:  # else an earlier call created the run, then failed
+        if tracked.key:
+            self._run_id = tracked.key
+        elif not self._run_id:  # else an earlier call of this method found or created the run, then failed
             experiment_id = self._open_experiment(folder, uri)
             existing = self._find_run(experiment_id, folder, tracked.run_id)
-            if existing is None:
-                self._run_id = self._create_run(experiment_id, folder, uri, tracked.run_id)
-            elif existing.data.params:
-                key = existing.info.run_id
-            else:  # the process that has created it ended before it had logged the settings
-                self._run_id = existing.info.run_id
-        if key:
-            self._client.update_run(key, status="RUNNING")
-            self._run_id = key
-            epochs = [metric.step for metric in self._client.get_metric_history(key, "time")]
-            return TrackedRun(key, max(epochs, default=0))
+            self._run_id = existing or self._create_run(experiment_id, folder, uri, tracked.run_id)
+        self._client.update_run(self._run_id, status="RUNNING")
         self._log_parameters(settings)
-        return TrackedRun(self._run_id)
+        epochs = [metric.step for metric in self._client.get_metric_history(self._run_id, "time")]
+        return TrackedRun(self._run_id, max(epochs, default=0))
 
     def _open_experiment(self, folder: Path, uri: str | None) -> str:
         """Returns the id of the experiment, which is made if it does not exist."""
@@ -81,14 +73,14 @@ class Mlflow:
         artifacts = None if uri else (folder.parent / ARTIFACTS).as_uri()
         return self._client.create_experiment(title, artifact_location=artifacts)
 
-    def _find_run(self, experiment_id: str, folder: Path, run_id: str) -> MlflowRun | None:
-        """Returns the run that was created for the training ``run_id`` in ``folder``, if there is one. A copy of that
-        folder has the same id."""
+    def _find_run(self, experiment_id: str, folder: Path, run_id: str) -> str:
+        """Returns MLflow's id of the run that was created for the training ``run_id`` in ``folder``; "" if there is
+        none. A copy of that folder has the same ``run_id``."""
         if not run_id:
-            return None
+            return ""
         runs = self._client.search_runs([experiment_id], f"tags.{RUN_ID_TAG} = '{run_id}'")
-        matches = (run for run in runs if run.data.tags.get(FOLDER_TAG) == str(folder))
-        return next(matches, None)
+        matches = (run.info.run_id for run in runs if run.data.tags.get(FOLDER_TAG) == str(folder))
+        return next(matches, "")
 
     def _create_run(self, experiment_id: str, folder: Path, uri: str | None, run_id: str) -> str:
         """Returns MLflow's id of a new run in the experiment, for the training ``run_id`` ("": for none)."""
@@ -101,9 +93,13 @@ class Mlflow:
         return run.info.run_id
 
     def _log_parameters(self, settings: Mapping[str, Any]) -> None:
+        """Logs the settings that the run does not have: all of a new run, or those that an earlier process, killed
+        while it logged them, has left out. MLflow takes no other value for one that it has."""
         from mlflow.entities import Param
 
-        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in settings.items()]
+        known = self._client.get_run(self._run_id).data.params
+        missing = {name: value for name, value in settings.items() if name not in known}
+        parameters = [Param(name, str(value)[:MAX_CHARACTERS]) for name, value in missing.items()]
         for start in range(0, len(parameters), MAX_PARAMETERS):
             self._client.log_batch(self._run_id, params=parameters[start : start + MAX_PARAMETERS])
 

@@ -11,6 +11,7 @@ from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,27 +28,39 @@ class ResultsCsv(Hook):
     def __init__(self, path: Path, table: ResultsTable) -> None:
         self.path = path
         self.table = table
+        self._has_warned = False  # that the file may not survive a power cut
 
     def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats.
+        """Drops the epochs that a resumed run repeats. Warns of epochs that the file has lost.
 
         The file of an earlier run (``--exist-ok``) stays while its last.pt does, with which that run could continue:
         see `engine.hooks.checkpointing.Checkpoints`.
         """
-        self.table.keep(_recorded_epochs(trainer))
+        recorded = _recorded_epochs(trainer)
+        self.table.keep(recorded)
+        lost = recorded - len(self.table.rows)
+        if lost > 0:
+            log.warning("%s: lacks %s of the %d that are done", self.path, counted(lost, "epoch"), recorded)
         if self.table.rows:
-            self.table.write(self.path)
+            self._write()
         elif not is_of_earlier_run(trainer.checkpointer.last):
             self.path.unlink(missing_ok=True)
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         self.table.add(epoch.number, epoch.row)
-        self.table.write(self.path)
+        self._write()
 
-    def finish(self, trainer: Training) -> None:
-        """Makes the file survive a power cut before the run counts as complete, and is not trained again."""
-        if self.table.rows:
+    def _write(self) -> None:
+        """Replaces the file. It survives a power cut, unless the disk cannot tell when it has written a file: then one
+        warning says so, as that is no reason to end a run."""
+        try:
             self.table.write(self.path, durable=True)
+        except OSError as error:
+            self.table.write(self.path)  # raises if the file cannot be written at all
+            if not self._has_warned:
+                reason = error.strerror or error
+                log.warning("%s: may not survive a power cut (%s); written all the same", self.path, reason)
+            self._has_warned = True
 
 
 def _recorded_epochs(trainer: Training) -> int:

@@ -201,12 +201,12 @@ def open_detection_stream(
 def _open_frames(
     source: str | os.PathLike[str] | int | Iterable[Source], options: SourceOptions, color: Color | None
 ) -> FrameStream:
-    """Opens what `open_source` takes, or an iterable of images."""
+    """Opens a source for `open_source`, or an iterable of images."""
     if isinstance(source, str | os.PathLike | int):
         name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
         if options.in_sequences:
             check_sequence(name)
-        return open_source(name, **options._asdict())
+        return open_source(name, options)
     check_many(source, "track" if options.in_sequences else "stream")
     if options.vid_stride != 1:
         raise UserError(

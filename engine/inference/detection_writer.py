@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from utils.files.url import url_path
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
 FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
+MAX_FOLDER_BYTES = 200  # of a class's folder: file systems limit names to 255
 CROP_GAIN = 1.02
 CROP_MARGIN_PX = 10
 _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives to the frames of videos
@@ -141,7 +142,7 @@ class UniqueStems:
         return self._stems[source]
 
     def _take(self, stem: str, *, is_video: bool) -> bool:
-        """Takes a stem unless another source may have the same file names. Returns whether it did."""
+        """Takes a stem unless another source may have the same file names. Returns True if it is taken."""
         key = stem.casefold()  # some file systems ignore case
         frame = _FRAME.fullmatch(key)
         if is_video:
@@ -177,6 +178,23 @@ def safe_name(name: str) -> str:
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", name).strip(". ") or "_"
 
 
+def class_folders(names: Mapping[int, str]) -> dict[int, str]:
+    """Returns the name of a folder for each class: its own (`safe_name`), cut to `MAX_FOLDER_BYTES`, with a number
+    where an earlier class has the same one. ``names``: of the classes."""
+    folders: dict[int, str] = {}
+    taken: set[str] = set()  # folded, as some file systems ignore case
+    for c, name in names.items():
+        base = safe_name(name)
+        encoded = base.encode(errors="ignore")
+        if len(encoded) > MAX_FOLDER_BYTES:
+            base = encoded[:MAX_FOLDER_BYTES].decode(errors="ignore")
+        numbered = (f"{base}-{number}" for number in itertools.count(2))
+        folder = next(each for each in itertools.chain([base], numbered) if each.casefold() not in taken)
+        taken.add(folder.casefold())
+        folders[c] = folder
+    return folders
+
+
 def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the row and the pixels, a view, of each box (N, 4) that is not outside the image, with the margin that
     YOLOv5 and Ultralytics give crops: a side is `CROP_GAIN` times as long, and `CROP_MARGIN_PX` longer; fractions of
@@ -195,13 +213,17 @@ def write_crops(
     stem: str,
     image: np.ndarray,
     boxes_xyxy_px: np.ndarray,
-    class_names: Sequence[str],
+    folders: Sequence[str],
     before_writing: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Writes the pixels of boxes (N, 4), as `crop_images` yields them, to FOLDER/CLASS/STEM_ROW.jpg.
-    ``before_writing`` is called with the path of each file."""
+
+    Args:
+        folders: CLASS of each box, see `class_folders`.
+        before_writing: called with the path of each file.
+    """
     for row, crop in crop_images(image, boxes_xyxy_px):
-        path = folder / safe_name(class_names[row]) / f"{stem}_{row}.jpg"
+        path = folder / folders[row] / f"{stem}_{row}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         before_writing(path)
         write_image(path, crop)

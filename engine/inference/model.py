@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
+from utils.config.checks import typed_classes
 from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
@@ -65,9 +66,26 @@ class InferenceModel(nn.Module):
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
 
     @property
+    def trained_classes(self) -> list[int | str]:
+        """``--classes`` of the training, as names. Files of earlier versions have what was typed, maybe numbers; these
+        are returned where ``names`` are not those of the classes."""
+        words = self.stored("used_classes")
+        if words:
+            return [word for word in words if type(word) in (int, str)] if isinstance(words, list) else []
+        typed = typed_classes(self.stored_words("classes"))
+        if typed and not self.has_merged_classes and not self.has_kept_classes:
+            return list(self.names)
+        return typed
+
+    @property
     def has_merged_classes(self) -> bool:
-        """Whether all classes of its data set count as one (``--single-cls`` of the training)."""
+        """True if all classes of its data set count as one (``--single-cls`` of the training)."""
         return self.stored("single_cls") is True
+
+    @property
+    def has_kept_classes(self) -> bool:
+        """True if it has classes of a teacher which its data set may not label (``--keep-old`` of the training)."""
+        return self.stored("keep_old") is True
 
     @property
     def num_classes(self) -> int:

@@ -9,11 +9,11 @@ from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data, with_classes
 from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
-from utils.config.checks import typed_classes
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.data_location import find_location
-from utils.strings import class_difference, class_key, counted
+from utils.logger import get_logger
+from utils.strings import class_difference, class_key, counted, listed
 
 
 def open_model_data(
@@ -40,7 +40,7 @@ def open_model_data(
     spec = open_data(source, ctx)
     if not source.classes:
         spec = with_classes(spec, classes_to_score(model, spec, single_cls=single_cls))
-        if has_kept_classes(model) and not single_cls:
+        if model.has_kept_classes and not single_cls:
             spec = spec.extended(model.names, str(model.path))
     check_channels(model, spec)
     if not single_cls:
@@ -48,8 +48,8 @@ def open_model_data(
     return spec
 
 
-def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[int | str]:
-    """Returns the classes of ``spec`` whose boxes are scored where no flag names any; empty: all.
+def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[str]:
+    """Returns the names in ``spec`` of the classes whose boxes are scored where no flag names any; empty: all.
 
     The first row that is true decides:
 
@@ -57,26 +57,46 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
     | -------------------------- | ---------------------------------------------------------------------------------- |
     | without ``--classes``      | all                                                                                |
     | with it, all count as one  | those of the training's ``--classes``: the model's names do not tell them apart    |
-    | with it and ``--keep-old``  | the same, of which another data set may have only some; all if it has none of them |
+    | with it and ``--keep-old`` | the same                                                                           |
     | with it                    | the model's; all if the data set lacks one of them, for `check_names` to explain   |
 
-    A model with ``--keep-old`` also has the classes of its teacher. `open_model_data` adds them; where the data set
-    does not label them, they are ignored.
+    Another data set may have only some of the training's ``--classes`` (`trained_classes_in`). If it has none of them,
+    a model with ``--keep-old``, which also has the classes of its teacher, is scored on all. `open_model_data` adds
+    these classes; where the data set does not label them, they are ignored.
+
+    Raises UserError if all classes count as one, and the data set has none of those of the training.
     """
-    # Files of earlier versions have what was typed: maybe numbers, which are those of the training's data set.
-    trained = model.stored_words("used_classes") or typed_classes(model.stored_words("classes"))
-    if not trained or single_cls:
-        return trained
-    if has_kept_classes(model):
-        keys = {class_key(word) for word in trained if isinstance(word, str)}  # as `DatasetSpec.extended` compares
-        numbers = [word for word in trained if isinstance(word, int) and word < len(spec.names)]
-        return [*numbers, *(name for name in spec.names if class_key(name) in keys)]
+    if not model.trained_classes:
+        return ()
+    if single_cls:
+        common = trained_classes_in(model, spec)
+        if not common:
+            trained = listed([str(word) for word in model.trained_classes])
+            raise UserError(
+                f"{model.path}: was trained on --classes {trained}, of which {spec.source} has none; name its classes "
+                "with --classes"
+            )
+        return common
+    if model.has_kept_classes:
+        return trained_classes_in(model, spec)
     return model.names if set(model.names).issubset(spec.names) else ()
 
 
-def has_kept_classes(model: InferenceModel) -> bool:
-    """Whether the model has classes of a teacher which its data set may not label (``--keep-old``)."""
-    return model.stored("keep_old") is True
+def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
+    """Returns the names in ``spec`` of the training's ``--classes``, compared as in `DatasetSpec.extended`.
+
+    Files of earlier versions may have numbers, which are those of the training's data set. They are taken for numbers
+    of ``spec``, and a warning says so.
+    """
+    keys = {class_key(word) for word in model.trained_classes if isinstance(word, str)}
+    numbers = {word for word in model.trained_classes if isinstance(word, int)}
+    names = [name for number, name in enumerate(spec.names) if number in numbers or class_key(name) in keys]
+    if numbers:
+        message = (
+            "%s: stores its --classes as numbers, which are taken for those of %s: %s; else name them with --classes"
+        )
+        get_logger().warning(message, model.path, spec.source, listed(names) or "none")
+    return names
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data.image_io.decode import MAX_IMAGE_BYTES, OnWarning, decode_image, read_image
 from data.image_io.file_kinds import image_suffixes, unread_summary
@@ -22,20 +22,19 @@ from utils.logger import get_logger
 from utils.machine.threads import map_ahead
 from utils.pixels import PixelFormat
 
+DEFAULT_OPTIONS = SourceOptions()
 
-def open_source(source: str, **settings: Any) -> FrameStream:
+
+def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameStream:
     """Yields the frames of ``source``, in order, and the problems of its files.
 
     Args:
         source: a file, a folder (its files, sorted), a glob (``**`` allowed), a .txt list of files (relative to the
             list's folder; each is read once), the number of a webcam, or the URL of an image, a video or a stream.
-        settings: of `SourceOptions`.
 
     Raises UserError: at the call for a missing source or an unknown file type; at iteration for an unreadable file,
     which is skipped if the source has others.
     """
-    source = str(source)
-    options = SourceOptions(**settings)
     if is_http(source) and _names_image(source, image_suffixes(options.pixels)):
         return _url_frames(source, read_url(source, max_bytes=MAX_IMAGE_BYTES), options.pixels)
     if is_stream(source):

@@ -70,7 +70,7 @@ class Boxes:
 
     @property
     def is_track(self) -> bool:
-        """Whether objects were tracked."""
+        """True if objects were tracked."""
         return self.data.shape[1] == TRACKED_COLUMNS
 
     @property

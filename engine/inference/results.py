@@ -17,7 +17,7 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from engine.inference.detection_writer import WRITABLE, Window, write_crops, write_yolo_labels
+from engine.inference.detection_writer import WRITABLE, Window, class_folders, write_crops, write_yolo_labels
 from engine.inference.drawing import describe_counts, draw_detections
 from engine.inference.other_names import attribute_error
 from engine.inference.result_boxes import Boxes
@@ -127,8 +127,9 @@ class Results:
 
     def save_crop(self, save_dir: str | Path, file_name: str | Path = "im.jpg") -> None:
         """Writes each box's pixels, with a margin, to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
-        names = [self.names[c] for c in self.boxes.class_numbers]
-        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], names)
+        folder_of_class = class_folders(self.names)
+        folders = [folder_of_class[c] for c in self.boxes.class_numbers]
+        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], folders)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
         """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from engine.inference.model import InferenceModel
-from models.postprocess.detections import DETECTION_IOU, PostprocessSettings, detection_iou
+from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
 from utils.config.checks import check_image_size, class_numbers
 from utils.config.other_programs.table import python_hint
 from utils.errors import UserError
+from utils.logger import get_logger
 from utils.schema import suggestion
 
 
@@ -53,8 +54,7 @@ class DetectionSettings:
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
         """Fills in the defaults of ``model``. Raises UserError for values that no model takes, or this one does not."""
         classes, imgsz, max_det = self._checked_numbers(model)
-        if model.has_builtin_voting and not self.box_voting:
-            raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
+        check_box_voting(model, box_voting=self.box_voting)
         iou = self.iou
         if iou is None:
             iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
@@ -115,6 +115,20 @@ class ResolvedSettings:
             classes=self.classes or None,
             box_voting=self.box_voting,
         )
+
+
+def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:
+    """Raises UserError for ``--no-box-voting`` and a file whose own NMS votes."""
+    if model.has_builtin_voting and not box_voting:
+        raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
+
+
+def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, iou: float | None) -> None:
+    """Warns of ``--nms`` and ``--no-box-voting`` where they do nothing. ``iou``: threshold of NMS; None: no NMS."""
+    if nms and model.ignores_nms:
+        get_logger().warning("%s: --nms does nothing: the model has one branch", model.path)
+    if not box_voting and iou is None:
+        get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", model.path)
 
 
 def _resolve_imgsz(imgsz: int, model: InferenceModel) -> int:

@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.inference.detection_writer import UniqueStems, Window, crop_images, write_crops, written_suffix
+from engine.inference.detection_writer import (
+    UniqueStems,
+    Window,
+    class_folders,
+    crop_images,
+    write_crops,
+    written_suffix,
+)
 from engine.inference.drawing import label_texts
 from engine.inference.result_boxes import Boxes
 from engine.inference.result_records import DataFrame
@@ -116,7 +123,7 @@ class Yolov5Results(ResultList):
         return self.ims
 
     def print(self) -> None:
-        """Prints what was found in each image, and the mean times."""
+        """Prints the detections in each image, and the mean times."""
         print(self)
 
     def show(self, labels: bool = True) -> None:
@@ -144,6 +151,7 @@ class Yolov5Results(ResultList):
         new folder, as `save` makes it."""
         folder = _new_folder(save_dir, exist_ok) if save else None
         stem_of = UniqueStems()
+        folder_of_class = class_folders(self.names)
         records: list[dict[str, Any]] = []
         for result in self:
             boxes = result.boxes.numpy()
@@ -154,8 +162,8 @@ class Yolov5Results(ResultList):
                 pixels = np.ascontiguousarray(image[..., ::-1])
                 records.append({"box": box, "conf": conf, "cls": cls, "label": labels[row], "im": pixels})
             if folder:
-                names = [self.names[c] for c in classes]
-                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, names)
+                folders = [folder_of_class[c] for c in classes]
+                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, folders)
         if folder:
             print(f"Saved {counted(len(records), 'crop')} to {folder}")
         return records
@@ -172,11 +180,11 @@ class Yolov5Results(ResultList):
         return f"{type(self).__name__}\n{self}"
 
     def _rows(self, form: str) -> list[Tensor]:
-        """Boxes in a form of `Boxes`, confidence and class: float32 (N, 6) for each image."""
+        """Returns boxes in a form of `Boxes`, confidence and class: float32 (N, 6) for each image."""
         return [_with_scores(result.boxes, form) for result in self]
 
     def _table(self, module: Any, rows: Tensor, columns: list[str]) -> DataFrame:
-        """Rows (N, 6) as a table; ``module``: pandas."""
+        """Converts rows (N, 6) to a table; ``module``: pandas."""
         table = module.DataFrame(rows.numpy(), columns=[*columns, "confidence", "class"])
         table["class"] = table["class"].astype(int)
         table["name"] = [self.names[c] for c in table["class"]]

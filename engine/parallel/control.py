@@ -94,8 +94,8 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error (`finish`). If the run is complete already, `late_failure` returns
-        the error instead."""
+        """Stops the run, which ends with this error: `raise_if_stopped` raises it, or, if the run is complete already,
+        `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
@@ -161,8 +161,9 @@ class RunControl:
             return self._stop(code)
         return Action.CONTINUE
 
-    def finish(self, position: str, last: Path) -> None:
-        """Logs and raises how the run has ended. Returns if all epochs are done, or if a request has stopped the run.
+    def raise_if_stopped(self, position: str, last: Path) -> None:
+        """Logs and raises what has stopped the run, a signal or a failure. Returns if all epochs are done, or if a
+        callback has ended the run.
 
         Args:
             position: progress text, such as ``2 epochs``.

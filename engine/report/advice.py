@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.evaluation.analysis import KINDS, confused_pairs
-from engine.evaluation.small_boxes import remedy_for_small_boxes
 from engine.evaluation.tables import missed_classes_text
+from engine.issues.small_boxes import remedy_for_small_boxes
 from engine.report.run_facts import RunFacts
 from engine.run.results_csv import CONFIDENCE_COLUMN
 from utils.program import resume_flag
@@ -135,7 +135,7 @@ def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
         yield (
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}. "
-            f"{'detect.py uses it.' if facts.epochs else 'Give it to detect.py with --conf.'}"
+            f"{'detect.py uses it.' if facts.epochs else 'Give it to detect.py with --conf-thres.'}"
         )
 
 

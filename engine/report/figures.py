@@ -9,7 +9,17 @@ import numpy as np
 
 from engine.evaluation.analysis import FOREGROUND_IOU, KINDS, ErrorSplit
 from engine.evaluation.result import EvalResult
-from utils.drawing.figures import Chart, Line, Picture, bars_picture, new_figure, picture_of, short_label
+from utils.drawing.figures import (
+    AxisLabels,
+    Chart,
+    Line,
+    Mark,
+    Picture,
+    bars_picture,
+    new_figure,
+    picture_of,
+    short_label,
+)
 
 MANY_CLASSES = 20  # with more classes, confusion matrices have no numbers, and only `FEW_CLASSES` have curves
 FEW_CLASSES = 8
@@ -30,14 +40,14 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     precision = "precision (fraction of the detections)"
     recall = "recall (fraction of the objects)"
     threshold = result.threshold
-    best = None if threshold is None else (threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
+    best = None if threshold is None else Mark(threshold, f"best: {result.metrics['f1']:.3f} at {threshold:.3f}")
     confidence = result.curve_confidence
     axis = "confidence threshold"
     curves = {
-        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, (recall, precision)),
-        "F1": _Curves("F1", confidence, result.curve_f1, (axis, "F1"), mark=best),
-        "P": _Curves("Precision", confidence, result.curve_precision, (axis, precision)),
-        "R": _Curves("Recall", confidence, result.curve_recall, (axis, recall)),
+        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, recall, precision),
+        "F1": _Curves("F1", confidence, result.curve_f1, axis, "F1", mark=best),
+        "P": _Curves("Precision", confidence, result.curve_precision, axis, precision),
+        "R": _Curves("Recall", confidence, result.curve_recall, axis, recall),
     }
     by_ap = with_objects[np.argsort(class_ap50[with_objects], kind="stable")]
     charts = {name: each.chart(by_ap, names, "mean") for name, each in curves.items()}
@@ -51,8 +61,9 @@ class _Curves(NamedTuple):
     title: str
     x: np.ndarray  # float64 (S,)
     y: np.ndarray  # float64 (C, S)
-    axes: tuple[str, str]  # what x and y are
-    mark: tuple[float, str] | None = None  # an x and its label
+    x_label: str
+    y_label: str
+    mark: Mark | None = None
 
     def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
         """Draws the curves of ``classes``, int64 (n,), those of the lowest AP50 first, and their mean."""
@@ -68,7 +79,7 @@ class _Curves(NamedTuple):
             lines = [Line(mean_label, self.x, self.y[np.sort(classes)].mean(0), is_strong=True)]
             lines += [Line(class_labels[c], self.x, self.y[c]) for c in drawn]
         title = f"{self.title} at IoU {FOREGROUND_IOU}"
-        return Chart(title, lines, *self.axes, (0, 1), (0, 1.02), mark=self.mark, note=note)
+        return Chart(title, lines, self.x_label, self.y_label, (0, 1), (0, 1.02), mark=self.mark, note=note)
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:
@@ -105,4 +116,5 @@ def errors_picture(errors: ErrorSplit) -> Picture:
     costs = np.array([*errors.cost, errors.false_positive_cost, errors.false_negative_cost])
     texts = [f"{c:.3f}" for c in costs]
     texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
-    return bars_picture(names, costs, texts, ("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}"))
+    labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}")
+    return bars_picture(names, costs, texts, labels)

@@ -11,25 +11,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.evaluation.analysis import CORRECT, KINDS, MISSED, find_errors
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import image_ranks, match_detections
+from engine.issues.issue import CheckedSplit
 from engine.report.gallery import source_of
 from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
 from utils.boxes import xywh_to_xyxy
 from utils.detections import DetectionTable
-from utils.drawing.page import Card
+from utils.drawing.page import Card, LegendEntry
 from utils.labels import GroundTruth
 
 # Name of each kind of error, in the order of `KINDS`, and style of its box.
 KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")
 KIND_STYLES = ("class", "location", "both", "duplicate", "spurious", "missed")
 KIND_LEGEND = (
-    ("correct", COLORS["correct"]),
-    *((words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
-    ("label, not found", COLORS["label"]),
+    LegendEntry("correct", COLORS["correct"]),
+    *(LegendEntry(words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
+    LegendEntry("label, not found", COLORS["label"]),
 )
 MAX_CARDS = 40
-MAX_BYTES = 1_800_000  # size of the gallery's JPEG files together
+MAX_GALLERY_BYTES = 1_800_000  # size of the gallery's JPEG files together
 MAX_BOXES = 60  # errors drawn in an image
 
 
@@ -105,7 +105,7 @@ def worst_images(errors: ImageErrors, max_images: int) -> list[int]:
 
 def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
     """Makes cards of the images of ``split`` with the most errors, labels next to detections."""
-    album = Album(MAX_BYTES)
+    album = Album(MAX_GALLERY_BYTES)
     return [_card(split, errors, image, album) for image in worst_images(errors, MAX_CARDS)]
 
 

@@ -113,7 +113,7 @@ class ReportPage:
             get_logger().info("report: %s", self.path)
 
     def _sections(self, history: dict[str, np.ndarray]) -> Sections:
-        """Makes the sections; the summary last, as its sentences are about what is in the others."""
+        """Makes the sections; the summary last, as its sentences are about the others."""
         subject = self._subject
         data = self._data_section()
         validation = None

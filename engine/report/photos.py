@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from data.image_io.decode import read_reduced
 from utils.drawing.draw import draw_boxes
-from utils.drawing.page import embed_image
+from utils.drawing.page import CardPicture, embed_image
 from utils.errors import UserError
 from utils.pixels import GRAY, RGB8, PixelFormat, as_rgb8
 
@@ -105,23 +105,21 @@ class Album:
         self._left += count
         self._is_full = False
 
-    def pictures(
-        self, source: PhotoFile, window: np.ndarray, side: int, *versions: Version
-    ) -> list[tuple[str, Markup]]:
+    def pictures(self, source: PhotoFile, window: np.ndarray, side: int, *versions: Version) -> list[CardPicture]:
         """Renders a window of an image once for each version.
 
         Args:
             window: x0, y0, x1, y1 in original pixels.
             side: longer side of the pictures, pixels.
 
-        Returns titles and pictures, or one paragraph with the reason why the image is not shown.
+        Returns a picture for each version, or one paragraph with the reason why the image is not shown.
         """
         if self._is_full:
             return _NOT_SHOWN
         try:
             part = _render(source, window, side)
         except (UserError, OSError) as error:
-            return [("", _muted(f"This image cannot be read ({error})."))]
+            return [CardPicture("", _muted(f"This image cannot be read ({error})."))]
         drawn = (_drawn(part, window, version.outlines)[..., ::-1] for version in versions)
         quality = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
         files = [cv2.imencode(".jpg", picture, quality)[1].tobytes() for picture in drawn]
@@ -131,7 +129,10 @@ class Album:
             return _NOT_SHOWN
         self._left -= size
         width = part.shape[1] / DENSITY
-        return [(v.title, embed_image(file, "jpeg", v.label, "photo", width)) for v, file in zip(versions, files)]
+        return [
+            CardPicture(version.title, embed_image(file, "jpeg", version.label, "photo", width))
+            for version, file in zip(versions, files)
+        ]
 
 
 def in_window(boxes_xyxy_px: np.ndarray, window: np.ndarray) -> np.ndarray:
@@ -182,4 +183,4 @@ def _muted(text: str) -> Markup:
     return Markup('<p class="muted">{}</p>').format(text)
 
 
-_NOT_SHOWN = [("", _muted("Not shown: the page would become too large."))]
+_NOT_SHOWN = [CardPicture("", _muted("Not shown: the page would become too large."))]

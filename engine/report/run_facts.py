@@ -1,4 +1,4 @@
-"""What the summary of a report is about: the numbers from which each sentence follows."""
+"""The facts of a report's summary: the numbers from which each of its sentences follows."""
 
 from __future__ import annotations
 

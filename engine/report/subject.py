@@ -1,4 +1,4 @@
-"""What a report is about: a run or a checkpoint, and its newest validation."""
+"""The subject of a report: a run or a checkpoint, and its newest validation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from data.index.index import DatasetIndex
 from engine.evaluation.analysis import ErrorSplit
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.metrics import Fitness
 from engine.evaluation.result import EvalResult
+from engine.issues.issue import CheckedSplit
 from engine.optim.schedule import few_steps_warning, step_plan
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.detections import DetectionTable

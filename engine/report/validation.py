@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.evaluation.analysis import KINDS, ErrorSplit, confused_pairs, split_errors
-from engine.evaluation.issues import CheckedSplit, Issue
-from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import CONFUSION_IOU, METRICS
 from engine.evaluation.result import EvalResult
+from engine.issues.issue import CheckedSplit, Issue
+from engine.issues.label_errors import find_label_errors, trust_lines
 from engine.report.figures import confusion_picture, errors_picture, metric_charts
 from engine.report.gallery import LABEL_LEGEND, DrawnDetections, Galleries
 from engine.report.image_errors import KIND_LEGEND, ImageErrors, worst_gallery
@@ -45,7 +45,7 @@ class ConfusionSection:
 
 @dataclass(frozen=True)
 class ErrorsSection:
-    """The kinds of errors, and what they cost."""
+    """The kinds of errors, and their costs."""
 
     split: ErrorSplit
     figures: dict[str, Picture]  # empty without objects
@@ -58,7 +58,7 @@ class WorstImagesSection:
 
     errors: ImageErrors
     gallery: Sequence[page.Card]
-    legend: Sequence[tuple[str, str]]
+    legend: Sequence[page.LegendEntry]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class LabelsSection:
     trust: Sequence[str]
     issues: Sequence[Issue]
     gallery: Sequence[page.Card]
-    legend: Sequence[tuple[str, str]]
+    legend: Sequence[page.LegendEntry]
 
 
 @dataclass(frozen=True)
 class ValidationSections:
-    """What the page shows of a validation."""
+    """The parts of the page that show a validation."""
 
     result: EvalResult
     curves: CurvesSection
@@ -84,7 +84,7 @@ class ValidationSections:
 
 
 def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> ValidationSections:
-    """Collects what the page shows of a validation on ``split``."""
+    """Makes the sections of a validation on ``split``."""
     names = split.index.names
     result = validation.result
     errors = validation.errors

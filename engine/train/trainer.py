@@ -63,6 +63,10 @@ class Validator(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Ends the processes that validate, if there are others. The caller of `fit` calls it, however that ends."""
+        ...
+
 
 @dataclass(frozen=True)
 class CompletedRun:
@@ -118,8 +122,8 @@ class Trainer:
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
     def fit(self) -> CompletedRun:
-        """Runs the remaining epochs. Raises what `RunControl.finish` raises, after the same step on all ranks."""
-        with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_busy):
+        """Runs the remaining epochs. Raises as `RunControl.raise_if_stopped` does, after the same step on all ranks."""
+        with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
             try:
                 self._train()
             except Exception as error:
@@ -154,8 +158,8 @@ class Trainer:
             self._complete_last_pending()  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
             self.call_hooks("after_training")
-        self.checkpointer.finish()
-        self.control.finish(self.progress.describe(len(self.loader)), self.checkpointer.last)
+        self.checkpointer.flush()
+        self.control.raise_if_stopped(self.progress.describe(len(self.loader)), self.checkpointer.last)
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""

@@ -72,12 +72,12 @@ class DetectionHead(nn.Module):
 
     @property
     def is_end_to_end(self) -> bool:
-        """Whether the detections come from a one-to-one branch and need no NMS."""
+        """True if the detections come from a one-to-one branch and need no NMS."""
         return self.prefixes[-1] == ONE_TO_ONE
 
     @property
     def is_dual(self) -> bool:
-        """Whether the head has both branches."""
+        """True if the head has both branches."""
         return len(self.prefixes) == 2
 
     def add_one_to_one(self) -> None:

@@ -61,8 +61,8 @@ class _CompiledTerms:
         self._has_regions = has_regions
 
     def accepts(self, targets: Targets) -> bool:
-        """Whether a batch is computed so: in training, and with two targets or more. torch would compile once more for
-        a tensor with one row, and for one without."""
+        """Returns True for batches that the compiled terms take: in training, and with two targets or more. torch
+        would compile once more for a tensor with one row, and for one without."""
         return torch.is_grad_enabled() and len(targets.rows) >= 2
 
     def prepare(self, targets: Targets, images: int) -> Targets:
@@ -116,7 +116,7 @@ class AnchorFreeLoss(Criterion):
         self._compiled_terms: _CompiledTerms | None = None
 
     def compile_terms(self, *, has_regions: bool = False) -> None:
-        """See `Criterion.compile_terms`."""
+        """Compiles the terms, see `Criterion.compile_terms`."""
         self._compiled_terms = _CompiledTerms(self._terms, has_regions=has_regions)
 
     def forward(

@@ -1,4 +1,4 @@
-"""Base class of the losses, and what several of them compute: ignore regions, class weights, padded targets.
+"""Base class of the losses, and parts that several of them share: ignore regions, class weights, padded targets.
 
 A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
@@ -102,7 +102,7 @@ class Criterion(nn.Module):
         """
 
     def set_closing(self, closing: bool) -> None:
-        """Is called with True for the last epochs, which have no mosaic: a loss may then refine its boxes."""
+        """Begins (True) or ends the last epochs, which have no mosaic: a loss may then refine its boxes."""
 
 
 class DualAssignmentLoss(Criterion):

@@ -142,18 +142,30 @@ def _overlapping_pairs(
 
     Yields rows and voters int64 (T,), in ascending order, and IoUs float32 (T,).
     """
+    # Pairs are numbered by kept box, then by voter: those of box i are the numbers from edges[i] to edges[i + 1].
     ends = count.cumsum(0)
-    voter_offset = first - ends + count  # from a pair's number to its voter
-    host_ends = [0, *ends.tolist()]
-    chunk_size = _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU
-    edges = [bisect_left(host_ends, number, lo=1) - 1 for number in range(0, host_ends[-1], chunk_size)]
+    edges = [0, *ends.tolist()]
+    first_number = ends - count
+    voter_of_number = first - first_number  # what to add to the number of a box's pair
     kept_columns = kept.T.contiguous()
     voter_columns = voters.T.contiguous()
-    for start, end in pairwise([*edges, len(kept)]):
-        number = torch.arange(host_ends[start], host_ends[end], device=kept.device)
+    for start, end in _chunks(edges, _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU):
+        number = torch.arange(edges[start], edges[end], device=kept.device)
         row = torch.repeat_interleave(count[start:end], output_size=len(number)) + start
-        voter = number + voter_offset.index_select(0, row)
+        voter = number + voter_of_number.index_select(0, row)
         overlap, union = overlap_and_union(kept_columns.index_select(1, row), voter_columns.index_select(1, voter))
         pair = (overlap > union * iou_thres).nonzero()[:, 0]
         iou = overlap.index_select(0, pair) / union.index_select(0, pair)
         yield row.index_select(0, pair), voter.index_select(0, pair), iou
+
+
+def _chunks(edges: list[int], pairs: int) -> Iterator[tuple[int, int]]:
+    """Divides kept boxes into ranges with about ``pairs`` pairs each, all of a box in one. Yields the first box of each
+    range, and the one after its last.
+
+    ``edges``: P + 1 numbers, see `_overlapping_pairs`. For example, boxes with 3, 0, 4, 2 and 1 pairs have the edges 0,
+    3, 3, 7, 9 and 10. Ranges with 4 pairs begin at the boxes that have the pairs 0, 4 and 8: boxes 0 to 1, 2, and 3 to
+    4.
+    """
+    first_boxes = [bisect_left(edges, number, lo=1) - 1 for number in range(0, edges[-1], pairs)]
+    yield from pairwise([*first_boxes, len(edges) - 1])

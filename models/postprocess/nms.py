@@ -77,18 +77,27 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
     lengths, rows = edges.diff().sort(descending=True)
     starts = edges[rows]
     host_lengths = lengths.tolist()
+    for first, end in _row_ranges(host_lengths, max_det, sizes):
+        columns = torch.arange(host_lengths[first], device=group.device)
+        yield starts[first:end, None] + columns, columns < lengths[first:end, None]
+
+
+def _row_ranges(lengths: list[int], max_det: int, sizes: _TableSizes) -> Iterator[tuple[int, int]]:
+    """Divides groups of descending ``lengths`` into tables. Yields the first group of each, and the one after its last.
+
+    A table ends where memory does, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
+    the example of `_tables`, 40 and 33 boxes are more than 32, and 9 boxes are not.
+    """
     first = 0
-    end = _count_larger(host_lengths, sizes.groups[0])
-    while first < end:
-        longest = host_lengths[first]
-        # A group shares the table if the same of the sizes lies between it and smaller groups: in the example, 33 boxes
-        # are more than 32, as 40 are, and 9 boxes are not.
+    end_of_groups = _count_larger(lengths, sizes.groups[0])
+    while first < end_of_groups:
+        longest = lengths[first]
         size_below = max(size for size in sizes.groups if size < longest)
-        end_of_similar = _count_larger(host_lengths, size_below)
-        last = min(first + _rows_in_table(longest, max_det, sizes), end_of_similar)
-        columns = torch.arange(longest, device=group.device)
-        yield starts[first:last, None] + columns, columns < lengths[first:last, None]
-        first = last
+        end_of_similar = _count_larger(lengths, size_below)
+        end_of_memory = first + _rows_in_table(longest, max_det, sizes)
+        end = min(end_of_similar, end_of_memory)
+        yield first, end
+        first = end
 
 
 def _rows_in_table(columns: int, max_det: int, sizes: _TableSizes) -> int:

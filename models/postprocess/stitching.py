@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from models.postprocess.detections import PostprocessSettings
 from models.postprocess.nms import nms_keep
+from models.postprocess.selection import PostprocessSettings
 from utils.config.settings import MAX_CANDIDATES
 from utils.detections import DetectionTable
 
@@ -55,12 +55,11 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     for pair in _view_pairs(clipped, windows):
         links += _links_between(pair)
         parts += _parts_between(pair, clipped, is_cut)
-    scores = detections.scores
-    links.sort(key=lambda link: -min(scores[link[0]], scores[link[1]]))  # a link is as sure as its less sure box
-    first_box = _clusters(links, view)
+    first_box = _clusters(_surest_first(links, clipped.scores), view)
     is_part = np.zeros(len(view), bool)
     is_part[[part for part, whole in parts if first_box[part] != first_box[whole]]] = True
-    return _suppress_joined(_merge_clusters(clipped, is_cut, is_part, first_box), settings)
+    merged = _merge_clusters(clipped, is_cut, is_part, first_box)
+    return _suppress_joined(merged, settings)
 
 
 def _cut_sides(detections: DetectionTable, windows: np.ndarray) -> np.ndarray:
@@ -167,21 +166,31 @@ def _links_between(pair: _ViewPair) -> Iterable[Pair]:
     return _pairs(is_mutual_best & (pair.iou >= LINK_IOU), pair.rows, pair.others)
 
 
+def _surest_first(links: list[Pair], scores: np.ndarray) -> list[Pair]:
+    """Sorts links; one is as sure as the less sure of its boxes. ``scores``: (N,)."""
+    return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]]))
+
+
 def _parts_between(pair: _ViewPair, detections: DetectionTable, is_cut: np.ndarray) -> list[Pair]:
     """Finds boxes of either view that are parts of larger ones of the other: pairs (part, whole).
 
     ``is_cut``: bool (N, 4), whether a side is at a border of the view inside the canvas.
     """
-    parts: list[Pair] = []
-    scores = detections.scores
-    boxes = detections.boxes_xyxy_px
-    for small, large, shared in ((pair.rows, pair.others, pair.overlap), (pair.others, pair.rows, pair.overlap.T)):
-        small_area = _area(boxes[small])[:, None]
-        is_inside = (shared > 0) & (shared >= PART_FRACTION * small_area) & (_area(boxes[large]) > small_area)
-        is_sure = scores[large] >= PART_SCORE * scores[small, None]
-        small_is_cut = np.any(is_cut[small], axis=1, keepdims=True)
-        parts += _pairs(is_inside & is_sure & small_is_cut, small, large)
-    return parts
+    swapped = _ViewPair(pair.others, pair.rows, pair.overlap.T, pair.iou.T)
+    return [
+        *_pairs(_is_part(pair, detections, is_cut), pair.rows, pair.others),
+        *_pairs(_is_part(swapped, detections, is_cut), pair.others, pair.rows),
+    ]
+
+
+def _is_part(pair: _ViewPair, detections: DetectionTable, is_cut: np.ndarray) -> np.ndarray:
+    """Returns which boxes of the first view are parts of which boxes of the second one: bool (K, L)."""
+    small_is_cut = np.any(is_cut[pair.rows], axis=1, keepdims=True)
+    area = _area(detections.boxes_xyxy_px[pair.rows])[:, None]
+    larger = _area(detections.boxes_xyxy_px[pair.others]) > area
+    is_inside = (pair.overlap > 0) & (pair.overlap >= PART_FRACTION * area)
+    is_sure = detections.scores[pair.others] >= PART_SCORE * detections.scores[pair.rows, None]
+    return small_is_cut & is_inside & larger & is_sure
 
 
 def _overlaps_in(

@@ -12,7 +12,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Tiles:
-    """How to cut large images into tiles."""
+    """The cut of large images into tiles."""
 
     size: int  # side, pixels
     overlap: float = TILE_OVERLAP  # overlap of neighbors, as a fraction of a tile
@@ -21,7 +21,7 @@ class Tiles:
 
     @classmethod
     def from_config(cls, config: DetectConfig | ValConfig, trained_size: int) -> Tiles | None:
-        """Returns what the flags say; without ``--tile``, the tiles on which the model was trained.
+        """Returns the tiles that the flags choose; without ``--tile``, the tiles on which the model was trained.
 
         ``trained_size``: side of those tiles in pixels, or 0 for training on whole images. Returns None for detection
         in whole images. Raises UserError for flags that have no effect.

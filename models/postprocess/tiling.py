@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from models.postprocess.detections import PostprocessSettings
+from models.postprocess.selection import PostprocessSettings
 from models.postprocess.stitching import stitch_views
 from models.postprocess.tiles import Tiles
 from utils.boxes import tile_windows

@@ -37,7 +37,7 @@ LAYERS = {
 
 
 def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are tensors of a YOLOX model, under their original names."""
+    """Returns True for the tensors of a YOLOX model under their original names."""
     return f"{STEM}conv.weight" in tensors and "head.obj_preds.0.weight" in tensors
 
 

@@ -3,14 +3,14 @@
 The way of weights from ``--weights`` to a model, in this order:
 
 - catalog.py: public weights, by name or URL; download.py: `fetch_weights` returns the file, which it may download;
-- read.py: `read_weights` reads a file as `StoredWeights`: tensors, class names, and what it says of its model.
+- read.py: `read_weights` reads a file as `StoredWeights`: tensors, class names, and its statements about the model.
   safe_torch_file.py reads the modules in those of other programs; layouts.py gives their tensors the names that ours
   have;
 - this module: val.py, detect.py and export.py call `load_detector`, which builds the model that the file describes, or
   the one that its tensors fit (`recognize`);
 - transfer.py: train.py builds the model of its own settings and classes, and `transfer_weights` copies the tensors that
   fit, and the rows of classes by their names;
-- origin.py: what the weights were trained from, and their license. Our checkpoints and exported files store it.
+- origin.py: the weights that these were trained from, and their license. Our checkpoints and exported files store it.
 
 The model of a foreign file is recognized: family and size by tensor names and shapes, the number of classes by the
 head.
@@ -134,7 +134,7 @@ def _matching_classes(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> int:
 
 
 def _has_layers_of(spec: ModelSpec, shapes: Mapping[str, torch.Size]) -> bool:
-    """Whether the last layer with weights is the model's head."""
+    """Returns True if the last layer with weights is the model's head."""
     layers = {name.removeprefix("model.").partition(".")[0] for name in shapes}
     numbers = [str(number) for number in range(len(spec.layers))]
     return numbers[-1] in layers and layers.issubset(numbers)

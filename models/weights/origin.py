@@ -1,4 +1,4 @@
-"""Where weights come from, and under which license: stored in checkpoints and exported files, or looked up in the
+"""The origin of weights and their license: stored in checkpoints and exported files, or looked up in the
 catalog of public weights."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Origin(NamedTuple):
-    """What weights were trained from, and their license; `UNKNOWN` where that was not recorded."""
+    """The weights from which others were trained, and the license; `UNKNOWN` where that was not recorded."""
 
     weights: str  # that training started from, and the teacher
     license: str  # of the trained weights

@@ -59,7 +59,7 @@ class StoredWeights:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this program wrote the file."""
+        """True if this program wrote the file."""
         return self.content.get("format") == FORMAT
 
     @property

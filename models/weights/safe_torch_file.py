@@ -17,7 +17,7 @@ MAX_TENSORS = 100_000
 
 
 def is_module(value: Any) -> bool:
-    """Whether ``value`` is the record of an `nn.Module`."""
+    """Returns True if ``value`` is the record of an `nn.Module`."""
     return isinstance(value, Record) and isinstance(value.get("_modules"), dict)
 
 

@@ -24,7 +24,7 @@ NOT_IN_FILE = "not in the file"
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Which tensors of a model were copied from a file."""
+    """The tensors of a model that were copied from a file."""
 
     source: str
     taken: tuple[str, ...]  # tensors copied whole
@@ -34,7 +34,7 @@ class TransferReport:
     classes: tuple[str, ...]  # names of the classes whose rows were copied
 
     def lines(self) -> list[str]:
-        """Describes for the log what was copied, what was not and why, and what is unused."""
+        """Returns lines for the log: tensors that were copied, skipped (with the reasons), and unused."""
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
@@ -61,14 +61,15 @@ def _layers(names: Sequence[str]) -> str:
 
 
 class _ClassRows(NamedTuple):
-    """How an output layer is copied: row ``file_rows[i]`` of the file to row ``model_rows[i]`` of the model."""
+    """Rows of an output layer that are copied: row ``file_rows[i]`` of the file to row ``model_rows[i]`` of the
+    model."""
 
     model_rows: list[int]
     file_rows: list[int]
     file_size: int  # rows of the file's layer
 
     def mismatch(self, target: Tensor, tensor: Tensor | None) -> str:
-        """Says why the rows cannot be copied; empty if they can."""
+        """Returns why the rows cannot be copied; empty if they can."""
         if tensor is None:
             return NOT_IN_FILE
         if tensor.shape != (self.file_size, *target.shape[1:]):
@@ -76,7 +77,7 @@ class _ClassRows(NamedTuple):
         return "" if self.model_rows else "the file and the model have no class name in common"
 
     def copies_all(self, target: Tensor) -> bool:
-        """Whether every row is copied to the same row."""
+        """Returns True if every row is copied to the same row."""
         return self.model_rows == self.file_rows == list(range(len(target)))
 
 
@@ -98,7 +99,9 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     targets = model.state_dict()
-    common, class_rows = _class_rows(model, names_for(class_count(model, stored.shapes), stored.names, stored.path))
+    file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
+    common = [] if file_names is None else _common_classes(model.names, file_names)
+    class_rows = {} if file_names is None else _class_rows(model, common, len(file_names))
     transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), class_rows, grow=grow)
     taken: list[str] = []
     new_rows: dict[str, tuple[int, ...]] = {}
@@ -117,7 +120,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     unused = tuple(name for name in stored.tensors if name not in targets)
     copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
-    classes = tuple(model.names[number] for number, _ in common) if copies_classes else ()
+    classes = tuple(model.names[each.number] for each in common) if copies_classes else ()
     return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
 
 
@@ -190,8 +193,8 @@ class _Transfer:
         return _CopyWhole(tensor) if rows.copies_all(target) else _CopyRows(tensor, rows)
 
     def _layer_mismatch(self, layer: str, rows: _ClassRows) -> str:
-        """Says why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a bias
-        without its weight does harm."""
+        """Returns why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a
+        bias without its weight does harm."""
         for name in (f"{layer}.weight", f"{layer}.bias"):
             reason = rows.mismatch(self.targets[name], self.tensors.get(name))
             if reason:
@@ -213,7 +216,7 @@ def _different_shapes(target: Tensor, tensor: Tensor) -> str:
 
 
 def _contains(target: Tensor, tensor: Tensor) -> bool:
-    """Whether ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
+    """Returns True if ``target`` is larger than ``tensor`` in some dimension, and smaller in none."""
     sizes = list(zip(target.shape, tensor.shape))
     return target.dim() == tensor.dim() and all(a >= b for a, b in sizes) and any(a > b for a, b in sizes)
 
@@ -265,29 +268,34 @@ def _for_both_branches(names: Iterable[str], tensors: dict[str, Tensor]) -> dict
     return tensors | {second: tensors[first] for second, first in first_names.items() if first in tensors}
 
 
-def _class_rows(
-    model: Detector, file_names: Sequence[str] | None
-) -> tuple[list[tuple[int, int]], dict[str, _ClassRows]]:
-    """Pairs the classes that the model and the file have in common.
+class _CommonClass(NamedTuple):
+    """A class that the model and the file have in common."""
 
-    Returns their numbers in the model and in the file; and for each output layer its rows to copy, with those that
-    belong to no class. Both are empty if the file has no class names.
-    """
-    if file_names is None:
-        return [], {}
+    number: int  # in the model
+    file_number: int  # in the file
+
+
+def _common_classes(names: Sequence[str], file_names: Sequence[str]) -> list[_CommonClass]:
+    """Pairs the classes that the model and the file have in common; of equal names in the file, the first."""
     number_in_file = {class_key(name): number for number, name in reversed(list(enumerate(file_names)))}
-    model_keys = enumerate(class_key(name) for name in model.names)
-    common = [(number, number_in_file[key]) for number, key in model_keys if key in number_in_file]
+    keys = enumerate(class_key(name) for name in names)
+    return [_CommonClass(number, number_in_file[key]) for number, key in keys if key in number_in_file]
+
+
+def _class_rows(model: Detector, common: Sequence[_CommonClass], file_classes: int) -> dict[str, _ClassRows]:
+    """Returns for each output layer its rows to copy: those of the classes in ``common``, and those that belong to no
+    class. ``file_classes``: number of classes of the file."""
     head = f"model.{len(model.model) - 1}."
     class_rows = {}
     for name, (groups, rows_before) in model.head.class_rows().items():
-        row_pairs = [(row, row) for row in range(rows_before)]
-        row_pairs += [(rows_before + number, rows_before + file_number) for number, file_number in common]
+        before = range(rows_before)
+        rows = [*before, *(rows_before + each.number for each in common)]
+        file_rows = [*before, *(rows_before + each.file_number for each in common)]
         model_size = rows_before + model.num_classes  # of a group
-        file_size = rows_before + len(file_names)
+        file_size = rows_before + file_classes
         class_rows[head + name] = _ClassRows(
-            model_rows=[group * model_size + row for group in range(groups) for row, _ in row_pairs],
-            file_rows=[group * file_size + row for group in range(groups) for _, row in row_pairs],
+            model_rows=[group * model_size + row for group in range(groups) for row in rows],
+            file_rows=[group * file_size + row for group in range(groups) for row in file_rows],
             file_size=groups * file_size,
         )
-    return common, class_rows
+    return class_rows

@@ -11,6 +11,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,13 +24,15 @@ from benchmarks.gpu.parts import DRY, Part, Parts, Sizes, flags
 from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
 from benchmarks.speed import report, step
 from benchmarks.speed.training_step import build_step, loss_pass, make_batches
+from engine.eval_ranks.messages import FAILED
 from engine.eval_ranks.service import ValidationService
 from engine.train.step import TrainStep
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_weights
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
+from utils.distributed.rendezvous import evaluation_store
+from utils.process.identity import this_process
 
 pytestmark = pytest.mark.benchmarks
 ROOT = Path(__file__).parents[2]
@@ -82,7 +85,7 @@ def test_every_call_fits_its_time(call: str):
 
 
 def test_the_first_calls_end_in_time_whatever_happens():
-    """Also with a last part that has to be killed."""
+    """The last part may have to be killed."""
     for call, seconds in (("first", 540), ("again", 240)):
         assert CALLS[call].budget_s + 2 * GRACE_S < seconds
 
@@ -454,7 +457,7 @@ def training_options(**changes) -> Namespace:
 
 
 def write_results(folder: Path, seconds: list[float]) -> None:
-    """results.csv of either program, after so many seconds at the end of each epoch."""
+    """results.csv of either program; its epochs end after these seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{number}, {second}, 0.25" for number, second in enumerate(seconds, 1)]
     (folder / "results.csv").write_text("\n".join(["epoch, time, speed/data_wait", *rows]))
@@ -508,14 +511,18 @@ def test_a_training_that_fails_is_reported_after_the_others(monkeypatch: pytest.
     assert reason == "images from workers, cache ram: no memory; Ultralytics: no network"
 
 
+def lose_evaluating_process(reason: str) -> None:
+    """Logs what train.py does when an evaluating process has failed for ``reason``."""
+    store = torch.distributed.HashStore()
+    store.set("process/1", this_process())
+    evaluation_store(store).set(FAILED, reason)
+    ctx = replace(DistributedContext.single(), store=store, eval_ranks=1)
+    assert not ValidationService(ctx, evaluator=None, setup=None).can_take_weights()
+
+
 def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
-    """By the words of train.py."""
-    gone = ValidationService.__new__(ValidationService)
-    gone._ranks = range(0)
-    gone._failure = ""
-    gone._store = SimpleNamespace(check=lambda keys: True, get=lambda key: b"rank 1: no fp16 on CPUs")
-    monkeypatch.setattr(get_logger(), "propagate", True)
-    gone._find_failure()
+    """The part is judged by the log of train.py."""
+    lose_evaluating_process("rank 1: no fp16 on CPUs")
     settings = training_options(amp="fp16", folder=tmp_path)
     monkeypatch.setattr(scripts, "run", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
     assert lines_and_failure(scripts.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")

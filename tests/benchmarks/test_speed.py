@@ -156,7 +156,7 @@ def test_the_peer_updates_its_weights_once_in_about_64_images(peer, monkeypatch,
 
 
 def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch):
-    """As its trainer's, which does not let cuDNN search for the fastest kernels either."""
+    """Its trainer does not let cuDNN search for the fastest kernels, either."""
     turn = []
     monkeypatch.setattr(peer.side, "take_turns", lambda measure: turn.append(measure("yolov8n.yaml", 16)))
     monkeypatch.setattr(peer.side, "seconds_of", lambda action, times, device: 8.0 if times == 5 else 0.0)

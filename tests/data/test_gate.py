@@ -34,7 +34,6 @@ from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import get_logger
 
 NAMES = ("cat", "dog")
 HEIGHT, WIDTH = 60, 80
@@ -259,10 +258,9 @@ def test_annotated_images_that_the_split_does_not_have_are_counted(root):
     ("count", "apart", "level"),
     [(0, True, 0), (3, True, logging.INFO), (15, True, logging.WARNING), (15, False, logging.INFO)],
 )
-def test_images_that_a_json_does_not_name_are_named(root, caplog, monkeypatch, count, apart, level):
+def test_images_that_a_json_does_not_name_are_named(root, caplog, count, apart, level):
     """They are not labeled, so nothing is lost; if they are most of the folder, it may be another folder's JSON, unless
     two splits with a JSON each have their images in one folder."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
 
     def forget(content: dict) -> None:
         kept = {entry["id"] for entry in content["images"] if entry["file_name"] >= IMAGES[count]}
@@ -323,7 +321,7 @@ def in_lists(root: Path, reader: str) -> Path:
 @ONE_FILE
 @pytest.mark.parametrize("choose", [in_folders, in_lists])
 def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reader, choose):
-    """As in YOLO txt, whose files of other images are in other folders: the user has chosen these."""
+    """In YOLO txt, the files of other images are in other folders. Here the user has chosen the images."""
     path = choose(root, reader)
     staged = open_data(DataSource(str(path), ("train",), stage=str(tmp_path / "stage")), DistributedContext.single())
     for spec in (load_dataset_spec(path), staged):
@@ -370,8 +368,7 @@ def test_two_names_of_one_folder_have_the_same_images(root):
 
 
 @pytest.mark.parametrize("reader", ["yolo", "coco"])
-def test_a_hidden_image_is_named(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_a_hidden_image_is_named(root, caplog, reader):
     path = describe(root, reader)
     (root / "images/train/00.png").rename(root / "images/train/.00.png")
     (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
@@ -502,7 +499,7 @@ def test_a_category_name_that_is_used_twice(root, named):
 
 
 def test_names_of_categories_have_no_outer_spaces(root):
-    """As those of the YAML, whose spaces YAML removes: one cannot write the other."""
+    """YAML removes the outer spaces of its names, so they could not be equal otherwise."""
     edit_json(root, lambda content: content["categories"][0].update(name=" cat\t"))
     for names in (list(NAMES), None):
         index = load(describe(root, "coco", names=names))
@@ -522,8 +519,7 @@ REVERSED = {
 
 @EACH_FORMAT
 @pytest.mark.parametrize("count", [5, 20])
-def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, monkeypatch, reader, count):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, reader, count):
     path = describe(root, reader)
     before = load(path)
     for name in IMAGES[:count]:
@@ -569,7 +565,7 @@ def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
 
 @EACH_FORMAT
 def test_boxes_far_beyond_their_images_are_lost(root, reader):
-    """As of labels for a larger image that do not state its size."""
+    """Such labels belong to a larger image, whose size they do not state."""
     path = describe(root, reader)
     edit_json(root, entries("images", lambda entry: entry.pop("width")))
     for name in IMAGES:
@@ -616,8 +612,7 @@ def test_different_polygons_of_one_box_are_two_objects(root):
     assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
 
 
-def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog):
     path = describe(root, "yolo")
     many = "".join(f"0 0.5 {0.1 + i / 1000} 0.2 0.1\n" for i in range(180))
     edit_rows(root, IMAGES[0], unknown_class)
@@ -635,8 +630,7 @@ def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog, monkeypatch
 
 
 @EACH_FORMAT
-def test_many_images_labeled_without_objects_are_asked_about(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reader):
     caplog.set_level(logging.INFO, "lockstep")
     path = describe(root, reader)
     for count in (10, 15):
@@ -734,8 +728,7 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
 
 
 @EACH_FORMAT
-def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, monkeypatch, reader):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, reader):
     path = describe(root, reader)
     without_area_of_dogs(root)
     chosen = {
@@ -812,7 +805,7 @@ def flags(path: Path, tmp_path: Path) -> list[object]:
     return ["--data", path, *SMALL, "--project", tmp_path / "runs", "--cache-dir", tmp_path / "cache"]
 
 
-def test_every_command_refuses_alike(root, tmp_path, capsys):
+def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
     path = describe(root, "coco")
     edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
     cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
@@ -844,8 +837,7 @@ def test_one_cause_is_one_warning_of_a_check(root, capsys):
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_a_background_class_is_named_before_training(root, caplog, monkeypatch, used):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_a_background_class_is_named_before_training(root, caplog, used):
     path = describe(root, "yolo", names=["cat", "dog", "__Background__"])
     if used:
         edit_rows(root, IMAGES[0], lambda rows: [*rows, (2, 0, 0, 80, 60)])
@@ -915,7 +907,7 @@ def half_lost(root, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_train_refuses_each_reader_and_view_alike(half_lost, tmp_path, capsys, reader):
+def test_train_gives_the_same_refusal_for_each_reader_and_view(half_lost, tmp_path, capsys, reader):
     write, more = READERS[reader]
     trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     assert f"'train': {HALF}" in error_of(capsys, train.main, *trained, *more)
@@ -923,7 +915,7 @@ def test_train_refuses_each_reader_and_view_alike(half_lost, tmp_path, capsys, r
 
 
 @pytest.mark.parametrize("reader", [name for name, (_, more) in READERS.items() if not more])
-def test_val_refuses_each_reader_alike(half_lost, tmp_path, capsys, reader):
+def test_val_gives_the_same_refusal_for_each_reader(half_lost, tmp_path, capsys, reader):
     path = READERS[reader][0](half_lost)
     names = ("animal",) if reader == "classes:" else ("cat",) if reader == "ignore:" else NAMES
     weights = write_weights(tmp_path / "w.pt", names)
@@ -931,7 +923,7 @@ def test_val_refuses_each_reader_alike(half_lost, tmp_path, capsys, reader):
 
 
 @pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "lists", "joined", "tiles", "classes:", "ignore:"])
-def test_check_and_shard_judge_each_reader_alike(half_lost, tmp_path, capsys, reader):
+def test_check_and_shard_give_the_same_verdict_for_each_reader(half_lost, tmp_path, capsys, reader):
     path = READERS[reader][0](half_lost)
     with pytest.raises(SystemExit) as ended:
         call(check, path, "--noplots", "--split", "train")
@@ -942,13 +934,13 @@ def test_check_and_shard_judge_each_reader_alike(half_lost, tmp_path, capsys, re
 
 
 @pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "--single-cls", "--classes"])
-def test_folds_refuse_alike(half_lost, tmp_path, capsys, reader):
+def test_folds_give_the_same_refusal(half_lost, tmp_path, capsys, reader):
     write, more = READERS[reader]
     trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     assert f"'train': {HALF}" in error_of(capsys, kfold, *trained, "--folds", 2, *more)
 
 
-def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
+def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
     pytest.importorskip("optuna")
     path = describe(half_lost, "yolo")
     trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
@@ -957,8 +949,8 @@ def test_a_search_refuses_alike(half_lost, tmp_path, capsys):
     assert f"'train': {HALF}" in said
 
 
-def test_python_refuses_alike(half_lost, tmp_path):
-    """In a process of its own; the other functions start their commands in the same way."""
+def test_python_gives_the_same_refusal(half_lost, tmp_path):
+    """The command runs in a process of its own, like those of the other functions."""
     path = describe(half_lost, "coco")
     settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
     with pytest.raises(lockstep.Error, match=re.escape(f"'train': {HALF}")):

@@ -39,7 +39,7 @@ def rgb(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(rgb, tmp_path_factory):
-    """By format: an index of the same images, whose channels are red, green, blue, red, ..."""
+    """Yields an index per format of the same images, whose channels are red, green, blue, red, ..."""
     folder = tmp_path_factory.mktemp("made")
     found = {}
     for pixels in (PixelFormat(7), SEVEN16, PixelFormat(1), PixelFormat(2, 12), PixelFormat(3, 16)):

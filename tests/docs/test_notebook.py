@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lockstep import api
+from lockstep import command as command_module
 from tests.helpers.documents import ROOT
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset
@@ -43,7 +43,7 @@ def test_it_runs(tmp_path, monkeypatch, capsys):
     main = ROOT / "lockstep" / "__main__.py"
     unchecked = {"export": ["--no-check"]}  # a model of one step finds nothing that could be compared
     monkeypatch.setattr(
-        api, "command_prefix", lambda command: [python(), str(main), command, *unchecked.get(command, [])]
+        command_module, "command_prefix", lambda name: [python(), str(main), name, *unchecked.get(name, [])]
     )
     names: dict[str, Any] = {}
     settings, *cells = ("".join(cell["source"]) for cell in CELLS)

@@ -52,7 +52,7 @@ def test_links_lead_somewhere(page: str):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page: str):
-    """In text and blocks; a capital NAME stands for any."""
+    """They are named in text and blocks; a capital NAME stands for any."""
     text = (ROOT / page).read_text(encoding="utf-8")
     folders = "utils|data|models|engine|tests|benchmarks|docs|configs|launch|assets"
     named = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w/.-]*\w\.(?:py|md|sh|yaml|sbatch|jpg)\b", text))
@@ -145,13 +145,17 @@ def folder_of_examples(tmp_path_factory) -> Path:
 
 
 def runnable_code() -> list:
-    """The Python blocks that are no files; an export takes ten seconds."""
-    found = [block for block in of_language("python") if not block.title]
-    return [pytest.param(b, marks=[pytest.mark.slow] * ("best.onnx" in b.text), id=str(b)) for b in found]
+    """The Python blocks that are no files."""
+    parameters = []
+    for block in of_language("python"):
+        if not block.title:
+            marks = pytest.mark.slow if "best.onnx" in block.text else ()  # an export takes ten seconds
+            parameters.append(pytest.param(block, marks=marks, id=str(block)))
+    return parameters
 
 
 def run_in_name(command: str, words: list[str], *, required_key: str) -> dict:
-    """In place of the process of a command: fails unless the command accepts the words, and names a run's folder."""
+    """Stands in for the process of a command: fails unless the command accepts the words, and names a run's folder."""
     parse_config(COMMANDS[command].settings, words)
     return {"folder": "runs/val/exp" if command == "val" else "runs/train/exp", "files": [], "issues": []}
 

@@ -22,7 +22,8 @@ from engine.inference import image_detector
 from engine.inference.model import CheckpointModel, autocast_type
 from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
-from models.postprocess.detections import SELECTIONS, select_for_validation
+from models.postprocess.detections import select_for_validation
+from models.postprocess.selection import SELECTIONS
 from tests.data.render.test_device import SIZES, draw, packed
 from tests.engine.train.test_gpu_step import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu

@@ -16,8 +16,8 @@ COMMANDS = ("python", "lockstep", "torchrun", "make", "sbatch", "yolo", "kubectl
 
 def documents() -> list[str]:
     """Paths of all Markdown files, relative to the root; not the log of measurements, with the commands of its days."""
-    found = (path for path in ROOT.rglob("*.md") if not {"runs", "demo", "LOG.md"} & set(path.relative_to(ROOT).parts))
-    return sorted(str(path.relative_to(ROOT)) for path in found if not any(p.startswith(".") for p in path.parts))
+    paths = (path for path in ROOT.rglob("*.md") if not {"runs", "demo", "LOG.md"} & set(path.relative_to(ROOT).parts))
+    return sorted(str(path.relative_to(ROOT)) for path in paths if not any(p.startswith(".") for p in path.parts))
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page. Raises AssertionError for a language that no test knows."""
-    found = []
+    found_blocks = []
     start = None
     info = ""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
@@ -49,10 +49,10 @@ def blocks(page: str) -> list[Block]:
             continue
         language, _, title = info.partition(" ")
         assert language in LANGUAGES, f"{page}:{start}: a block of code needs one of the languages {LANGUAGES}"
-        found.append(Block(page, start + 1, language, title, "\n".join(lines[start : number - 1]) + "\n"))
+        found_blocks.append(Block(page, start + 1, language, title, "\n".join(lines[start : number - 1]) + "\n"))
         start = None
     assert start is None, f"{page}:{start}: a block of code without an end"
-    return found
+    return found_blocks
 
 
 def prose(page: str) -> str:
@@ -76,32 +76,32 @@ class Command:
 
 def commands(page: str) -> list[Command]:
     """The command lines of the ``sh`` blocks of a page, and those in its text."""
-    found = []
+    found_commands = []
     for block in blocks(page):
         if block.language == "sh":
             text = re.sub(r"\\\n", lambda _: "\\ ", block.text)  # a continued line keeps the number of its first
             for offset, line in enumerate(text.splitlines()):
-                found += _split(page, block.line + offset, line)
+                found_commands += _split(page, block.line + offset, line)
     for number, line in enumerate(prose(page).splitlines(), 1):
         for span in re.findall(r"`([^`]+)`", line):
             if re.match(rf"({'|'.join(COMMANDS)}) +\S", span):
-                found += [replace(command, in_text=True) for command in _split(page, number, span)]
-    return found
+                found_commands += [replace(command, in_text=True) for command in _split(page, number, span)]
+    return found_commands
 
 
 def _split(page: str, number: int, line: str) -> list[Command]:
     """The commands of a line, joined by ``&&`` or ``;``; their redirections are left out."""
     words = shlex.split(line.replace("\\ ", " "), comments=True)
-    found = []
+    found_commands = []
     current = []
     for word in [*words, "&&"]:
         if word in ("&&", ";", "||", "|"):
             if current:
-                found.append(Command(page, number, tuple(_without_environment(current))))
+                found_commands.append(Command(page, number, tuple(_without_environment(current))))
             current = []
         else:
             current.append(word)
-    return found
+    return found_commands
 
 
 def _without_environment(words: list[str]) -> list[str]:

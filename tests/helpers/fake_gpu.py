@@ -138,14 +138,14 @@ def _backward(loss: Tensor) -> None:
     root = loss.grad_fn
     first_output = 0
     waiting: Counter[Any] = Counter()  # nodes to gradients that are still to come
-    found = {root}
+    visited = {root}
     stack = [root]
     while stack:
         for node, _ in stack.pop().next_functions:
             if node is not None:
                 waiting[node] += 1
-                if node not in found:
-                    found.add(node)
+                if node not in visited:
+                    visited.add(node)
                     stack.append(node)
     received: dict[Any, dict[int, Tensor]] = {root: {first_output: torch.ones_like(loss)}}
     ready = [root]

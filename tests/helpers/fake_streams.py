@@ -76,7 +76,7 @@ class FakeEvent:
 
 
 class _Written(NamedTuple):
-    """Where the newest values of a tensor's memory are from."""
+    """Stream and operation that have written the newest values of a tensor's memory."""
 
     stream: int
     number: int  # of the operation on the stream

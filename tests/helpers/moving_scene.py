@@ -182,11 +182,11 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
     pictures = []
     for frame in scene(max(numbers) + 1):
         given = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
-        found = detections_in(frame)
-        found, ids = tracks.update(given, found.take(found.scores > tracks.lowest_confidence))
+        detections = detections_in(frame)
+        detections, ids = tracks.update(given, detections.take(detections.scores > tracks.lowest_confidence))
         if frame.number in numbers:
-            labels = label_texts(NAMES, found.classes, found.scores, ids)
-            pictures.append(draw_boxes(frame.image, found.boxes_xyxy_px, labels, class_colors(ids)))
+            labels = label_texts(NAMES, detections.classes, detections.scores, ids)
+            pictures.append(draw_boxes(frame.image, detections.boxes_xyxy_px, labels, class_colors(ids)))
     write_image(path, np.concatenate(pictures, 1))
 
 

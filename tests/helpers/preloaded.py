@@ -268,8 +268,8 @@ def run(argv: list[str]) -> None:
     extra = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[:1] = [os.getcwd() if kind == "-m" else "" if first else os.path.dirname(os.path.realpath(what)), *extra]
     specs = [importlib.machinery.PathFinder.find_spec(name) for name in _PACKAGES]
-    found = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
-    if found != [_ROOT / name / "__init__.py" for name in _PACKAGES]:  # those of another tree, or none
+    imported_from = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+    if imported_from != [_ROOT / name / "__init__.py" for name in _PACKAGES]:  # those of another tree, or none
         for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
             del sys.modules[name]
     if kind == "-m":

@@ -64,7 +64,7 @@ class Processes:
 
     def alive(self) -> list[int]:
         """Process ids of the remaining processes of this launch."""
-        found = []
+        pids = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 try:
@@ -73,8 +73,8 @@ class Processes:
                 except OSError:
                     continue
                 if marked and not zombie:
-                    found.append(int(folder.name))
-        return found
+                    pids.append(int(folder.name))
+        return pids
 
     def launched(self) -> list[int]:
         """Process ids of the ranks that `torchrun` has started."""

@@ -33,4 +33,4 @@ def locked_versions(python_version: str) -> dict[str, str]:
 
 
 def _by_name(lines: list[str]) -> dict[str, Requirement]:
-    return {canonicalize_name(found.name): found for found in map(Requirement, lines)}
+    return {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}

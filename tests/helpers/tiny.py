@@ -114,7 +114,7 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
 
 
 def as_targets(rows: Tensor, ignore: np.ndarray | None = None) -> Targets:
-    """Args: rows (M, 6) and regions (R, 6) of `Targets`."""
+    """Makes `Targets` of rows (M, 6) and regions (R, 6)."""
     return Targets(rows, tuple(np.bincount(rows[:, 0].numpy().astype(int)).tolist()), ignore)
 
 

@@ -112,7 +112,7 @@ def write_vott_csv(folder: Path) -> None:
 
 
 def write_semicolons(folder: Path) -> None:
-    """As spreadsheets write them in some countries, with a space here and there, and names and lines as on Macs."""
+    """Writes rows as spreadsheets do in some countries, with a space here and there, and names and lines as on Macs."""
     write_csv(folder)
     text = (folder / "_annotations.csv").read_text().replace(",", ";")
     text = text.replace(";cat;", "; cat ;", 1).replace("one.png", "\u00fcne.png")
@@ -254,13 +254,13 @@ WRITERS = (
 def boxes_of(yaml: Path) -> Counter:
     """Class and corners in pixels of all objects, as training sees them."""
     spec = load_dataset_spec(yaml)
-    found = Counter()
+    boxes = Counter()
     for split in spec.splits:
         truth = load_index(spec, split, IndexSettings(progress=False)).ground_truth()
         corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))
         for kind, box in zip(truth.classes, corners):
-            found[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
-    return found
+            boxes[spec.names[kind].replace("_", " "), *np.round(box, 2).tolist()] += 1
+    return boxes
 
 
 def check_refusal(folder: Path, message: str, name: str = "auto") -> None:

@@ -23,11 +23,11 @@ from tests.helpers.messages import refused
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
+from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.child import RunResult
 from utils.process.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -93,15 +93,16 @@ def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkey
 @pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
 def test_a_damaged_note_of_the_reported_epoch_does_not_end_the_job(tmp_path, note, epochs):
     (tmp_path / "results.csv").write_text("epoch,time\n1,1\n2,2\n")
-    (tmp_path / ray_train.REPORTED).write_text(note)
+    (tmp_path / ray_train.REPORTED_EPOCH).write_text(note)
     assert [row["epoch"] for row in ray_train.unreported_epochs(tmp_path)] == epochs
 
 
 RUNS = None
 DONE = RunResult.of(0, {"folder": "exp"})
 PEER_FAILED = RunResult.of(2, {})
-REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "refused": True})
-FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "refused": False})
+REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "outcome": "refused"})
+LOST = RunResult.of(2, {"error": "process 1 was killed", "outcome": "lost"})
+FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "outcome": "failed"})
 KILLED = RunResult.of(-9, {})
 STOPPED = RunResult.of(75, {"folder": "exp"})
 
@@ -119,6 +120,8 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
         ([RUNS, KILLED], True, ""),
         ([STOPPED, RUNS], True, ""),
         ([FAILED, PEER_FAILED], True, ""),
+        ([LOST, RUNS], True, ""),
+        ([LOST, REFUSED], True, "--device 3: no such GPU"),
         ([RUNS, DONE], False, ""),
         ([DONE, RUNS], True, ""),
     ],
@@ -126,6 +129,15 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
 def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
     assert ray_train.is_over(results) == is_over
     assert ray_train.refusal_of(results) == refusal
+
+
+def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, monkeypatch):
+    """Rank 1 is refused a moment after its worker has looked. Ray tried again what can never succeed."""
+    rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
+    monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
+    with start(["true"]) as child:
+        results = ray_train.report_until_done(tmp_path, child, rank=0)
+    assert ray_train.refusal_of(results) == REFUSED.reason
 
 
 class Context:
@@ -171,11 +183,11 @@ def work(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("preloaded")
 def test_a_job_goes_on_with_defaults_and_with_another_time(tmp_path, work):
-    """Also if it has ended. Rows that a lost worker has not reported are reported by the next one."""
+    """It may have ended already. Rows that a lost worker has not reported are reported by the next one."""
     run, reported = work
     assert run(epochs=3, patience=1, cache="ram") == ""
     assert reported == [1, 2]  # the models of tests detect nothing
-    (tmp_path / "exp" / ray_train.REPORTED).write_text("1")
+    (tmp_path / "exp" / ray_train.REPORTED_EPOCH).write_text("1")
     assert run(epochs=3) == ""
     assert reported == [1, 2, 2, 3]
     checkpoint = Checkpoint.read(tmp_path / "exp" / "last.pt")
@@ -274,7 +286,7 @@ def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
-    """That of rank 1, as its machine lacks a file."""
+    """Rank 1 refuses, as its machine lacks a file."""
     (tmp_path / "user_one.py").write_text("import os\nassert os.environ['RANK'] == '0'\ndef on_end(run): pass\n")
     command = [sys.executable, str(ROOT / SCRIPT), "--workers", "2", "--", *FLAGS, "--callbacks", "user_one:on_end"]
     done = subprocess.run([*command, "--project", "runs"], cwd=tmp_path, capture_output=True, text=True)

@@ -209,7 +209,7 @@ def test_half_a_character_at_the_end_is_shown(command, capsys):
 
 
 def test_a_closed_output_does_not_stop_the_command(command, tmp_path, monkeypatch):
-    """Of a notebook, or of a script in a pipeline whose reader has ended."""
+    """A notebook may close it, or the reader of a pipeline may have ended."""
     read, write = os.pipe()
     os.close(read)
     command("print('a line'); time.sleep(0.2); print('b'); pathlib.Path('done').touch(); write_result(folder='a')")

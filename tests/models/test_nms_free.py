@@ -173,16 +173,16 @@ def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
     assigners = (TaskAlignedAssigner(topk=k, one_to_one=k > 1) for k in (10, 1))
     one_to_one, first = (assign(assigner, *inputs) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
-    given = 0
+    num_assigned = 0
     for b in range(3):
         expected = one_to_one_by_loops(logits[b], predicted[b], centers, boxes[b, mask[b]])
-        found = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
-        assert found == expected
-        given += len(found)
-        for k, n in found.items():
+        assigned = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
+        assert assigned == expected
+        num_assigned += len(assigned)
+        for k, n in assigned.items():
             overlap = iou(predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
             torch.testing.assert_close(one_to_one.scores[b, k, 0], overlap)
-    assert given > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"
+    assert num_assigned > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"
 
 
 def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
@@ -230,13 +230,13 @@ def test_the_one_to_one_anchor_is_the_best_match() -> None:
     criterion = model.head.build_loss(HYP).one
     output = criterion(raw[3:], as_targets(targets))
     gradients = torch.autograd.grad(output.total, raw[3:])
-    found = set()
+    touched_cells = set()
     for level, gradient in enumerate(gradients):
         grid = gradient.shape[-1]
         touched = gradient.view(3, 3, -1, grid, grid)[:, :, :4].abs().sum(2).nonzero().tolist()
-        found |= {(image, level, a, row, column) for image, a, row, column in touched}
+        touched_cells |= {(image, level, a, row, column) for image, a, row, column in touched}
     expected = best_anchor_by_loops(model, [level.detach() for level in raw[3:]], targets)
-    assert found == expected
+    assert touched_cells == expected
     assert output.normalizer.item() == len(expected)
     assert len(expected) == len(targets)
 
@@ -317,11 +317,11 @@ def test_minimizing_the_loss_finds_each_object_once_without_nms(kind: str) -> No
         (output.total / output.normalizer).backward()
         optimizer.step()
     boxes, scores = model.decode([level.detach() for level in raw])
-    found = select(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
-    assert found.counts.tolist() == [2, 2]
+    detections = select(boxes, scores, conf_thres=0.5, iou_thres=None, max_det=20)
+    assert detections.counts.tolist() == [2, 2]
     for image, label, *place in targets.tolist():
-        overlap = iou(found.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
-        assert found.classes[int(image), overlap.argmax()] == label
+        overlap = iou(detections.boxes_xyxy[int(image), :2], cxcywh_to_xyxy(torch.tensor(place)) * CANVAS)
+        assert detections.classes[int(image), overlap.argmax()] == label
         assert overlap.max() > 0.8
     _, scores = model.head.decode_branch([level.detach() for level in raw[:3]])
     assert (scores > 0.5).sum() > 8, "the other branch needs NMS"
@@ -344,27 +344,27 @@ def test_top_k_selection_equals_brute_force(multi_label: bool, classes, max_det:
     scores[1] = 0.05  # an image with nothing above the threshold
     scores[0, 5] = float("nan")
     with NoSync():
-        found = select(boxes, scores, iou_thres=None, **settings)
-    assert found.boxes_xyxy.shape == (3, max_det, 4)
+        detections = select(boxes, scores, iou_thres=None, **settings)
+    assert detections.boxes_xyxy.shape == (3, max_det, 4)
     for b in range(3):
         expected = brute_force(boxes[b], scores[b].nan_to_num(-1.0), iou_thres=1.0, **settings)  # suppresses none
-        count = int(found.counts[b])
+        count = int(detections.counts[b])
         assert count == len(expected)
-        assert found.scores[b, :count].tolist() == [score for score, _, _ in expected]
-        assert found.classes[b, :count].tolist() == [label for _, label, _ in expected]
-        assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
-        assert not any(t[b, count:].any() for t in found[:3])
+        assert detections.scores[b, :count].tolist() == [score for score, _, _ in expected]
+        assert detections.classes[b, :count].tolist() == [label for _, label, _ in expected]
+        assert torch.equal(detections.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
+        assert not any(t[b, count:].any() for t in detections[:3])
         alone = select(boxes[b : b + 1], scores[b : b + 1], iou_thres=None, **settings)
-        assert all(torch.equal(t[0], found[i][b]) for i, t in enumerate(alone))
+        assert all(torch.equal(t[0], detections[i][b]) for i, t in enumerate(alone))
 
 
 def test_sides_that_changed_places_enclose_nothing() -> None:
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 10], [30, 20, 20, 40]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7]]])
     for iou_thres, expected in ((None, 3), (0.5, 2)):
-        found = select(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
-        assert found.counts.tolist() == [expected]
-        assert found.boxes_xyxy[0, expected - 1].tolist() == [30, 20, 30, 40]
+        detections = select(boxes, scores, conf_thres=0.1, iou_thres=iou_thres, max_det=5)
+        assert detections.counts.tolist() == [expected]
+        assert detections.boxes_xyxy[0, expected - 1].tolist() == [30, 20, 30, 40]
 
 
 # Weights and scripts
@@ -406,7 +406,7 @@ def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
     common = ["--weights", folder / "last.pt", "--device", "cpu", "--project", tmp_path]
     source = ["--source", data.parent / "images" / "val", "--conf-thres", "0.001", "--nosave", "--save-json"]
 
-    def found(name: str, *more: str) -> list:
+    def rows_of(name: str, *more: str) -> list:
         script, given = (
             (detect.main, source) if name.startswith("detect") else (val.main, [*PLAIN, "--cache-dir", tmp_path])
         )
@@ -414,16 +414,16 @@ def test_train_val_and_detect_work_with_two_heads(tmp_path, capsys) -> None:
         return json.loads((tmp_path / name / "predictions.json").read_text())
 
     for prefix in ("", "detect_"):
-        one = found(f"{prefix}one")
-        many = found(f"{prefix}many", "--nms")
-        both = found(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
+        one = rows_of(f"{prefix}one")
+        many = rows_of(f"{prefix}many", "--nms")
+        both = rows_of(f"{prefix}both", "--iou-thres", "0.3", "--no-box-voting")
         assert one
         assert one != many
         assert len(both) < len(one), "a threshold that is given is used"
         assert {str(d) for d in both} < {str(d) for d in one}
     assert "does nothing" not in capsys.readouterr().out
     for name in ("idle", "detect_idle"):
-        found(name, "--no-box-voting")
+        rows_of(name, "--no-box-voting")
     line = "last.pt: --no-box-voting does nothing: its detections need no NMS"
     assert capsys.readouterr().out.count(line) == 2
-    assert len(found("detect_agnostic", "--agnostic-nms")) < len(one)
+    assert len(rows_of("detect_agnostic", "--agnostic-nms")) < len(one)

@@ -197,8 +197,8 @@ def _changed_tree(
 
 
 def change_json(data: bytes, chance: random.Random) -> Change:
-    text, what = _changed_tree(json.loads(data), chance, JSON_TEXTS, json.dumps)
-    return text.encode("utf-8", "surrogatepass"), what
+    text, description = _changed_tree(json.loads(data), chance, JSON_TEXTS, json.dumps)
+    return text.encode("utf-8", "surrogatepass"), description
 
 
 def change_yaml(data: bytes, chance: random.Random) -> Change:
@@ -213,8 +213,8 @@ def change_yaml(data: bytes, chance: random.Random) -> Change:
             return f"{key}: {nested}\n".encode(), f"{key}: expands ten billion times"
         return ("\n".join(lines) + f"\n{key}: *a9\n").encode(), f"{key}: expands ten billion times"
     tree = yaml.safe_load(data)
-    text, what = _changed_tree(tree, chance, YAML_TEXTS, lambda t: yaml.safe_dump(t, sort_keys=False))
-    return text.encode("utf-8", "surrogatepass"), what
+    text, description = _changed_tree(tree, chance, YAML_TEXTS, lambda t: yaml.safe_dump(t, sort_keys=False))
+    return text.encode("utf-8", "surrogatepass"), description
 
 
 def change_xml(data: bytes, chance: random.Random) -> Change:
@@ -222,16 +222,16 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
     parents = {child: parent for parent in root.iter() for child in parent}
     element = chance.choice(list(root.iter()))
     kind = chance.randrange(11)
-    what = f"in <{element.tag}>"
+    description = f"in <{element.tag}>"
     if kind == 0 and element is not root:
         parents[element].remove(element)
-        what = f"without <{element.tag}>"
+        description = f"without <{element.tag}>"
     elif kind == 1 and element is not root:
         double = copy.deepcopy(element)
         if not len(double) and chance.random() < 0.7:
             double.text = chance.choice(NUMBER_TEXTS[4:13])
         parents[element].insert(chance.randrange(len(parents[element]) + 1), double)
-        what = f"two <{element.tag}>"
+        description = f"two <{element.tag}>"
     elif kind in (2, 3, 4):
         external = '<!ENTITY e SYSTEM "file:///etc/passwd">'
         expanding = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))  # a billion times
@@ -242,19 +242,21 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
         element.text = _MARK
         inside = b"&e;" if entities else b"<a>" * deep + b"</a>" * deep
         head = f"<!DOCTYPE annotation [{entities}]>".encode() if entities else b""
-        return head + ElementTree.tostring(root).replace(_MARK.encode(), inside), f"{entities[:60]}{inside[:9]} {what}"
+        return head + ElementTree.tostring(root).replace(
+            _MARK.encode(), inside
+        ), f"{entities[:60]}{inside[:9]} {description}"
     elif kind == 5:
         coding = chance.choice(("utf-16", "latin-1", "ascii", "nonsense", "utf-7", "cp1252", "utf-8", "utf_32"))
         return f'<?xml version="1.0" encoding="{coding}"?>'.encode() + data, f"says it is {coding}"
     elif kind == 6 and len(element):
         element.tag = chance.choice(("object", "annotation", "bndbox", "size", "part"))
-        what = f"a tag becomes <{element.tag}>"
+        description = f"a tag becomes <{element.tag}>"
     elif kind == 7 and not len(element):
         half = (element.text or "")[:1]
         element.text = half
         child = ElementTree.SubElement(element, chance.choice(("b", "xmin", "name")))
         child.tail = chance.choice(("7", "", None))
-        what = f"<{child.tag}> inside <{element.tag}>"
+        description = f"<{child.tag}> inside <{element.tag}>"
     else:
         leaf = chance.choice([e for e in root.iter() if not len(e)])
         text = chance.choice((*NUMBER_TEXTS, "light", "dark ", " dark", "Dark", "x" * _LONG))
@@ -262,7 +264,7 @@ def change_xml(data: bytes, chance: random.Random) -> Change:
         escaped = text.replace("<", "&lt;").encode("utf-8", "surrogatepass")
         body = ElementTree.tostring(root, encoding="utf-8").replace(_MARK.encode(), escaped)
         return body, f"<{leaf.tag}> is {text[:40]!r}"
-    return ElementTree.tostring(root), what
+    return ElementTree.tostring(root), description
 
 
 def change_rows(data: bytes, chance: random.Random) -> Change:
@@ -273,34 +275,34 @@ def change_rows(data: bytes, chance: random.Random) -> Change:
     kind = chance.randrange(10)
     separator = " "
     end = "\n"
-    what = ""
+    description = ""
     if kind == 0:
         del rows[at][field]
-        what = "a field less"
+        description = "a field less"
     elif kind == 1:
         rows[at].insert(field, chance.choice(("0", "0.5", "1", "x")))
-        what = "a field more"
+        description = "a field more"
     elif kind == 2:
         points = [str(round(chance.uniform(-0.2, 1.2), 3)) for _ in range(chance.choice((4, 6, 8, 7, 200)))]
         rows[at] = [rows[at][0], *points]
-        what = f"polygon of {len(points)} numbers"
+        description = f"polygon of {len(points)} numbers"
     elif kind == 3:
         rows.insert(at, list(chance.choice(rows)))
-        what = "a row twice"
+        description = "a row twice"
     elif kind == 4:
         rows = rows * chance.choice((3, 500))
-        what = "many rows"
+        description = "many rows"
     elif kind == 5:
         separator = chance.choice(("\t", ",", ";", "  ", "\xa0", "\x0b", "\x1f", "\u3000"))
-        what = f"separator {separator!r}"
+        description = f"separator {separator!r}"
     elif kind == 6:
         end = chance.choice(("\r\n", "\r", "\x0c", "\u2028", "\x85", "\0", " ", "\n\n"))
-        what = f"row ends {end!r}"
+        description = f"row ends {end!r}"
     else:
         text = chance.choice(NUMBER_TEXTS)
         rows[at][field] = text
-        what = f"field {field} is {text[:40]!r}"
-    return "".join(separator.join(row) + end for row in rows).encode("utf-8", "surrogatepass"), what
+        description = f"field {field} is {text[:40]!r}"
+    return "".join(separator.join(row) + end for row in rows).encode("utf-8", "surrogatepass"), description
 
 
 def change_safetensors(data: bytes, chance: random.Random) -> Change:
@@ -313,16 +315,16 @@ def change_safetensors(data: bytes, chance: random.Random) -> Change:
         offsets = header[name]["data_offsets"]
         offsets[chance.randrange(2)] += chance.choice((-4, 4, 1, -(2**40), 2**40))
         text = json.dumps(header).encode()
-        what = f"offsets of {name}"
+        description = f"offsets of {name}"
     elif kind == 1 and "__metadata__" in header and "lockstep" in header["__metadata__"]:
-        changed, what = change_json(header["__metadata__"]["lockstep"].encode(), chance)
+        changed, description = change_json(header["__metadata__"]["lockstep"].encode(), chance)
         header["__metadata__"]["lockstep"] = changed.decode("utf-8", "replace")
         text = json.dumps(header).encode()
-        what = f"metadata {what}"
+        description = f"metadata {description}"
     else:
-        text, what = change_json(json.dumps(header).encode(), chance)
+        text, description = change_json(json.dumps(header).encode(), chance)
     length = chance.choice((len(text),) * 8 + (len(text) + 8, 2**63, 2**32, 0))
-    return struct.pack("<Q", length) + text + data[8 + struct.unpack("<Q", data[:8])[0] :], what
+    return struct.pack("<Q", length) + text + data[8 + struct.unpack("<Q", data[:8])[0] :], description
 
 
 BY_SUFFIX: dict[str, Callable[[bytes, random.Random], Change]] = {

@@ -3,8 +3,8 @@
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
   UserError before that step.
-- ``save:STEPS``: a checkpoint every so many steps.
-- ``slow:SECONDS``: every step takes so much longer; ``slowval:SECONDS``: every batch of validation does.
+- ``save:STEPS``: saves a checkpoint every STEPS steps.
+- ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
 - ``rated``: the AP is a number that depends on all weights, as the small models of tests detect nothing.
 - ``ready``: the first step waits until the evaluating processes of ``--eval-ranks`` are ready.

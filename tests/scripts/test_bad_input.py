@@ -48,7 +48,7 @@ def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("argv", "line"),
     [
         (["--set", "box=.inf"], "--set: box: must be a finite number"),
         (["--set", "lr0=.nan"], "--set: lr0: must be at least 0"),
@@ -72,16 +72,16 @@ def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys):
         (["--set", "albumentations=[{name: Blurr}]"], "hyper-parameter albumentations"),
     ],
 )
-def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, monkeypatch, given, line):
+def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, monkeypatch, argv, line):
     """Copying and scanning data may take hours."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     unread = write_dataset(tmp_path / "set", train=0, val=0)
-    assert line in error_of(capsys, train.main, "--data", unread, *SMALL, "--project", tmp_path / "runs", *given)
+    assert line in error_of(capsys, train.main, "--data", unread, *SMALL, "--project", tmp_path / "runs", *argv)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("argv", "line"),
     [
         (["--freeze", "-1"], "--freeze -1: the model has layers 0 to 5"),
         (["--freeze", "1", "6"], "--freeze 1 6: the model has layers 0 to 5"),
@@ -93,7 +93,7 @@ def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, mo
         (["--resume", "runs/exp/last.pt", "--data", "swapped.yaml"], "class 0 is 'light' against"),
     ],
 )
-def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(world, capsys, monkeypatch, given, line):
+def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(world, capsys, monkeypatch, argv, line):
     model = yaml.safe_load((world / "tiny.yaml").read_text())
     model["backbone"].append([-1, 1, "Conv", [32, 3, 2]])
     (world / "coarse.yaml").write_text(yaml.safe_dump(model | {"head": [[[3, 4, 5], 1, "Detect", ["nc"]]]}))
@@ -101,15 +101,15 @@ def test_flags_that_do_not_fit_the_model_or_the_run_are_one_line(world, capsys, 
     for name, names in (("three", ["a", "b", "c"]), ("swapped", ["dark", "light"])):
         (world / f"{name}.yaml").write_text(yaml.safe_dump(data | {"names": names}))
     monkeypatch.chdir(world)
-    common = ["--epochs", "3"] if "--resume" in given else [*flags(world), "--project", "other"]
-    assert line in error_of(capsys, train.main, *common, *given)
+    common = ["--epochs", "3"] if "--resume" in argv else [*flags(world), "--project", "other"]
+    assert line in error_of(capsys, train.main, *common, *argv)
 
 
 def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
     data = write_dataset(tmp_path / "set", train=8, val=0)
-    given = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
-    staged = [*given, "--stage", tmp_path / "stage"]
-    for refused in (given, staged):
+    argv = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
+    staged = [*argv, "--stage", tmp_path / "stage"]
+    for refused in (argv, staged):
         assert "no images found for 'val'" in (error := error_of(capsys, train.main, *refused))
         assert "or train with --val-fraction 0.2" in error
     call(train.main, *staged, "--val-fraction", "0.25")
@@ -128,8 +128,8 @@ def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, ca
     data = write_dataset(tmp_path / "set", train=8, val=0)
     (tmp_path / "set" / "empty.txt").write_text("\n")
     data.write_text(yaml.safe_dump({"train": "images/train", "val": val, "names": ["light", "dark"]}))
-    given = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
-    call(train.main, *given, *(["--stage", tmp_path / "stage"] if is_staged else []))
+    argv = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1", "--val-fraction", "0.25"]
+    call(train.main, *argv, *(["--stage", tmp_path / "stage"] if is_staged else []))
     out = capsys.readouterr().out
     assert "2 of 8 training images are held out" in out
     assert line in out
@@ -140,59 +140,59 @@ def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, 
     (tmp_path / "exp").mkdir()
     for epoch in (10, 9):
         (tmp_path / f"exp/epoch{epoch}.pt").touch()
-    given = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", tmp_path]
-    call(train.main, *flags(world), *given, "--exist-ok")
+    argv = ["--epochs", "8", "--val-every", "3", "--patience", "1", "--set", "lr0=0", "--project", tmp_path]
+    call(train.main, *flags(world), *argv, "--exist-ok")
     progress = read_checkpoint(tmp_path / "exp" / "last.pt")["progress"]
     assert (progress["epoch"], progress["best_epoch"]) == (6, 3)
     assert f"warning: {tmp_path}/exp: has epoch9.pt, epoch10.pt of an earlier run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("splits", "given", "line"),
+    ("splits", "argv", "line"),
     [
         (["train"], [], ": has no 'val' split, only train; add 'val: <folder>', or train with --val-fraction 0.2 or"),
         (["train", "val"], ["--val-fraction", "0.2"], " has a 'val' split; leave out one of the two"),
     ],
 )
-def test_a_validation_split_is_in_the_data_or_held_out(world, capsys, splits, given, line):
+def test_a_validation_split_is_in_the_data_or_held_out(world, capsys, splits, argv, line):
     data = world / "set" / f"{'-'.join(splits)}.yaml"
     data.write_text(yaml.safe_dump({split: f"images/{split}" for split in splits} | {"names": ["light", "dark"]}))
-    assert f"{data}{line}" in error_of(capsys, train.main, *flags(world), "--data", data, *given)
+    assert f"{data}{line}" in error_of(capsys, train.main, *flags(world), "--data", data, *argv)
     kfold = error_of(capsys, kfold_main, "--data", data, "--val-fraction", "0.2")
     assert "--val-fraction: leave it out; each fold is held out in turn" in kfold
 
 
 @pytest.mark.parametrize(
-    "given",
+    "argv",
     [
         ["--data", "none.yaml"],
         ["--freeze", "99"],
         ["--max-bad", "0"],  # with the file that is no image, below
     ],
 )
-def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, given):
+def test_a_refused_training_leaves_no_folder(world, tmp_path, capsys, argv):
     """Neither the run's folder nor a new folder of runs is left; existing ones are kept with their content."""
     data = write_dataset(tmp_path / "set", train=8, val=3)
-    if "--max-bad" in given:
+    if "--max-bad" in argv:
         (tmp_path / "set" / "images" / "train" / "bad.png").write_text("no image")
     for project in (tmp_path / "deep" / "runs", tmp_path / "set"):
-        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *given)
+        error_of(capsys, train.main, *flags(world), "--data", data, "--project", project, *argv)
     assert [p.name for p in tmp_path.iterdir() if p.name != "cache"] == ["set"]
     assert sorted(p.name for p in (tmp_path / "set").iterdir()) == ["data.yaml", "images", "labels"]
 
 
 def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, capsys):
-    """Also if the work had started: a validation image and a video that cannot be read."""
+    """The work may have started before the refusal: a validation image and a video that cannot be read."""
     weights = ["--weights", world / "runs" / "exp" / "best.pt"]
     data = write_dataset(tmp_path / "set", train=1, val=3)
-    given = [*weights, "--data", data, *PLAIN, "--project", tmp_path / "runs"]
-    call(val.main, *given, "--project", tmp_path / "first")  # so that the scan is cached
+    argv = [*weights, "--data", data, *PLAIN, "--project", tmp_path / "runs"]
+    call(val.main, *argv, "--project", tmp_path / "first")  # so that the scan is cached
     picture = tmp_path / "set" / "images" / "val" / "001.png"
     stamp = picture.stat().st_mtime_ns
     size = picture.stat().st_size
     picture.write_bytes(b"x" * size)
     os.utime(picture, ns=(stamp, stamp))
-    assert "001.png" in error_of(capsys, val.main, *given)
+    assert "001.png" in error_of(capsys, val.main, *argv)
     (tmp_path / "clip.mp4").write_text("no video")
     error_of(capsys, detect.main, *weights, "--source", tmp_path / "clip.mp4", "--project", tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -200,8 +200,8 @@ def test_a_refused_validation_or_detection_leaves_no_folder(world, tmp_path, cap
 
 def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world, tmp_path, capsys):
     (tmp_path / "runs").write_text("")
-    for main, given in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
-        line = error_of(capsys, main, *given, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
+    for main, argv in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
+        line = error_of(capsys, main, *argv, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
         assert "a file of this name exists" in line
 
 
@@ -244,12 +244,12 @@ def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys)
     assert "yolov8n.pt: not on this machine, and --offline is set" in line
     source = ["--source", world / "set/images/val"]
     assert "~nobody-here/a.pt: no such" in error_of(capsys, detect.main, "--weights", "~nobody-here/a.pt", *source)
-    given = ["--weights", weights, *source, "--device", "cpu", "--project", tmp_path]
-    assert "--classes --1: the model has no class" in error_of(capsys, detect.main, *given, "--classes=--1")
+    argv = ["--weights", weights, *source, "--device", "cpu", "--project", tmp_path]
+    assert "--classes --1: the model has no class" in error_of(capsys, detect.main, *argv, "--classes=--1")
     for name in ("/", "", " ", ".", "..", "../other", "a/.."):
         line = f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp"
         for exist_ok in ([], ["--exist-ok"]):
-            assert line in error_of(capsys, detect.main, *given, "--name", name, *exist_ok)
+            assert line in error_of(capsys, detect.main, *argv, "--name", name, *exist_ok)
     assert "--name '..': is not the name" in error_of(capsys, train.main, *flags(world), "--name", "..")
     scored = ["--weights", weights, "--device", "cpu", "--project", tmp_path]
     assert "--name '': is not the name" in error_of(capsys, val.main, *scored, "--name", "")
@@ -260,20 +260,20 @@ def test_single_cls_with_one_class_keeps_its_name(world, tmp_path):
     """A model trained with --single-cls on one class can be validated without the flag."""
     one = {"path": str(world / "set"), "train": "images/train", "val": "images/val", "names": ["thing"]}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
-    given = ["--data", tmp_path / "one.yaml", "--single-cls", "--epochs", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *given)
+    argv = ["--data", tmp_path / "one.yaml", "--single-cls", "--epochs", "1", "--project", tmp_path]
+    call(train.main, *flags(world), *argv)
     assert read_checkpoint(tmp_path / "exp" / "best.pt")["names"] == ["thing"]
 
 
 def test_persistent_non_finite_steps_stop_a_run(world, tmp_path, capsys, monkeypatch):
     """Before the first checkpoint there is nothing to resume from; later the last good one is unchanged."""
     monkeypatch.setattr("engine.hooks.nonfinite.MAX_CONSECUTIVE_BAD_STEPS", 1)
-    given = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
+    argv = [*flags(world), "--project", tmp_path, "--epochs", "2", "--weights", world / "runs" / "exp" / "best.pt"]
     diverges = ["--set", "lr0=1e30", "warmup_epochs=0"]
     last = tmp_path / "good" / "last.pt"
-    line = error_of(capsys, train.main, *given, *diverges)
+    line = error_of(capsys, train.main, *argv, *diverges)
     assert "There is no checkpoint yet: start again with a lower lr0" in line
-    call(train.main, *given, "--name", "good")
+    call(train.main, *argv, "--name", "good")
     kept = last.read_bytes()
     line = error_of(capsys, train.main, "--resume", last, "--epochs", "3", *diverges)
     assert f"To continue from the last good weights: --resume {last}, with a lower lr0" in line
@@ -318,8 +318,8 @@ def test_the_files_of_each_skipped_step_are_in_the_log(world, tmp_path, capsys, 
 
 def test_settings_changed_at_resume_take_effect(world, tmp_path, capsys):
     """Learning rate and decay are the new ones, not those saved with the optimizer's state; others do not change."""
-    given = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *given)
+    argv = ["--optimizer", "SGD", "--set", "warmup_epochs=0", "mosaic=0", "--epochs", "1", "--project", tmp_path]
+    call(train.main, *flags(world), *argv)
     last = tmp_path / "exp" / "last.pt"
     changed = ["lr0=0.02", "lrf=1", "weight_decay=0.1"]
     call(train.main, "--resume", last, "--epochs", "2", "--set", *changed)
@@ -348,8 +348,8 @@ def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys)
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
     for labels in (tmp_path / "set" / "labels" / "val").iterdir():
         labels.write_text("")
-    given = ["--data", backgrounds, "--epochs", "3", "--patience", "1", "--project", tmp_path]
-    call(train.main, *flags(world), *given)
+    argv = ["--data", backgrounds, "--epochs", "3", "--patience", "1", "--project", tmp_path]
+    call(train.main, *flags(world), *argv)
     assert "done: 3 epochs, nothing could be scored; weights:" in capsys.readouterr().out
     assert not (tmp_path / "exp" / "best.pt").exists()
     assert (tmp_path / "exp" / "last.pt").exists()

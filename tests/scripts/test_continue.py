@@ -88,7 +88,7 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(wor
 
 
 @pytest.mark.usefixtures("preloaded")
-def test_a_run_that_has_ended_ends_its_evaluating_processes_too(tmp_path: Path):
+def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path):
     """They wait for a message in the store of torchrun, which outlives rank 0."""
     folder = tmp_path / "exp"
     folder.mkdir()

@@ -24,7 +24,8 @@ from engine.commands import detect_log
 from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.image_detector import ImageDetector
 from models.detector import build_detector
-from models.postprocess.detections import PostprocessSettings, select_detections
+from models.postprocess.detections import select_detections
+from models.postprocess.selection import PostprocessSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.http_server import served
@@ -133,7 +134,7 @@ def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures,
 
 
 def test_without_files_to_write_there_is_no_folder_and_no_number(weights, pictures, tmp_path, capsys):
-    """Nor without crops to write, where nothing is found."""
+    """Without detections there are no crops to write, and no folder, either."""
     given = ["--weights", weights, "--device", "cpu", "--source", pictures, "--project", tmp_path / "runs"]
     for more in (["--nosave"], ["--nosave", "--save-crop", "--conf-thres", "1"]):
         call(detect.main, *given, *more)
@@ -187,7 +188,7 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
 @pytest.mark.parametrize("voting", [[], ["--no-box-voting"]])
 def test_boxes_equal_the_models_predictions(weights, model, pictures, tmp_path, voting, monkeypatch):
     """The image is seen with half a stride of padding; the result is that of the model after NMS."""
-    monkeypatch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
+    monkeypatch.setattr("models.postprocess.suppression.MIN_VOTING_SCORE", 0.0)  # the model is untrained
     folder = run(weights, pictures / "a.png", tmp_path, "--save-json", "--nosave", "--iou-thres", "0.5", *voting)
     records = read(folder)
     assert names_in(folder) == ["predictions.json"]

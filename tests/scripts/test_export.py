@@ -195,7 +195,7 @@ def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):
 
 
 def test_a_half_file_lies_beside_the_float32_one(weights: Path, capsys: pytest.CaptureFixture):
-    """And a file that is replaced is mentioned."""
+    """A file that is replaced is mentioned."""
     common = ("--weights", weights, "--format", "torchscript", "--no-check")
     call(export.main, *common)
     content = weights.with_name("best.torchscript").read_bytes()
@@ -238,7 +238,7 @@ def test_the_file_that_is_kept_is_the_checked_one(made_once: Exported):
 
 
 def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    """As checkpoints: by an absolute path, and relative to their folder, so that both may move together."""
+    """They do so like checkpoints: by an absolute path and relative to their folder, so both may move together."""
     named = ("torchscript", "pt2", "openvino")
     stored = {name: open_model(exported.with_name(FILES[name]), device=CPU, trust=True).info["data"] for name in named}
     expected = read_checkpoint(exported)["data"]
@@ -344,7 +344,7 @@ def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
         assert model.confidence == model.info["confidence"] == confidence
         if votes:
             unvoted = ["--weights", rows, "--data", data, "--no-box-voting", *VAL]
-            assert "--no-box-voting: box voting is part of the file" in error_of(capsys, val.main, *unvoted)
+            assert "box voting is part of the file" in error_of(capsys, val.main, *unvoted)
         with (
             refused("a_nms_end2end.torchscript: box voting is part of the file; export it with --no-box-voting")
             if votes

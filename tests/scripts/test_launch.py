@@ -29,7 +29,8 @@ STAND_INS = {
     "torchrun": 'printf "%s\\n" "$@" > "$OUT/torchrun"\n'
     'trap "touch $OUT/told; exit 1" TERM\n'  # as torchrun does whatever its processes' exit code
     'sleep "$NAP" & wait $!\nexit "$CODE"\n',
-    "scontrol": 'if [ "$1" = show ]; then echo alpha; echo beta; else echo "$@" >> "$OUT/scontrol"; fi\n',
+    "scontrol": 'case "$1 $2" in\n"show hostnames") echo alpha; echo beta;;\n'
+    '"show job") echo "   JobState=$STATE Reason=None";;\n*) echo "$@" >> "$OUT/scontrol";;\nesac\n',
 }
 
 
@@ -43,23 +44,42 @@ def cluster(tmp_path):
         (commands / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "123", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "[a-b]", "SLURM_GPUS_PER_NODE": "h100:4"}
     paths = {"OUT": str(tmp_path), "RUNS": str(tmp_path / "runs"), "USER": "me"}
-    return {"PATH": f"{commands}:{os.environ['PATH']}", "NAP": "0", "CODE": "0", **job, **paths}
+    return {"PATH": f"{commands}:{os.environ['PATH']}", "NAP": "0", "CODE": "0", "STATE": "RUNNING", **job, **paths}
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number):
-    job = subprocess.Popen(["bash", str(SLURM)], env=cluster | {"NAP": "60"})
+@pytest.mark.parametrize(
+    ("number", "state"), [(signal.SIGUSR1, "RUNNING"), (signal.SIGTERM, "RUNNING"), (signal.SIGTERM, "COMPLETING")]
+)
+def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number, state):
+    """But for one that scancel has ended."""
+    job = subprocess.Popen(["bash", str(SLURM)], env=cluster | {"NAP": "60", "STATE": state})
     deadline = time.monotonic() + 60
     while not (tmp_path / "torchrun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(0.3)
     job.send_signal(number)
-    assert job.wait(timeout=60) == REQUEUE
+    code = job.wait(timeout=60)
     assert (tmp_path / "told").exists()
+    if state != "RUNNING":
+        assert code == 1
+        assert not (tmp_path / "scontrol").exists()
+        return
+    assert code == REQUEUE
     assert (tmp_path / "scontrol").read_text() == "requeue 123\n"
     (tmp_path / "scontrol").unlink()
     assert subprocess.run(["bash", str(SLURM)], env=cluster | {"CODE": "1"}, check=False).returncode == 1
     assert not (tmp_path / "scontrol").exists()  # a failure
+
+
+def test_several_instances_of_sagemaker_need_a_shared_folder(tmp_path, cluster):
+    """A restart would find a checkpoint on the first instance only."""
+    words, environment, _ = sagemaker(tmp_path)
+    del environment["CHECKPOINTS"]
+    done = subprocess.run(["bash", *words], env=cluster | environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("set CHECKPOINTS to a folder that all of them see")) == (2, 1)
+    one = environment | {"SM_HOSTS": '["algo-1"]'}
+    assert subprocess.run(["bash", *words], env=cluster | one, check=False).returncode == 0
+    assert "/opt/ml/checkpoints" in (tmp_path / "torchrun").read_text().splitlines()
 
 
 def test_the_kubernetes_resources_are_consistent():

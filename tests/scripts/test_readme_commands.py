@@ -21,9 +21,9 @@ FOLDER = "runs/train/exp"
 
 def documented(page: str, start: str) -> list[str]:
     """The words of the first command of a page that begins with ``start``."""
-    found = [command.words for command in commands(page) if " ".join(command.words).startswith(start)]
-    assert found, start
-    return list(found[0])
+    matches = [command.words for command in commands(page) if " ".join(command.words).startswith(start)]
+    assert matches, f"{page} has no command that begins with: {start}"
+    return list(matches[0])
 
 
 class Clone:
@@ -93,7 +93,8 @@ def test_quick_start(tmp_path: Path):
     clone = Clone(tmp_path)
     model = ["--model", str(write_model(tmp_path / "tiny.yaml", TINY_MODEL)), "--device", "cpu"]
     train = documented("README.md", "python train.py --name demo")
-    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {"20": "1", "128": "64"})
+    epochs = train[train.index("--epochs") + 1]
+    clone.run([*train, *model, "--cache-dir", str(tmp_path / ".cache" / "lockstep")], {epochs: "1", "128": "64"})
     detect = documented("README.md", "python detect.py --weights runs/train/demo/best.pt")
     clone.run(detect, {detect[-1]: detect[-1].replace("~", str(tmp_path))})
     assert list((clone.folder / "runs" / "detect" / "exp").glob("*.*"))

@@ -58,13 +58,13 @@ def write_squares(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A data set, and the folder of a run on it, in the default type of the device."""
+    """A data set, and the folder of a run on it, in the default type of the device, that validates its last epoch."""
     folder = tmp_path_factory.mktemp("run")
     data = write_squares(folder / "set")
     model = write_model(folder / "tiny.yaml", TINY_MODEL)
     call(
-        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12, *CPU,
-        "--noplots", "--project", folder, "--name", "run",
+        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12,
+        "--val-every", 12, *CPU, "--noplots", "--project", folder, "--name", "run",
     )  # fmt: skip
     return data, folder / "run"
 

@@ -16,7 +16,8 @@ import train
 import val
 from engine.evaluation.evaluator import Evaluator
 from engine.inference.predictor import load
-from models.postprocess.detections import ValidationSettings, detections_to_score
+from models.postprocess.detections import detections_to_score
+from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from tests.helpers.same_content import same_content
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table

@@ -37,15 +37,15 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fine_tuned):
-    """In fine-tuning, pretrained parameters have another rate than new ones. --resume may have larger --epochs."""
+    """Fine-tuning gives pretrained parameters another rate than new ones. --resume may have larger --epochs."""
     whole = tmp_path / "whole" / "exp"
     more = ["--set", "close_mosaic=1", "close_scale=1"]
     if fine_tuned:
         weights = tmp_path / "one class" / "last.pt"
         call(train.main, *flags(world, tmp_path, "--epochs", "1", "--single-cls", "--name", "one class")[1:])
         more += ["--weights", weights]
-    given = ["--epochs", "4", "--optimizer", "Muon", "--save-period", "2", *more]
-    run_python(*flags(world, whole.parent, *given))
+    arguments = ["--epochs", "4", "--optimizer", "Muon", "--save-period", "2", *more]
+    run_python(*flags(world, whole.parent, *arguments))
     table = rows(whole / "results.csv")
     assert ("lr/new_weight" in table[0]) == fine_tuned
     if fine_tuned:
@@ -82,12 +82,12 @@ def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launche
     (tmp_path / "python").write_text(started)
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "python"))
-    given = flags(world, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
+    arguments = flags(world, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
     older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"]
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
-    run_python(*(older if launcher == "launch" else []), *given, *spawned, torchrun=1 + (launcher == "torchrun"))
+    run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name.startswith("exp")] == ["exp"]
-    run_python(*given, "--name", "one")
+    run_python(*arguments, "--name", "one")
     two, one = (rows(tmp_path / name / "results.csv") for name in ("exp", "one"))
     assert len(two) == 2
     for a, b in zip(two, one):
@@ -98,15 +98,15 @@ def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launche
 
 def test_a_run_resumes_on_another_number_of_processes(world, tmp_path):
     for name, processes in (("two", 2), ("one", 1)):
-        given = flags(world, tmp_path, "--epochs", "1", "--optimizer", "AdamW", "--name", name)
-        run_python(*given, torchrun=processes)
+        arguments = flags(world, tmp_path, "--epochs", "1", "--optimizer", "AdamW", "--name", name)
+        run_python(*arguments, torchrun=processes)
         last = tmp_path / name / "last.pt"
         run_python("train.py", "--resume", last, "--epochs", "2", torchrun=3 - processes)
         assert read_checkpoint(last)["progress"]["epoch"] == len(rows(last.with_name("results.csv"))) == 2
 
 
 def test_a_run_that_stopped_early_or_ran_out_of_time_continues(world, tmp_path, capsys):
-    """By a larger patience; by a longer time, for the epochs that fit into it."""
+    """It takes a larger patience, or a longer time for the epochs that fit into it."""
     call(train.main, *flags(world, tmp_path, "--epochs", "30", "--patience", "1", "--set", "lr0=0")[1:])
     assert "stopped early (--patience 1)" in capsys.readouterr().out
     last = tmp_path / "exp" / "last.pt"
@@ -153,8 +153,8 @@ def test_training_options_work_together(world, tmp_path):
 @pytest.mark.slow
 def test_epochs_fit_into_the_time(world, tmp_path):
     """The schedule ends with the last epoch, which is validated; a resumed run has the number of its checkpoint."""
-    given = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
-    done = run_python(*flags(world, tmp_path, *given))
+    arguments = ["--time", "0.001", "--save-period", "1", "--val-every", "0", "--optimizer", "SGD"]
+    done = run_python(*flags(world, tmp_path, *arguments))
     folder = tmp_path / "exp"
     table = rows(folder / "results.csv")
     last = read_checkpoint(folder / "last.pt")
@@ -172,20 +172,14 @@ def test_epochs_fit_into_the_time(world, tmp_path):
 
 
 def test_frozen_layers_do_not_change(world, tmp_path):
-    given = flags(world, tmp_path, "--epochs", "1", "--freeze", "0", "2")
-    call(train.main, *given[1:], "--name", "a")
-    call(train.main, *given[1:], "--name", "b", "--set", "lr0=0.2")
+    arguments = flags(world, tmp_path, "--epochs", "1", "--freeze", "0", "2")
+    call(train.main, *arguments[1:], "--name", "a")
+    call(train.main, *arguments[1:], "--name", "b", "--set", "lr0=0.2")
     a, b = (read_checkpoint(tmp_path / name / "last.pt")["model"] for name in "ab")
     keys = [key for key in a if "running" not in key and "num_" not in key and torch.equal(a[key], b[key])]
     assert {"0", "2"} <= {key.split(".")[1] for key in keys}
     assert torch.equal(a["model.2.bn.running_mean"], torch.zeros(16))
     assert not torch.equal(a["model.1.conv.weight"], b["model.1.conv.weight"])
-
-
-def test_a_batch_smaller_than_the_number_of_ranks_is_refused(world, tmp_path):
-    done = run_python(*flags(world, tmp_path, "--batch-size", "1", "--spawn", "2"), code=2)
-    assert "batch" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_busy_port_is_one_line(world, tmp_path):

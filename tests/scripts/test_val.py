@@ -214,7 +214,7 @@ def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
 
 
 def test_a_model_of_merged_classes_is_scored_so_without_a_flag(tiny, tmp_path, capsys):
-    """Also as an exported file."""
+    """An exported file of the model is scored in the same way."""
     model = lively(TINY_MODEL, (SINGLE_CLASS_NAME,))
     weights = write_detector(tmp_path / "one.pt", model, data={"source": str(tiny[0])}, config={"single_cls": True})
     call(export.main, "--weights", weights, "--format", "torchscript", "--no-check")
@@ -313,9 +313,10 @@ def test_mistakes_are_user_errors(tiny, tmp_path, more, message):
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (["--imgsz", "65"], "error: --imgsz 65"),  # both processes fail
-        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),  # only the first
+        pytest.param(["--imgsz", "65"], "error: --imgsz 65", marks=pytest.mark.slow),
+        (["--project", "/proc/runs"], "error: /proc/runs/exp: cannot be created"),
     ],
+    ids=["both processes fail", "only the first fails"],
 )
 def test_two_processes_print_an_error_once_and_exit_with_2(tiny, tmp_path, more, line):
     ended = run_python("val.py", *flags(tiny, tmp_path, *more, "--spawn", "2"), code=2)
@@ -441,7 +442,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
 
 
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
-    """Also when it resumes, and as an exported file."""
+    """The same holds when it resumes, and for an exported file."""
     runs = tmp_path / "runs"
     data = write_dataset(tmp_path / "set", train=8, val=4)
     cache = tmp_path / "cache"
@@ -459,7 +460,7 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
         results = read(tmp_path / "val" / weights.suffix[1:], "results")
         assert [row["class"] for row in results["classes"]] == ["dark"]
     exported = load(best.with_suffix(".torchscript"), device="cpu", trust=True)
-    assert exported.model.stored_words("used_classes") == ["dark"]
+    assert exported.model.trained_classes == ["dark"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
-"""How a command gets its settings, and how its result reaches the process that has started it."""
+"""A command's settings, and its result in the process that has started it."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +9,6 @@ from utils.config.tool_settings import DemoConfig
 from utils.process.launch import torchrun_variables
 from utils.process.result_file import read_result
 from utils.run_command import CommandResult, run_command
-
-
-@pytest.fixture
-def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The result file of this process."""
-    path = tmp_path / "result.jsonl"
-    monkeypatch.setattr("utils.process.result_file._path", str(path))
-    return path
 
 
 def test_the_work_gets_the_settings_of_the_command_line(result_file):

@@ -32,7 +32,7 @@ class Whole:
 
 
 def test_all_mistakes_of_a_mapping_are_named_at_once():
-    """Also those within it; each with its place."""
+    """Mistakes of nested mappings are among them; each has its place."""
     values = {"part": {"size": -1, "sise": 2}, "sides": [1], "wohle": 3}
     with pytest.raises(UserError) as caught:
         build(Whole, values, "x.yaml")

@@ -7,10 +7,10 @@ from pathlib import Path
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from engine.commands.scoring import canvases_of, check_size
-from engine.evaluation.issues import CheckedSplit, Issue
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
+from engine.issues.issue import CheckedSplit, Issue
 from tools.check.duplicates import image_issues
 from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues, scan_readable
 from tools.check.label_errors import examine_labels

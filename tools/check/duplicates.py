@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
-from engine.evaluation.issues import CheckedSplit, Issue
+from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
 from utils.strings import counted, listed
 

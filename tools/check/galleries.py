@@ -10,11 +10,11 @@ import numpy as np
 from markupsafe import Markup
 
 from data.image_io.verify import check_image
-from engine.evaluation.issues import LABEL_ERRORS, Issue, by_kind
+from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.gallery import Galleries, corners_of
 from engine.report.photos import CROP_SIDE, Album, Outline, PhotoFile, Version
 from tools.check.issue_kinds import DUPLICATES
-from utils.drawing.page import Card
+from utils.drawing.page import Card, CardPicture
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.strings import listed
@@ -69,7 +69,7 @@ class IssueGalleries(Galleries):
         if image is not None:
             pictures = self._pictures(issues, *image, album)
         elif any(issue.boxes for issue in issues):
-            pictures = [("", Markup('<p class="muted">The scan left this image out.</p>'))]
+            pictures = [CardPicture("", Markup('<p class="muted">The scan left this image out.</p>'))]
         else:
             return None
         messages = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
@@ -80,7 +80,7 @@ class IssueGalleries(Galleries):
 
     def _pictures(
         self, issues: Sequence[Issue], source: PhotoFile, rows: np.ndarray, album: Album
-    ) -> list[tuple[str, Markup]]:
+    ) -> list[CardPicture]:
         """Draws the boxes of ``issues``, and the other labels of their image, ``rows`` of the index."""
         boxes = [box for issue in issues for box in issue.boxes]
         drawn = []

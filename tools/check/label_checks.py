@@ -14,8 +14,8 @@ from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
-from engine.evaluation.issues import CheckedSplit, Issue, LabelBox, learned_names
-from engine.evaluation.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
+from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
+from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from tools.check.issue_kinds import (
     DOUBLED,
     IMBALANCE,

@@ -11,11 +11,11 @@ import numpy as np
 
 from data.source.dataset_spec import DatasetSpec
 from engine.commands.scoring import score
-from engine.evaluation.issues import CheckedSplit, Issue
-from engine.evaluation.label_errors import find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.result import EvalResult
 from engine.inference.model import InferenceModel
+from engine.issues.issue import CheckedSplit, Issue
+from engine.issues.label_errors import find_label_errors, trust_lines
 from engine.report.gallery import DrawnDetections
 from tools.check.result import ModelOpinion
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from data.labels.yolo import label_folders
-from data.source.dataset_spec import DatasetSpec, Split
+from data.source.dataset_spec import DatasetSpec, FilesSplit, Split
 from engine.run.new_folder import increment_path
 from utils.errors import UserError
 from utils.files.paths import is_inside
@@ -51,11 +51,8 @@ def _data_folders(spec: DatasetSpec) -> list[str]:
 
 def _named_folders(source: Split) -> list[str]:
     """Returns the folders of the images and the labels of a split."""
-    files = list(source.images)
-    if source.annotations is not None:
-        files.append(source.annotations)
-    folders = [str(path if path.is_dir() else path.parent) for path in files]
-    if source.annotations is None:
+    folders = [str(path if path.is_dir() else path.parent) for path in source.paths]
+    if isinstance(source, FilesSplit) and source.annotations is None:
         for path in source.images:
             if path.is_dir():
                 folders += [folder for folder in label_folders(str(path)) if os.path.isdir(folder)]

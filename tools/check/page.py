@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.evaluation.issues import LABEL_ERRORS, Issue, by_kind
+from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.census import census_content, take_census
 from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS
 from engine.report.photos import COLORS, Album

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DatasetSpec
-from engine.evaluation.issues import CheckedSplit, Issue
+from engine.issues.issue import CheckedSplit, Issue
 from engine.report.gallery import DrawnDetections
 from tools.check.issue_kinds import summary_lines
 

@@ -13,17 +13,18 @@ from engine.evaluation.result import EvalResult
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, read_fold, read_if_scored
-from tools.runs.experiment import Experiment, open_experiment
+from tools.runs.experiment import open_experiment
 from tools.runs.stored_settings import recipe_contents
 from tools.runs.training import train, train_config
+from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.child import Outcome, RunFailed, RunResult
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 
-SETTINGS = "kfold.yaml"
+KFOLD_YAML = "kfold.yaml"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     `cross_validate` does.
     """
     log = get_logger()
-    experiment = open_experiment(config, SETTINGS)
+    experiment = open_experiment(config, KFOLD_YAML)
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():
@@ -49,7 +50,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")
-            for results in cross_validate(config, experiment, folder.path, signals):
+            for results in cross_validate(config, signals, data_folder=folder.path, folder=folder.path):
                 number = len(results.folds)
                 log.info(
                     "fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.score_of(results.folds[-1])
@@ -65,16 +66,16 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
 
 
 def cross_validate(
-    config: KfoldConfig, experiment: Experiment, folder: Path, signals: StopSignals
+    config: KfoldConfig, signals: StopSignals, *, data_folder: Path, folder: Path
 ) -> Iterator[CrossValidation]:
     """Trains and scores the folds that are not finished yet. After each fold, finished now or by a previous process,
     yields the results so far.
 
-    ``folder``: parent folder of the trainings: fold1, fold2, ... `make_folds` has written the lists to the folder of
-    ``experiment``.
+    Args:
+        data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
+        folder: parent folder of the trainings: fold1, fold2, ...
 
-    Raises `RunFailed` if a training or scoring was refused or has failed, `Stopped` after a signal, and UserError as
-    `train` does.
+    Raises `RunFailed` if a training or scoring was refused or lost, or has failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -82,27 +83,27 @@ def cross_validate(
         run = folder / f"fold{number + 1}"
         fold = read_if_scored(run / DETECTIONS_FILE)
         if fold is None:
-            fold = _train_and_score(config, experiment, run, data_of(experiment.folder.path, number), signals)
+            data = data_of(data_folder, number)
+            fold = _train_and_score(config, run, data=data, signals=signals)
         scored.append(fold)
         results.append(fold.result())
         yield CrossValidation(list(results), pool(scored).result())
 
 
-def _train_and_score(
-    config: KfoldConfig, experiment: Experiment, run: Path, data: Path, signals: StopSignals
-) -> ScoredFold:
+def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> ScoredFold:
     """Trains in the folder ``run``, unless that is done, and scores the best epoch. ``data``: YAML of the fold.
 
     Raises as `cross_validate` does.
     """
     run.mkdir(parents=True, exist_ok=True)
-    train(train_config(config, data=str(data)), run, experiment.fitness.column, signals).check()
+    train(train_config(config, data=str(data)), run, signals).check()
     best = best_of_newest_run(run)
     if best is None:
         raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
     result = run_scoring(validation_of(config, best, data))
     if result.reason:
-        result = replace(result, reason=f"{run.name} could not be scored: {result.reason}")
+        reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"
+        result = replace(result, reason=reason)
     result.check()
     return read_fold(run / DETECTIONS_FILE)
 

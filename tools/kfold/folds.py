@@ -22,7 +22,7 @@ from data.folds.held_out import scan_settings
 from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec, ShardSplit
+from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
 from engine.evaluation.metrics import Fitness
 from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
@@ -46,13 +46,13 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     index = pooled_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
     fold = assign_folds(group, class_counts(index), config.folds, config.seed)
-    _check_scorable(index, group, fold, config.folds, fitness)  # before any fold is trained
+    _check_scorable(index, fitness, group=group, fold=fold, num_folds=config.folds)  # before any fold is trained
     warning = rare_classes(index, config.folds)
     if warning:
         get_logger().warning("%s", warning)
     if spec.classes or spec.class_of:
         index = _with_all_classes(index, spec, config)
-    write_folds(folder, spec, index, group, fold)
+    write_folds(folder, spec, index, group=group, fold=fold)
     images = counted(len(index), "image")
     groups = counted(group.max() + 1, "group")
     get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
@@ -83,7 +83,9 @@ def _check_no_shards(spec: DatasetSpec) -> None:
             raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
 
 
-def _check_scorable(index: DatasetIndex, group: np.ndarray, fold: np.ndarray, num_folds: int, fitness: Fitness) -> None:
+def _check_scorable(
+    index: DatasetIndex, fitness: Fitness, *, group: np.ndarray, fold: np.ndarray, num_folds: int
+) -> None:
     """Raises UserError if a fold has no object that ``fitness`` counts. ``group``, ``fold``: int64 (N,)."""
     counts = class_counts(index)
     objects = counts.sum(1) if fitness.class_index is None else counts[:, fitness.class_index]
@@ -103,9 +105,9 @@ def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfi
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
 
 
-def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.ndarray, fold: np.ndarray) -> None:
-    """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image.
-    A table that is there, also after a power cut, thus means that all the other files are.
+def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: np.ndarray, fold: np.ndarray) -> None:
+    """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image: if
+    it exists, all other files do, even after a power cut.
 
     The data set itself stays untouched. Labels in YOLO's format are read from their own files. Others are written as
     COCO JSON, from the index, because a data set YAML has one annotation file for each split, and a fold takes images
@@ -117,25 +119,39 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, group: np.
     """
     paths = [str(index.path(i)) for i in range(len(index))]
     _check_listable(paths, spec)
-    is_yolo = all(spec.splits[split].label_format is YOLO for split in SPLITS if split in spec.splits)
-    if not is_yolo:
+    pooled_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
+    has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in pooled_splits)
+    if not has_label_files:
         _check_names_differ(paths, spec)
     for number in range(int(fold.max()) + 1):
-        stem = f"{folder.absolute()}/fold{number + 1}"
-        content = {"path": str(spec.root), **spec.content()}
-        annotations: dict[str, str] = {}
-        for split, images in (("train", np.flatnonzero(fold != number)), ("val", np.flatnonzero(fold == number))):
-            content[split] = f"{stem}_{split}.txt"
-            write_whole(content[split], "".join(f"{paths[i]}\n" for i in images.tolist()), durable=True)
-            if not is_yolo:
-                annotations[split] = f"{stem}_{split}.json"
-                write_whole(annotations[split], json.dumps(_coco_content(index, images)), durable=True)
-        if annotations:
-            content["annotations"] = annotations
+        images = {"train": np.flatnonzero(fold != number), "val": np.flatnonzero(fold == number)}
+        content = {"path": str(spec.root), **spec.content(), **_write_lists(folder, number, images, paths)}
+        if not has_label_files:
+            content["annotations"] = _write_annotations(folder, number, images, index)
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         write_whole(data_of(folder, number), text, durable=True)
     rows = zip(index.paths, group.tolist(), (fold + 1).tolist(), strict=True)
     write_csv(folder / FOLDS_CSV, [("image", "group", "fold"), *rows], durable=True)
+
+
+def _write_lists(folder: Path, number: int, images: dict[str, np.ndarray], paths: Sequence[str]) -> dict[str, str]:
+    """Writes the list of images of each split of a fold, and returns the files by split. ``images``: by split, int64
+    (n,) each."""
+    lists: dict[str, str] = {}
+    for split, numbers in images.items():
+        lists[split] = f"{folder.absolute()}/fold{number + 1}_{split}.txt"
+        write_whole(lists[split], "".join(f"{paths[i]}\n" for i in numbers.tolist()), durable=True)
+    return lists
+
+
+def _write_annotations(folder: Path, number: int, images: dict[str, np.ndarray], index: DatasetIndex) -> dict[str, str]:
+    """Writes the labels of each split of a fold as COCO JSON, and returns the files by split. ``images``: see
+    `_write_lists`."""
+    annotations: dict[str, str] = {}
+    for split, numbers in images.items():
+        annotations[split] = f"{folder.absolute()}/fold{number + 1}_{split}.json"
+        write_whole(annotations[split], json.dumps(_coco_content(index, numbers)), durable=True)
+    return annotations
 
 
 def data_of(folder: Path, number: int) -> Path:

@@ -4,24 +4,28 @@ detects to the folder of its training."""
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
+from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
 from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
-from utils.logger import configure_logging
+from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
-from utils.process.child import Outcome, RunResult, start
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
+
+RETRY_S = 30.0
 
 
 def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
@@ -53,17 +57,22 @@ def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own: a crash does not end this one, and the memory that the device needs is free
     for the next training. Returns how it has ended; raises `Stopped` if a signal comes meanwhile.
 
-    Nothing is lost if that process is refused, or killed for want of memory: the trained model stays, and the same
-    command scores it again.
+    If it is refused or killed it runs once more, `RETRY_S` later: another program may have filled the memory meanwhile.
     """
+    result = _run_process(validation)
+    if result.outcome in (Outcome.REFUSED, Outcome.LOST):
+        get_logger().warning("%s: not scored (%s); tried once more", validation.weights, result.reason)
+        time.sleep(RETRY_S)
+        result = _run_process(validation)
+    return result
+
+
+def _run_process(validation: ValConfig) -> RunResult:
     with (
         settings_file(validation) as settings,
         start([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,
     ):
-        result = child.wait()
-    if result.code == -signal.SIGKILL:
-        return replace(result, outcome=Outcome.REFUSED)
-    return result
+        return child.wait()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Runs a training in a process of its own (utils/process/child.py), for commands that train several times."""
+"""Runs a training in a process of its own (utils/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import dataclasses
 import math
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.run.results_csv import ResultsTable, read_columns
+from utils.child import Child, RunResult, start
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
-from utils.process.child import Child, Outcome, RunResult, start
+from utils.logger import get_logger
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2
 RESULTS_CSV = "results.csv"
 # In the folder of a run: warnings of libraries, and tracebacks, those before a resume included.
-ERRORS = "errors.txt"
+ERRORS_TXT = "errors.txt"
 
 
 def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
@@ -32,38 +35,40 @@ def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
     return TrainConfig(**values | changes)
 
 
-def train(
-    config: TrainConfig,
-    folder: Path,
-    column: str,
-    signals: StopSignals,
-    should_prune: Callable[[int, float], bool] = lambda epoch, fitness: False,
-) -> RunResult:
-    """Trains in ``folder`` in a process of its own; a training that is there already continues with the settings of now
-    (engine/run/continuation.py). Returns how it has ended, now or before.
+@dataclass(frozen=True)
+class Pruning:
+    """Ends a training early.
 
-    Args:
-        column: column of results.csv with the fitness.
-        signals: signals of this process, entered. They stop the training, which can be resumed.
-        should_prune: called with the epoch and its fitness after each validation, also those of previous processes. If
-            it returns True before the last epoch, the training is pruned.
+    ``column`` of results.csv has the fitness. ``should_prune`` is called with the epoch and its fitness after each
+    validation, also those of previous processes. If it returns True before the last epoch, the training is pruned.
+    """
+
+    column: str
+    should_prune: Callable[[int, float], bool]
+
+
+def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> RunResult:
+    """Trains in ``folder`` in a process of its own; a training that is there already continues with the current
+    settings (engine/run/continuation.py). Returns how it has ended, now or before.
+
+    A training of which a process is lost (`Outcome.LOST`) is continued once. ``signals``, those of this process,
+    entered, stop the training, which can be resumed. Raises UserError if it is complete, but the results that
+    ``pruning`` needs cannot be read.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
-    reports = _EpochReports(folder / RESULTS_CSV, column, config.epochs, should_prune)
-    with (
-        signals.deferred(),
-        settings_file(config) as settings,
-        open(folder / ERRORS, "ab", opener=open_direct) as errors,
-        start(
-            [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
-        ) as child,
-    ):
-        result = _wait(child, reports, signals)
-    return _end_of_training(result, signals, is_pruned=reports.is_pruned)
+    reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
+    result = _run_process(config, folder, signals, reports)
+    if result.outcome == Outcome.LOST:
+        get_logger().warning("%s: %s (tried once more)", folder, result.reason)
+        result = _run_process(config, folder, signals, reports)
+    if result.outcome == Outcome.LOST:
+        reason = f"{folder}: {result.reason} (what is trained is kept; the same command continues)"
+        return dataclasses.replace(result, reason=reason)
+    return result
 
 
-def _end_of_training(result: RunResult, signals: StopSignals, *, is_pruned: bool) -> RunResult:
-    """Returns how the training has ended whose process has ended with ``result``.
+def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports) -> RunResult:
+    """Runs a process of train.py until it ends, and returns how the training has ended.
 
     | pruned | a signal came | the training |
     | --- | --- | --- |
@@ -71,52 +76,30 @@ def _end_of_training(result: RunResult, signals: StopSignals, *, is_pruned: bool
     | no | yes | is stopped, even if its process has just ended: the next start finds that out |
     | no | no | has ended as its process has |
     """
-    if is_pruned:
+    with (
+        settings_file(config) as settings,
+        open(folder / ERRORS_TXT, "ab", opener=open_direct) as errors,
+        signals.deferred(),
+        start(
+            [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
+        ) as child,
+    ):
+        result = _wait(child, signals, reports)
+    if result.outcome == Outcome.DONE:
+        reports.report_new(is_final=True)
+    if reports.is_pruned:
         return RunResult(Outcome.PRUNED)
     if signals.received:
         return RunResult(Outcome.STOPPED, code=signals.code)
     return result
 
 
-class _EpochReports:
-    """Passes each epoch of results.csv that has a fitness to a callback, once, until that ends the training."""
-
-    def __init__(self, table: Path, column: str, epochs: int, should_prune: Callable[[int, float], bool]) -> None:
-        self._table = table
-        self._column = column
-        self._epochs = epochs  # of the training
-        self._should_prune = should_prune
-        self._last_epoch = 0
-        self.is_pruned = False
-
-    def report_new(self) -> None:
-        """Calls the callback for the epochs since the last call. Raises UserError if the table cannot be read."""
-        self._report(list(fitness_by_epoch(self._table, self._column)))
-
-    def report_readable(self) -> None:
-        """Does the same, but leaves a table that cannot be read at the moment to a later call."""
-        rows: list[tuple[int, float]] = []
-        with suppress(UserError):
-            rows = list(fitness_by_epoch(self._table, self._column))
-        self._report(rows)
-
-    def _report(self, rows: Sequence[tuple[int, float]]) -> None:
-        for epoch, fitness in rows:
-            if epoch > self._last_epoch and not self.is_pruned:
-                self._last_epoch = epoch
-                self.is_pruned = self._should_prune(epoch, fitness) and epoch < self._epochs
-
-
-def _wait(child: Child, reports: _EpochReports, signals: StopSignals) -> RunResult:
-    """Waits for the end of the child, which a signal or ``reports`` stop. Raises UserError if the training is complete,
-    but its results cannot be read."""
+def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResult:
+    """Waits for the end of the child, which a signal or ``reports`` stop, and returns how it has ended."""
     is_stopping = False
     while True:
         result = child.poll()
-        if result is not None and result.outcome == Outcome.DONE:
-            reports.report_new()
-        else:
-            reports.report_readable()
+        reports.report_new()
         if result is not None:
             return result
         if not is_stopping and (reports.is_pruned or signals.received):
@@ -124,6 +107,34 @@ def _wait(child: Child, reports: _EpochReports, signals: StopSignals) -> RunResu
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
+
+
+class _EpochReports:
+    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until that ends the training. Without
+    one, does not read the file."""
+
+    def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
+        self._table = table
+        self._epochs = epochs  # of the training
+        self._pruning = pruning
+        self._last_epoch = 0
+        self.is_pruned = False
+
+    def report_new(self, *, is_final: bool = False) -> None:
+        """Reports the epochs since the last call. If the table cannot be read, raises UserError if ``is_final``, else
+        leaves them to a later call."""
+        if self._pruning is None:
+            return
+        try:
+            rows = list(fitness_by_epoch(self._table, self._pruning.column))
+        except UserError:
+            if is_final:
+                raise
+            return
+        for epoch, fitness in rows:
+            if epoch > self._last_epoch and not self.is_pruned:
+                self._last_epoch = epoch
+                self.is_pruned = self._pruning.should_prune(epoch, fitness) and epoch < self._epochs
 
 
 def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:

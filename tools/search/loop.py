@@ -14,13 +14,13 @@ from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
-from tools.runs.training import check_has_results, train, train_config
+from tools.runs.training import Pruning, check_has_results, train, train_config
 from tools.search.ranges import Space, values_text
-from tools.search.report import STATES, last_step, write_report
+from tools.search.report import STATE_NAMES, last_step, write_report
 from tools.search.study import (
-    JOURNAL,
-    REASON,
-    TRIALS,
+    JOURNAL_LOG,
+    REASON_ATTRIBUTE,
+    TRIALS_FOLDER,
     Claim,
     SharedStudy,
     TrialOutcome,
@@ -28,20 +28,21 @@ from tools.search.study import (
     has_running_trial,
     single_process_without_locks,
 )
+from utils.child import RunFailed
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.child import Outcome, RunFailed
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
-SETTINGS = "search.yaml"
+SEARCH_YAML = "search.yaml"
 # In the folder of a trial: its hyper-parameters, and the folder of its training.
-RECIPE = "hyp.yaml"
-RUN = "run"
+HYP_YAML = "hyp.yaml"
+RUN_FOLDER = "run"
 MAX_FAILURES = 3  # failed trials that end a search in which no trial has a score
 
 
@@ -52,12 +53,13 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SETTINGS)
+    experiment = open_experiment(config, SEARCH_YAML)
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
             study, claim = _join(config, space, experiment)
-            failure = _Search(config, space, study, experiment, signals).run_trials(claim)
+            search_part = _Search(config=config, space=space, study=study, experiment=experiment, signals=signals)
+            failure = search_part.run_trials(claim)
         except UserError:
             _remove_if_untrained(folder)
             raise
@@ -82,7 +84,7 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with folder.wait_for_lock():
         if not has_running_trial(folder.path):
-            folder.remove_if_untrained([FOLDS_CSV, JOURNAL, TRIALS])
+            folder.remove_if_untrained([FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:
@@ -95,7 +97,9 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace that of another process
-        lines = write_report(experiment.folder.path, study, space, experiment.fitness.name, config.unit, command)
+        lines = write_report(
+            experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
+        )
     for line in lines:
         log.info("%s", line)
 
@@ -123,7 +127,7 @@ class _Search:
                 outcome = self._run_trial(claim)
             trials = self.study.trials()
             details = self._describe(outcome, trials[claim.number], best_of(trials))
-            log.info("trial %d: %s%s", claim.number, STATES[outcome.state], details)
+            log.info("trial %d: %s%s", claim.number, STATE_NAMES[outcome.state], details)
             failure = _reason_to_stop(trials)
             if failure:
                 return failure
@@ -143,10 +147,10 @@ class _Search:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was refused, as every other would be, and `Stopped` after a signal; the trial
-        then stays unfinished.
+        Raises `RunFailed` if the training was refused, as every other would be, or lost, and `Stopped` after a signal;
+        the trial then stays unfinished, and the next start of the search continues it.
         """
-        recipe = claim.folder / RECIPE
+        recipe = claim.folder / HYP_YAML
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
         outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
@@ -161,10 +165,11 @@ class _Search:
             values.append(value)
             return self.study.report(claim, epoch, value)
 
-        folder = claim.folder / RUN
+        folder = claim.folder / RUN_FOLDER
         folder.mkdir(exist_ok=True)
-        result = train(train_config(config), folder, self.experiment.fitness.column, self.signals, should_prune)
-        if result.outcome == Outcome.FAILED and not result.may_succeed_again:
+        pruning = Pruning(self.experiment.fitness.column, should_prune)
+        result = train(train_config(config), folder, self.signals, pruning)
+        if result.outcome == Outcome.FAILED:
             return TrialOutcome.failed(result.reason)
         result.check()
         if not values:
@@ -175,7 +180,8 @@ class _Search:
         """Trains once per fold. The fitness is that of the images of all folds together."""
         fitness = None
         try:
-            for results in cross_validate(config, self.experiment, claim.folder, self.signals):
+            data_folder = self.experiment.folder.path
+            for results in cross_validate(config, self.signals, data_folder=data_folder, folder=claim.folder):
                 write_results(claim.folder / "results.csv", results, self.experiment.names)
                 pooled = self.experiment.fitness.score_of(results.pooled)
                 fitness = None if math.isnan(pooled) else pooled
@@ -183,8 +189,8 @@ class _Search:
                 if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
                     return TrialOutcome.scored(fitness, is_pruned=True)
         except RunFailed as error:
-            if error.result.outcome == Outcome.REFUSED or error.result.may_succeed_again:
-                raise  # the trial stays; the next start of the search continues it
+            if error.result.outcome != Outcome.FAILED:
+                raise
             return TrialOutcome.failed(error.result.reason)
         return TrialOutcome.scored(fitness)
 
@@ -195,5 +201,5 @@ def _reason_to_stop(trials: Sequence[FrozenTrial]) -> str:
     is_any_scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
     if len(failed) < MAX_FAILURES or is_any_scored:
         return ""
-    last_reason = failed[-1].user_attrs.get(REASON, "")
+    last_reason = failed[-1].user_attrs.get(REASON_ATTRIBUTE, "")
     return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last_reason}"

@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
 
-FORMAT = "[FROM, TO], [FROM, TO, log], {choice: [...]} or a single value"
+RANGE_SYNTAX = "[FROM, TO], [FROM, TO, log], {choice: [...]} or a single value"
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 
 
@@ -114,10 +114,10 @@ def read_space(config: SearchConfig) -> Space:
         raise UserError(f"--hyp {config.hyp}: no such ranges or file{hint}; known: {', '.join(known)}")
     values = load_yaml(path)
     if not isinstance(values, dict) or not values:
-        raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {FORMAT}")
+        raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {RANGE_SYNTAX}")
     written = {name: value for name, value in values.items() if _is_range(value)}
     if not written:
-        raise UserError(f"{path}: has no range to search, only single values; a range is {FORMAT}")
+        raise UserError(f"{path}: has no range to search, only single values; a range is {RANGE_SYNTAX}")
     train_defaults = read_recipe("auto", pretrained=bool(config.weights), keep_old=config.keep_old)
     single_values = {name: value for name, value in values.items() if name not in written}
     fixed = build(Hyperparameters, asdict(train_defaults) | single_values, str(path), unknown_hyperparameter)
@@ -149,7 +149,7 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
                 return interval_type(checked(low), checked(high), log=True)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {name}: {error}") from None
-    raise UserError(f"{path}: {name}: expected {FORMAT}, got {value!r}")
+    raise UserError(f"{path}: {name}: expected {RANGE_SYNTAX}, got {value!r}")
 
 
 def values_text(values: dict[str, Any]) -> Iterator[str]:

@@ -12,16 +12,16 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Space, values_text
-from tools.search.study import REASON, SharedStudy, best_of, rank
+from tools.search.study import REASON_ATTRIBUTE, SharedStudy, best_of, rank
 from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
 
-BEST = "best.yaml"
+BEST_YAML = "best.yaml"
 TRIALS_CSV = "trials.csv"
-FIGURE = "trials.png"
+TRIALS_PNG = "trials.png"
 PRINTED_TRIALS = 10
-STATES = {
+STATE_NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
@@ -30,7 +30,7 @@ STATES = {
 }
 
 
-def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, unit: str, command: str) -> list[str]:
+def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str, unit: str, command: str) -> list[str]:
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
@@ -40,24 +40,24 @@ def write_report(folder: Path, study: SharedStudy, space: Space, fitness: str, u
     """
     trials = study.trials()
     write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
-    write_whole(folder / FIGURE, _figure(trials, fitness).png)
+    write_whole(folder / TRIALS_PNG, _figure(trials, fitness).png)
     lines = format_trials(trials, fitness)
     best = best_of(trials)
     if best is not None:
-        recipe = folder / BEST
+        recipe = folder / BEST_YAML
         best_command = f"{command} --hyp {shlex.quote(str(recipe))}"
         header = f"# Trial {best.number} of {folder}: {fitness} {best.value:.4f}.\n# command: {best_command}\n"
         write_whole(recipe, header + yaml.safe_dump(space.recipe(best.params), sort_keys=False))
         lines.append(f"the best recipe: {best_command}")
-    return [*lines, f"all trials: {folder / TRIALS_CSV} and {folder / FIGURE}"]
+    return [*lines, f"all trials: {folder / TRIALS_CSV} and {folder / TRIALS_PNG}"]
 
 
 def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
     """Returns the number of trials by how they ended, and a line for each of the best ones."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     complete.sort(key=rank)
-    counts = {state: sum(frozen.state == state for frozen in trials) for state in STATES}
-    summary = ", ".join(f"{count} {STATES[state]}" for state, count in counts.items() if count)
+    counts = {state: sum(frozen.state == state for frozen in trials) for state in STATE_NAMES}
+    summary = ", ".join(f"{count} {STATE_NAMES[state]}" for state, count in counts.items() if count)
     lines = [f"{counted(len(trials), 'trial')}: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
     for frozen in complete[:PRINTED_TRIALS]:
         baseline = "  (baseline)" if frozen.number == 0 else ""
@@ -75,12 +75,12 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
     for frozen in trials:
         yield (
             frozen.number,
-            STATES[frozen.state],
+            STATE_NAMES[frozen.state],
             "" if frozen.value is None else f"{frozen.value:.6f}",
             last_step(frozen),
             "" if frozen.duration is None else f"{frozen.duration.total_seconds():.1f}",  # pauses included
             *(frozen.params.get(name, "") for name in space.ranges),
-            frozen.user_attrs.get(REASON, ""),
+            frozen.user_attrs.get(REASON_ATTRIBUTE, ""),
         )
 
 

@@ -32,13 +32,13 @@ from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
 from utils.process.identity import has_died, this_process
 
-JOURNAL = "journal.log"
-TRIALS = "trials"  # folder of the trials
+JOURNAL_LOG = "journal.log"
+TRIALS_FOLDER = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # names the process that searches where the file system has no locks
-REASON = "reason"  # attribute of a failed trial
+REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
 # Errors that Optuna raises for lines that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
@@ -87,7 +87,7 @@ class SharedStudy:
         self._config = config
         self._space = space
         self._folder = folder
-        journal = folder / JOURNAL
+        journal = folder / JOURNAL_LOG
         with self.exclusive():
             try:
                 self.study = _open_study(journal, _pruner(config, steps))
@@ -107,7 +107,7 @@ class SharedStudy:
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial."""
-        return self._folder / TRIALS / f"{number:04}"
+        return self._folder / TRIALS_FOLDER / f"{number:04}"
 
     def claim(self) -> Claim | None:
         """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
@@ -149,10 +149,11 @@ class SharedStudy:
         return not was_continued and claim.trial.should_prune()
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
-        """Ends the trial. Only the best trial keeps its weights."""
+        """Ends the trial: records that in the journal, so that no process continues it, before its lock is free and its
+        weights are removed. Only the best trial keeps them."""
         with self.exclusive():
             if outcome.reason:
-                claim.trial.set_user_attr(REASON, outcome.reason)
+                claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
             # Optuna itself gives a pruned trial the fitness of its last step.
             fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
             self.study.tell(claim.number, fitness, state=outcome.state)
@@ -296,7 +297,7 @@ def _write_pid_file(pid_file: Path) -> None:
 
 def has_running_trial(folder: Path) -> bool:
     """Returns whether a process runs a trial of the search in ``folder``."""
-    for path in folder.glob(f"{TRIALS}/*/{_TRIAL_LOCK}"):
+    for path in folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:
             if lock.acquire():
                 return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text
-from utils.files.temporary_folder import temporary_folder
+from utils.files.temporary_folder import program_folder_name, temporary_folder
 from utils.schema import DataclassT, build
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ _MAX_BYTES = 1 << 26
 
 @contextmanager
 def settings_file(config: DataclassInstance) -> Iterator[str]:
-    """Yields the word that gives all settings of ``config`` to a command, during the block. Files that killed processes
-    have left behind are removed."""
-    with temporary_folder(Path(gettempdir(), "lockstep-settings")) as folder:
+    """Yields the word that gives all settings of ``config`` to a command, during the block. Only this user can read the
+    file: it may name code, such as ``--callbacks``."""
+    with temporary_folder(Path(gettempdir(), program_folder_name("settings"))) as folder:
         path = folder / "settings.json"
         path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
         yield f"{PREFIX}{path}"

@@ -67,7 +67,7 @@ def exchange_items(
     """
     chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
     shards = assign_readers(sizes, cached)
-    rank = group.local_group_rank
+    rank = group.group_rank
     read = map_ahead(load, shards[rank].tolist(), threads=threads)
     for round_ in zip_longest(*(_batches(items, sizes, chunk_bytes) for items in shards), fillvalue=()):
         buffers = [torch.empty(sum(int(sizes[item]) for item in items), dtype=torch.uint8) for items in round_]

@@ -3,8 +3,8 @@ not belong. The names, for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
-    node groups            [ 0   1   2   3 ]   [ 4   5   6   7 ]     rank 6 has local_group_rank 2
-    one-per-node groups    [0, 4]  [1, 5]  [2, 6]  [3, 7]            rank 6 has local_group_rank 1
+    node groups            [ 0   1   2   3 ]   [ 4   5   6   7 ]     rank 6 has group_rank 2
+    one-per-node groups    [0, 4]  [1, 5]  [2, 6]  [3, 7]            rank 6 has group_rank 1
 
 Nodes may differ in their number of processes; a one-per-node group spans the nodes that have its local rank.
 """
@@ -24,7 +24,7 @@ class Subgroup:
     """The group that this process belongs to, and this process's position in it."""
 
     ranks: tuple[int, ...]  # in the run, of the group's processes, ascending
-    local_group_rank: int  # this process's rank within the group
+    group_rank: int  # this process's rank within the group
     handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
 
     @property

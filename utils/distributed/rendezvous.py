@@ -199,7 +199,7 @@ def join_run(
     Args:
         launch: what `read_launch` returns.
         device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-        eval_ranks: how many of the last processes are a group of their own, with ranks from 0; the groups exchange
+        eval_ranks: number of the last processes that are a group of their own, with ranks from 0; the groups exchange
             messages in the store that `evaluation_store` returns.
         timeout_s: of collectives.
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ LINE_COLORS = (
     "#7048e8",
     "#66a80f",
 )
-MARK = "#7f7f7f"
+MARK_COLOR = "#7f7f7f"
 SHEET_GAP = 2  # white pixels between images
 
 
@@ -65,6 +65,21 @@ class Line:
     is_strong: bool = False
 
 
+class Mark(NamedTuple):
+    """A vertical line in a chart, with a text beside it."""
+
+    x: float
+    text: str
+
+
+class AxisLabels(NamedTuple):
+    """Texts around a chart."""
+
+    x: str
+    y: str
+    title: str
+
+
 @dataclass(frozen=True)
 class Chart:
     """Lines over shared axes, whose ranges are those of the values where they are None."""
@@ -76,7 +91,7 @@ class Chart:
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float | None] | None = None
     x_is_whole: bool = False  # the x axis has no fractions
-    mark: tuple[float, str] | None = None  # a vertical line: position and text
+    mark: Mark | None = None
     note: str = ""  # below the title
 
 
@@ -111,12 +126,12 @@ def chart_picture(chart: Chart) -> Picture:
     axes = figure.subplots()
     for number, line in enumerate(chart.lines):
         _draw_line(axes, line, number)
-    label_axes(axes, chart.x_label, chart.y_label, chart.title, chart.note)
+    label_axes(axes, AxisLabels(chart.x_label, chart.y_label, chart.title), chart.note)
     axes.set(xlim=chart.x_range, ylim=chart.y_range)
     if chart.x_is_whole:
         axes.locator_params(axis="x", integer=True)
     if chart.mark:
-        _draw_mark(axes, *chart.mark)
+        _draw_mark(axes, chart.mark)
     if rows:
         figure.legend(loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
     return picture_of(figure)
@@ -137,26 +152,27 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
     )
 
 
-def label_axes(axes: Axes, x_label: str, y_label: str, title: str, note: str = "") -> None:
-    axes.set_xlabel(short_label(x_label), fontsize=8)
-    axes.set_ylabel(short_label(y_label), fontsize=8)
-    axes.set_title(short_label(title), fontsize=9, pad=14 if note else 5)
+def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
+    """Writes the labels, and a ``note`` below the title, and draws the axes as all figures have them."""
+    axes.set_xlabel(short_label(labels.x), fontsize=8)
+    axes.set_ylabel(short_label(labels.y), fontsize=8)
+    axes.set_title(short_label(labels.title), fontsize=9, pad=14 if note else 5)
     if note:
         axes.annotate(note, (0.5, 1), (0, 4), xycoords="axes fraction", textcoords="offset points", ha="center", size=6)
-    axes.tick_params(labelsize=8, color=MARK)
+    axes.tick_params(labelsize=8, color=MARK_COLOR)
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color(MARK)
+    axes.spines[["bottom", "left"]].set_color(MARK_COLOR)
 
 
-def _draw_mark(axes: Axes, x: float, text: str) -> None:
+def _draw_mark(axes: Axes, mark: Mark) -> None:
     """Draws a vertical line, and its text on the side with more space."""
-    axes.axvline(x, color=MARK, linewidth=1, linestyle="--")
-    is_left = axes.transData.transform((x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
+    axes.axvline(mark.x, color=MARK_COLOR, linewidth=1, linestyle="--")
+    is_left = axes.transData.transform((mark.x, 0))[0] > axes.bbox.x0 + axes.bbox.width / 2
     axes.annotate(
-        text,
-        xy=(x, 1),
+        mark.text,
+        xy=(mark.x, 1),
         xytext=(-4 if is_left else 4, -8),
         xycoords=("data", "axes fraction"),
         textcoords="offset points",
@@ -166,14 +182,9 @@ def _draw_mark(axes: Axes, x: float, text: str) -> None:
 
 
 def histogram_picture(
-    edges: np.ndarray,
-    counts: np.ndarray,
-    labels: tuple[str, str, str],
-    mark: tuple[float, str] | None = None,
-    note: str = "",
+    edges: np.ndarray, counts: np.ndarray, labels: AxisLabels, mark: Mark | None = None, note: str = ""
 ) -> Picture:
-    """Draws bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2.
-    ``labels``: of the x and the y axis, and the title."""
+    """Draws bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=LINE_COLORS[0])
@@ -182,30 +193,28 @@ def histogram_picture(
     axes.locator_params(axis="x", numticks=10)
     axes.minorticks_off()
     axes.set_xlim(edges[0], edges[-1])
-    label_axes(axes, *labels, note)
+    label_axes(axes, labels, note)
     if mark:
-        _draw_mark(axes, *mark)
+        _draw_mark(axes, mark)
     return picture_of(figure)
 
 
-def heat_picture(counts: np.ndarray, labels: tuple[str, str, str], note: str = "") -> Picture:
-    """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means more.
-    ``labels``: as in `histogram_picture`."""
+def heat_picture(counts: np.ndarray, labels: AxisLabels, note: str = "") -> Picture:
+    """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means
+    more."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
-    label_axes(axes, *labels, note)
+    label_axes(axes, labels, note)
     return picture_of(figure)
 
 
-def bars_picture(
-    names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: tuple[str, str, str]
-) -> Picture:
-    """Draws a bar with a text above it for each name. ``labels``: as in `histogram_picture`."""
+def bars_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
+    """Draws a bar with a text above it for each name."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
     axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
-    label_axes(axes, *labels)
+    label_axes(axes, labels)
     axes.set_xticks(np.arange(len(names)), [*map(short_label, names)], rotation=90 if len(names) > 4 else 0)
     for bar, (value, text) in enumerate(zip(values, texts)):
         axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)

@@ -33,17 +33,31 @@ _LONG_WORD = re.compile(r"\S{17,}")
 
 
 class HtmlTable(NamedTuple):
-    """``caption`` says what the table shows, for screen readers too. Cells: text, or a number, which may be unknown."""
+    """A table. ``caption``: what it shows, for screen readers too. Cells: text, or a number, which may be unknown."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
     caption: str
 
 
+class LegendEntry(NamedTuple):
+    """The meaning of a color in the pictures of a gallery."""
+
+    text: str
+    color: str  # of CSS
+
+
+class CardPicture(NamedTuple):
+    """A picture on a card."""
+
+    title: str
+    picture: Markup
+
+
 class Card(NamedTuple):
     """Pictures side by side, each with its title, in a gallery; cards of the same ``kind`` are shown together."""
 
-    pictures: Sequence[tuple[str, Markup]]
+    pictures: Sequence[CardPicture]
     text: str
     note: str | Markup = ""
     kind: str = ""
@@ -83,6 +97,7 @@ def embed_image(content: bytes, kind: str, label: str, style: str, width: float)
 
 
 def embed_figure(picture: Picture, label: str) -> Markup:
+    """Embeds a figure, scaled to `FIGURE_PX` for a chart of the usual width."""
     return embed_image(picture.png, "png", label, "figure", picture.pixels.shape[1] * FIGURE_PX / (WIDTH * DPI))
 
 
@@ -102,8 +117,10 @@ def breakable(text: str) -> Markup:
 
 
 def now() -> str:
+    """Returns the local time, to the minute."""
     return datetime.now().astimezone().isoformat(" ", "minutes")
 
 
 def code(text: str) -> Markup:
+    """Marks text as code."""
     return Markup("<code>{}</code>").format(text)

@@ -1,4 +1,4 @@
-"""The checksum of a file."""
+"""Checksums of files."""
 
 from __future__ import annotations
 
@@ -10,3 +10,14 @@ def sha256_of(path: Path) -> str:
     """Returns the sha256 of a file, in hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_tree(path: Path) -> str:
+    """Returns the sha256 of a file, or of a folder: of the names of its files, in order, and their checksums."""
+    if not path.is_dir():
+        return sha256_of(path)
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            digest.update(f"{file.relative_to(path)}\0{sha256_of(file)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -27,8 +27,11 @@ _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are ful
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """Yields a temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged.
-    An OSError names ``path``, whichever call failed. ``durable``: survive a power cut, by fsync of the content, and of
-    the folder if the file system supports it."""
+    An OSError names ``path``, whichever call failed.
+
+    ``durable``: survive a power cut, by fsync of the content, and of the folder if the file system supports it. For
+    what took long to compute, and for files whose existence says that others are complete.
+    """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
     try:

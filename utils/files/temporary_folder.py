@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -16,43 +17,70 @@ from utils.errors import UserError
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """Creates a folder next to ``path`` for the block. Its contents can be renamed to ``path`` (`replace_path`).
+    """Creates a folder next to ``path`` for the block, which only this user can open. Its contents can be renamed to
+    ``path`` (`replace_path`).
 
     The folder is locked. Folders that killed processes left behind are removed first; those of other programs stay. If
     the folder cannot be created, the OSError names ``path``.
     """
     path = Path(path)
-    prefix = f".{path.name[:60]}"
-    left_behind = re.compile(re.escape(prefix) + r"\.[0-9a-f]{16}\.tmp")
-    for left in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
-        if not left_behind.fullmatch(left.name):
-            continue
-        with contextlib.suppress(OSError), _opened(left) as descriptor:  # it may be in use, or a file
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
-    folder = path.with_name(f"{prefix}.{os.urandom(8).hex()}")
+    _remove_left_behind(path)
     try:
-        folder.mkdir()
+        folder, descriptor = _create_locked(path)
     except OSError as error:  # a read-only disk: the user knows the folder by the other name
         error.filename = str(path)
         raise
-    with _opened(folder) as descriptor:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        folder = folder.rename(f"{folder}.tmp")  # once it is locked, others will not remove it
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield descriptor
+        yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def program_folder_name(purpose: str) -> str:
+    """Returns the name of a `temporary_folder` in the folder for temporary files of the system. It differs between
+    machines: where they share that folder, one may not see the locks of another."""
+    machine = hashlib.blake2b(os.uname().nodename.encode(), digest_size=4).hexdigest()  # names of pods may be long
+    return f"lockstep-{purpose}-{machine}"
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name[:60]}"
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Removes the temporary folders of ``path`` that no process has locked."""
+    prefix = _prefix(path)
+    is_ours = re.compile(re.escape(prefix) + r"\.[0-9a-f]{16}\.tmp").fullmatch
+    for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
+        if not is_ours(folder.name):
+            continue
+        with contextlib.suppress(OSError):  # it is in use, a file, or of another user
+            descriptor = _open(folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _create_locked(path: Path) -> tuple[Path, int]:
+    """Creates a temporary folder of ``path``. Returns it, and the descriptor that holds its lock, if the file system
+    has locks."""
+    while True:
+        folder = path.with_name(f"{_prefix(path)}.{os.urandom(8).hex()}.tmp")
+        folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # another process has taken it for one that was left behind
+            descriptor = _open(folder)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def replace_path(new: Path, path: Path) -> None:

@@ -59,7 +59,8 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _is_same_host(url: str, redirected: str) -> bool:
-    """Whether a login for ``url`` may be sent to ``redirected``: to the same host and port, and encrypted if it was."""
+    """Returns whether a login for ``url`` may be sent to ``redirected``: to the same host and port, and encrypted if
+    it was."""
     source = urllib.parse.urlsplit(url)
     target = urllib.parse.urlsplit(redirected)
     return source.netloc == target.netloc and (target.scheme == source.scheme or target.scheme == "https")

@@ -8,6 +8,13 @@ import signal
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+# Signals with which the kernel, or the C library, ends a process for an error in its own code.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+
+
+def is_crash(number: int) -> bool:
+    """Returns whether a signal that has ended a process means an error in its code, and no signal from outside."""
+    return number in _CRASHES
 
 
 def killed_by(number: int) -> str:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+from utils.decoder_warnings import exit_at_once
 from utils.errors import ExplainedError, FailedCheck, PeerFailure, PeerLost, Stopped, UserError, first_line, one_line
 from utils.machine.resources import keep_freed_memory
-from utils.process.decoder_warnings import exit_at_once
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.limits import DISK_FULL, explain_limit, is_disk_full
-from utils.process.result_file import report_error, take_result_file, write_result
+from utils.process.result_file import report_bug, report_error, take_result_file
 from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program_folders import cache_folder
 
@@ -88,7 +88,7 @@ class _OutputClosed(Exception):
 
 
 class _Ending(NamedTuple):
-    """How errors of one type end the process."""
+    """A row of `_ENDINGS`: errors of one type, and the end of the process that they cause."""
 
     error_type: type[BaseException]
     exit_code: int | None  # None: the ``code`` of the error
@@ -111,7 +111,7 @@ def _print_line(error: BaseException) -> None:
 
 def _print_traceback(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
-    write_result(error=f"{type(error).__name__}: {first_line(error)}")
+    report_bug(f"{type(error).__name__}: {first_line(error)}")
 
 
 def _print_nothing(_: BaseException) -> None:

@@ -42,8 +42,8 @@ def repeat_interrupt() -> None:
 
 
 def imports_torch(frame: FrameType | None) -> bool:
-    """Whether an import is running in ``frame`` that comes before torch is complete. The initialization of NumPy and
-    torch loses exceptions of a signal handler, turns them into an ImportError, or aborts the process."""
+    """Returns whether an import is running in ``frame`` that comes before torch is complete. The initialization of
+    NumPy and torch loses exceptions of a signal handler, turns them into an ImportError, or aborts the process."""
     torch = sys.modules.get("torch")
     if torch is not None and not getattr(torch.__spec__, "_initializing", False):
         return False

@@ -33,7 +33,7 @@ class Launch:
 
     @property
     def launcher(self) -> str:
-        """How messages name this launcher."""
+        """Returns the name of this launcher in messages."""
         return "torchrun" if self.run_id else "the environment"
 
 

@@ -13,8 +13,8 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from utils.errors import PeerFailure, PeerLost, Stopped
-from utils.process.child_signals import end_with_parent, killed_by
+from utils.errors import PeerFailure, PeerLost, Stopped, UserError
+from utils.process.child_signals import end_with_parent, is_crash, killed_by
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
 from utils.process.interrupts import exit_on_interrupt
@@ -48,7 +48,7 @@ def spawn(
         stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
     Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, PeerLost if one was
-    killed or exited by itself.
+    killed, and UserError if one has crashed or exited by itself.
     """
     with _Group(function, processes, args) as group:
         group.start()
@@ -183,9 +183,10 @@ def _failure_of(code: int, name: str) -> BaseException:
         return Stopped(code)
     if code in _WITH_MESSAGE:
         return PeerFailure(f"{name} failed", code)
-    if code < 0:  # it could not print anything itself
-        return PeerLost(f"{name} was {killed_by(-code)}")
-    return PeerLost(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+    if code >= 0:
+        return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+    message = f"{name} was {killed_by(-code)}"  # it could not print anything itself
+    return UserError(message) if is_crash(-code) else PeerLost(message)
 
 
 def _variables_by_rank(processes: int) -> list[dict[str, str]]:

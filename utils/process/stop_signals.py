@@ -52,7 +52,7 @@ class StopSignals:
 
     @property
     def received(self) -> bool:
-        """Whether any of the signals has been received."""
+        """Returns whether any of the signals has been received."""
         return self.requeue or self.interrupt
 
     @property

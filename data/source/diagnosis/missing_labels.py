@@ -61,7 +61,7 @@ def _no_labels_message(listing: Listing, spec: DatasetSpec, split: str) -> str:
         count = counted(len(orphans), "label file")
         return f"{message}; {count} without an image, first {orphans[0].where}: {orphans[0].text}"
     hint = ""
-    if spec.splits[split].annotations is None:
+    if spec.listed_splits[split].annotations is None:
         hint = _hint_at_other_files(listing, spec, split)
     if hint:
         return f"{message}; {hint}"

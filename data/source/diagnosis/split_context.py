@@ -3,7 +3,7 @@ the disk, and those of the other splits (`OtherSplits`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.images import find_images_leniently
+from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split, splits_before, splits_with_other_images
@@ -24,13 +24,13 @@ class OtherSplits:
 
     Args:
         split: this split.
-        images: names of its images.
+        split_images: its images.
     """
 
-    def __init__(self, spec: DatasetSpec, split: str, images: Collection[str]) -> None:
+    def __init__(self, spec: DatasetSpec, split: str, split_images: SplitImages) -> None:
         self._spec = spec
         self._split = split
-        self._images = images
+        self._split_images = split_images
         self._folders = Folders(spec.root)
 
     @cached_property
@@ -52,13 +52,14 @@ class OtherSplits:
     @cached_property
     def stems(self) -> frozenset[str]:
         """`loose` names, without suffix, of other images whose labels may be where this split's are."""
-        annotations = self._spec.split(self._split).annotations
+        splits = self._spec.listed_splits
+        annotations = splits[self._split].annotations
         names: list[str] = []
         for other in self._names:
-            if _share_labels(annotations, self._spec.splits[other].annotations):
+            if _share_labels(annotations, splits[other].annotations):
                 names += find_images_leniently(self._spec, other, self._folders).images
         if annotations is not None:
-            names += images_of_no_split(self._spec, self._split, self._folders, known=self._images)
+            names += images_of_no_split(self._spec, self._split, self._folders, known=self._split_images.names)
         return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
 
     @cached_property
@@ -66,7 +67,7 @@ class OtherSplits:
         """The folders (absolute) of the images of splits that the data set names before this one."""
         names: set[str] = set()
         for other in self._names_before:
-            images = find_images_leniently(self._spec, other, self._folders).images
+            images = find_images_leniently(self._spec, other, self._folders).names
             names |= {name.rpartition("/")[0] for name in images}
         return frozenset(path_of(name, self._spec.root) for name in names)
 
@@ -100,14 +101,13 @@ class SplitContext:
 
     @cached_property
     def image_of_name(self) -> dict[str, ListedImage]:
-        """The images of the split by name."""
-        return {image.name: image for image in self.found.images}
+        """The images of the split by each of their names."""
+        return {file.name: image for image in self.found.images for file in image.names}
 
     @cached_property
     def labeled_stems(self) -> frozenset[str]:
-        """The loose stems of the images with a label file, also of those that are left out."""
-        with_label = (ImageStatus.LABELED, ImageStatus.LEFT_OUT)
-        images = [image for image in self.found.images if image.status in with_label]
+        """The loose stems of the images with a label file, also of those that are left out because of it."""
+        images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
         return frozenset(loose_stem(image.file.base_name) for image in images)
 
     @property

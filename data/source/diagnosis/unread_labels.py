@@ -9,7 +9,7 @@ from data.image_io.file_kinds import is_image_name
 from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate, CandidateFiles
+from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
 
@@ -18,27 +18,28 @@ def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Fin
     """Returns the findings about files that seem to have the labels of an unlabeled image, by names of images, without
     images that are ``left_out`` already."""
     unlabeled = {
-        image.name: image
+        file.name: image
         for image in found.images
         if image.status is ImageStatus.BACKGROUND and image.name not in left_out
+        for file in image.names
     }
-    # Files per folder that are opened: if no image has a label file, the split is refused anyway.
-    max_files = len(found.images) if found.is_any_labeled else SAMPLE_SIZE
     findings: dict[str, Finding] = {}
     for group in found.groups:
         images = [unlabeled[name] for name in group.names if name in unlabeled]
+        images = [image for image in images if image.name not in findings]  # found under another of its names
         folders = list(dict.fromkeys((group.usual_label_folder, group.folder)))
-        findings |= _unread_labels_in(folders, images, found.candidates, max_files)
+        findings |= _unread_labels_in(folders, images, found)
     return findings
 
 
-def _unread_labels_in(
-    folders: Sequence[str], images: Sequence[ListedImage], candidates: CandidateFiles, max_files: int
-) -> dict[str, Finding]:
+def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], found: FoundLabels) -> dict[str, Finding]:
     """Returns the findings about files in ``folders`` that have the names of ``images``, which are unlabeled, and seem
-    to have labels, one for each image. ``max_files``: files per folder that are opened."""
+    to have labels, one for each image."""
     if not images:
         return {}
+    candidates = found.candidates
+    # Files per folder that are opened: if no image has a label file, none is left out, and the split is refused.
+    max_files = len(found.images) if found.is_any_labeled else SAMPLE_SIZE
     image_of_stem = {loose_stem(image.file.base_name): image for image in images}
     findings: dict[str, Finding] = {}
     for folder in folders:
@@ -52,12 +53,21 @@ def _unread_labels_in(
             file = Candidate(folder, name)
             format_name = format_of_labels(file.first_bytes())
             if format_name:
-                message = (
-                    f"seems to have the labels of {image.name}, which is left out ({format_name}; labels are read from "
-                    f"{image.label.name}, which may be empty)"
-                )
-                findings[image.name] = Finding(candidates.full_name(file), UNREAD_LABELS, message)
+                findings[image.name] = _unread_file(file, image, format_name, found)
     return findings
+
+
+def _unread_file(file: Candidate, image: ListedImage, format_name: str, found: FoundLabels) -> Finding:
+    """Returns the finding about a file that seems to have the labels of an image."""
+    return Finding(
+        where=found.candidates.full_name(file),
+        kind=UNREAD_LABELS,
+        text=(
+            f"seems to have the labels of {image.name}, which is left out ({format_name}; labels are read from "
+            f"{image.label.name}, which may be empty)"
+        ),
+        lost_images=int(found.is_any_labeled),
+    )
 
 
 def _image_stem(name: str, label_suffix: str) -> str:

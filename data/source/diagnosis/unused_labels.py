@@ -14,8 +14,7 @@ ignore its objects. The steps:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
@@ -39,21 +38,8 @@ class Diagnosis(NamedTuple):
     reasons: dict[str, Finding]  # those of the findings for which images are left out, by names of images
 
 
-@dataclass(slots=True)
-class _UnusedFiles:
-    """Collects the label files that no image has."""
-
-    files: list[Candidate] = field(default_factory=list)  # in the order in which they are found
-    explained: dict[Candidate, Finding] = field(default_factory=dict)  # those of them whose image is known
-
-    def add_explained(self, file: Candidate, finding: Finding) -> None:
-        self.files.append(file)
-        self.explained[file] = finding
-
-    @property
-    def unexplained(self) -> list[Candidate]:
-        """The files of which it is not known to which image they belong."""
-        return [file for file in self.files if file not in self.explained]
+NO_DIAGNOSIS = Diagnosis([], {})  # of a split in which each image has a label file, and there is no other
+_UnusedFiles = dict[Candidate, Finding | None]  # label files that no image has; None: of an unknown image
 
 
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
@@ -66,25 +52,25 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     """
     context = SplitContext.of(found, split_folders, others)
     groups_by_folder = expected_folders(found)
-    unused = _UnusedFiles()
+    unused: _UnusedFiles = {}
     _collect_expected(unused, groups_by_folder, context)
     _collect_misplaced(unused, context, expected=groups_by_folder)
 
-    similar = {file: context.unlabeled.resembling(loose_stem(file.name)) for file in unused.unexplained}
+    unexplained = [file for file, explanation in unused.items() if explanation is None]
+    similar = {file: context.unlabeled.resembling(loose_stem(file.name)) for file in unexplained}
     images_of = _assign_images_once(similar)
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
-    for file in unused.files:
-        finding = unused.explained.get(file)
-        if finding is None:
-            finding = _orphan(file, _orphan_message(similar[file]), context, has_images=bool(images_of[file]))
-            reasons |= dict.fromkeys(images_of[file], finding)
+    for file, explanation in unused.items():
+        finding = explanation or _orphan(file, _orphan_message(similar[file]), context, images_of[file])
         findings.append(finding)
+        if explanation is None:
+            reasons |= dict.fromkeys(images_of[file], finding)
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
     findings += unread.values()
-    return Diagnosis(findings, reasons | unread)
+    return Diagnosis(findings, reasons | unread if found.is_any_labeled else {})
 
 
 def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, list[str]]:
@@ -117,22 +103,17 @@ def _collect_expected(
             if image:
                 _collect_file_of(unused, image, file, context)
             elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
-                unused.files.append(file)
+                unused[file] = None
 
 
 def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
-    """Yields those of the expected folders whose unused files this split reports, each under one name."""
+    """Yields those of the expected folders whose unused files this split reports."""
     candidates = context.candidates
-    real_folders: set[str] = set()
     for folder, groups in groups_by_folder.items():
-        is_usual = any(folder == group.usual_label_folder for group in groups)
+        is_usual = any(folder == candidates.folders.first_name(group.usual_label_folder) for group in groups)
         if not is_usual and not candidates.contains_labels(folder):
             continue
-        if not candidates.files(folder) or not any(_is_reported_here(group, context) for group in groups):
-            continue
-        real_folder = os.path.realpath(folder)
-        if real_folder not in real_folders:
-            real_folders.add(real_folder)
+        if candidates.files(folder) and any(_is_reported_here(group, context) for group in groups):
             yield folder
 
 
@@ -156,36 +137,35 @@ def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: 
     """Adds an unused label file of the image ``name``, which exists, unless there is nothing wrong with that."""
     image = context.image_of_name.get(name)
     if image is None:
-        if os.path.splitext(name)[1].lower() not in IMAGE_SUFFIXES:  # else no list names it, or it has a finding
-            unused.add_explained(file, _orphan(file, f"its image, {name}, is not read", context))
+        is_read = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+        if not is_read:  # else no list names it, or it has a finding of its own
+            unused[file] = _orphan(file, f"its image, {name}, is not read", context)
     elif image.status is ImageStatus.BACKGROUND:
-        unused.files.append(file)
+        unused[file] = None
     elif image.status is ImageStatus.LABELED:
         used = image.label.name
         if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
             message = f"{name} has {used}, which is used; remove one of the two"
-            finding = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
-            unused.add_explained(file, finding)
+            unused[file] = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
+    else:
+        assert image.status is ImageStatus.LEFT_OUT  # the reason names the file that is wrong
 
 
 # Nearby folders
 
 
-def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Iterable[str]) -> None:
-    """Adds the label files of a split that are in nearby folders, each once. ``expected``: folders that have been
-    searched already."""
+def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
+    """Adds the label files of a split that are in nearby folders. ``expected``: folders that have been searched
+    already."""
     candidates = context.candidates
-    searched = {os.path.realpath(folder) for folder in expected}
-    added: set[tuple[str, str]] = set()  # a folder may be near several folders of the split, or have several names
     for nearby in nearby_folders(context.split_folders, candidates):
-        real_folder = os.path.realpath(nearby.label_folder)
-        if real_folder in searched:
+        folder = candidates.folders.first_name(nearby.label_folder)
+        if folder in expected:
             continue
-        for file in candidates.files(nearby.label_folder):
-            is_new = (real_folder, file.name) not in added and _is_misplaced(file, nearby, context)
+        for file in candidates.files(folder):  # a folder may be near several folders of the split
+            is_new = file not in unused and _is_misplaced(file, nearby, context)
             if is_new and candidates.is_label_file(file):
-                added.add((real_folder, file.name))
-                unused.files.append(file)
+                unused[file] = None
 
 
 def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
@@ -214,21 +194,24 @@ def _orphan_message(similar: Sequence[ListedImage]) -> str:
     return f"belongs to no image; if it is that of {first.name}, which is left out, rename it to {first.label.name}"
 
 
-def _orphan(file: Candidate, message: str, context: SplitContext, *, has_images: bool = False) -> Finding:
-    """Returns the finding about a label file that belongs to no image. ``has_images``: whether it is the reason to
-    leave out images, which `count_losses` counts.
+def _orphan(file: Candidate, message: str, context: SplitContext, images: Collection[str] = ()) -> Finding:
+    """Returns the finding about a label file that belongs to no image. ``images``: those that are left out because of
+    it, if any image has a label file.
 
     Without such an image it counts as one, unless the split lists its images: then the folder may hold the labels of
     many other images.
     """
     candidates = context.candidates
-    is_lost = has_images or bool(context.split_folders)
+    lost_images = int(bool(context.split_folders))
+    if images:
+        lost_images = len(images) if context.found.is_any_labeled else 0
+    is_of_split = bool(images or context.split_folders)
     return Finding(
         where=candidates.full_name(file),
         kind=ORPHAN,
         text=message,
-        lost_images=int(is_lost),
-        lost_objects=candidates.label_format.num_objects(file.content()) if is_lost else 0,
+        lost_images=lost_images,
+        lost_objects=candidates.label_format.num_objects(file.content()) if is_of_split else 0,
     )
 
 

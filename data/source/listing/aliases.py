@@ -1,4 +1,7 @@
-"""Finds images that symbolic links show under several names, so that each is listed once."""
+"""Lists an image once that symbolic links show under several names, with the label file that it has under any of them.
+
+Two label files under two names make two images of it: two views of the same pictures, each with labels of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,71 +10,56 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.split_files import ImageFile
 from utils.files.paths import path_of
 
 
-def real_folders(aliases: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Returns the real paths of the folders that have several names, by the prefixes of the names of their images."""
-    return {prefix: real for real, prefixes in aliases.items() if len(prefixes) > 1 for prefix in prefixes}
-
-
-def mark_aliases(
-    images: list[ListedImage], aliases: Mapping[str, Sequence[str]], root: Path, *, share_labels: bool
-) -> list[ListedImage]:
-    """Returns ``images``, of which those that symbolic links show under another name as well are aliases.
+def find_aliases(
+    images: Mapping[str, ImageFile], real_folders: Mapping[str, str], root: Path
+) -> dict[str, list[ImageFile]]:
+    """Finds the images that have several names. Returns the other names of each by its usual one, which no symbolic
+    link is part of, or else the first.
 
     Args:
-        aliases: see `SplitImages`.
+        images: by name.
+        real_folders: real paths of the folders of all images, by the prefixes of their names.
         root: the data set's folder.
-        share_labels: one label file has the labels of all images. Else each alias may have a label file of its own.
     """
-    aliased: set[str] = set()
-    for real_folder, same_images in _images_with_aliases(images, aliases):
-        kept = [] if share_labels else _aliases_with_own_labels(same_images, root)
-        if not kept:
-            kept = [_usual_alias(same_images, real_folder, root)]
-        aliased.update(image.name for image in same_images)
-        aliased.difference_update(image.name for image in kept)
-    if not aliased:
-        return images
-    return [image.as_alias() if image.name in aliased else image for image in images]
-
-
-def _images_with_aliases(
-    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[str]]
-) -> list[tuple[str, list[ListedImage]]]:
-    """Returns the images in folders that have several names: the real path of the folder, and an image under all of its
-    names, by image."""
-    real_folder_of = real_folders(aliases)
-    if not real_folder_of:
-        return []
-    aliases_of_image: dict[tuple[str, str], list[ListedImage]] = {}
-    for image in images:
-        folder, separator, base = image.name.rpartition("/")
-        real_folder = real_folder_of.get(folder + separator)
-        if real_folder and image.status is not ImageStatus.ALIAS:
-            aliases_of_image.setdefault((real_folder, base), []).append(image)
-    return [(real_folder, same_images) for (real_folder, _), same_images in aliases_of_image.items()]
-
-
-def _aliases_with_own_labels(same_images: Sequence[ListedImage], root: Path) -> list[ListedImage]:
-    """Returns the aliases of one image that have label files of their own, also those that are left out because of such
-    a file."""
-    by_label_file: dict[str, ListedImage] = {}  # by real path
-    for image in same_images:
-        if image.status is ImageStatus.LABELED:
-            by_label_file.setdefault(os.path.realpath(path_of(image.label.name, root)), image)
-        elif image.reason is not None:
-            by_label_file.setdefault(os.path.realpath(path_of(image.reason.where, root)), image)
-    return list(by_label_file.values())
-
-
-def _usual_alias(same_images: Sequence[ListedImage], real_folder: str, root: Path) -> ListedImage:
-    """Returns the alias of an image that no symbolic link is part of, as a label file is likely to name it; else the
-    first."""
+    names_of_folder: dict[str, list[str]] = {}
+    for prefix, real_folder in real_folders.items():
+        names_of_folder.setdefault(real_folder, []).append(prefix)
+    same_images: dict[tuple[str, str], list[ImageFile]] = {}  # by real folder and base name
+    for name in sorted(images):
+        folder, separator, base_name = name.rpartition("/")
+        real_folder = real_folders[folder + separator]
+        if len(names_of_folder[real_folder]) > 1:
+            same_images.setdefault((real_folder, base_name), []).append(images[name])
     real_root = os.path.realpath(root)
-    for image in same_images:
-        folder = image.name.rpartition("/")[0]
-        if os.path.normpath(os.path.join(real_root, folder)) == real_folder:
-            return image
-    return same_images[0]
+    aliases: dict[str, list[ImageFile]] = {}
+    for (real_folder, _), names in same_images.items():
+        without_links = [name for name in names if _folder_of(name, real_root) == real_folder]
+        usual = without_links[0] if without_links else names[0]
+        if len(names) > 1:
+            aliases[usual.name] = [name for name in names if name is not usual]
+    return aliases
+
+
+def _folder_of(image: ImageFile, real_root: str) -> str:
+    """Returns the path of the folder of an image, by its name."""
+    return path_of(image.name.rpartition("/")[0], real_root)
+
+
+def one_per_label_file(names: Sequence[ListedImage], root: Path) -> list[ListedImage]:
+    """Returns an image once for each of its label files, or once if it has none. ``names``: the image under each of its
+    names, the usual one first, with the label file that it has under this name."""
+    names_of_label: dict[str, list[ListedImage]] = {}  # by the real path of the label file
+    unlabeled: list[ListedImage] = []
+    for image in names:
+        if image.status is ImageStatus.BACKGROUND:
+            unlabeled.append(image)
+        else:
+            label_path = os.path.realpath(path_of(image.label.name, root))
+            names_of_label.setdefault(label_path, []).append(image)
+    views = list(names_of_label.values()) or [[]]
+    views[0] += unlabeled
+    return [image._replace(aliases=tuple(alias.file for alias in others)) for image, *others in views]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from data.labels.image_names import loose
 from data.labels.label_format import MAX_BYTES, FilesPerImage, first_bytes
-from data.source.listing.images import OtherFiles
+from data.source.listing.images import OtherFiles, spread
 from data.source.walk import Folders, none_if_missing
 from utils.files.safe_io import read_regular
 
@@ -44,7 +45,7 @@ class CandidateFiles:
         annotations: the folder of the labels; None: where the format expects them.
         folders: entries on the disk.
         walked: the files other than images in the folders of the images, which a walk has seen.
-        used: names of label files of images, by folder.
+        used: names of label files of images, by folder; a folder may have several names, by symbolic links.
     """
 
     def __init__(
@@ -110,8 +111,7 @@ class CandidateFiles:
         """Returns whether some of the candidates in a folder have labels: those next to images may be captions."""
         if folder not in self._contains_labels:
             files = self.files(folder)
-            sample = files[:: len(files) // SAMPLE_SIZE + 1]
-            self._contains_labels[folder] = any(self.is_label_file(file) for file in sample)
+            self._contains_labels[folder] = any(self.is_label_file(file) for file in spread(files, SAMPLE_SIZE))
         return self._contains_labels[folder]
 
     def is_label_file(self, file: Candidate) -> bool:
@@ -124,10 +124,18 @@ class CandidateFiles:
 
     def _unused(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
         """Returns the names of those ``entries`` of a folder that are not used."""
-        used = self._used.get(folder, frozenset())
-        if len(used) == len(entries):  # the usual case, in a fraction of the time
+        if len(self._used.get(folder, ())) == len(entries):  # the usual case, in a fraction of the time
             return ()
-        return entries.keys() - used
+        return entries.keys() - self._used_in_real.get(self.folders.real(folder), frozenset())
+
+    @cached_property
+    def _used_in_real(self) -> dict[str, Set[str]]:
+        """The names of used files by the real path of their folder."""
+        used: dict[str, Set[str]] = {}
+        for folder, names in self._used.items():
+            real_folder = self.folders.real(folder)
+            used[real_folder] = used.get(real_folder, frozenset()) | names
+        return used
 
 
 def without_copies(files: Sequence[Candidate]) -> Sequence[Candidate]:

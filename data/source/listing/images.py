@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from data.image_io.file_kinds import (
     ARRAY_SUFFIX,
@@ -18,15 +19,18 @@ from data.image_io.file_kinds import (
 )
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
+from data.source.listing.aliases import find_aliases
 from data.source.listing.image_list import NO_FILE, is_image, read_image_list
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, Visit, none_if_missing, status_of, walk
+from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
-from utils.files.paths import relative_name
+from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
 
 _SAMPLE_SIZE = 20  # files of a folder and a suffix that are opened to decide whether any of them are images
+_MAX_MEASURED = 1000  # files of which the largest is opened as well: an image is larger than most other files
+T = TypeVar("T")
 OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
 
@@ -36,10 +40,12 @@ class SplitImages:
 
     folders: Folders  # entries on the disk
     suffixes: frozenset[str]  # of images
-    images: dict[str, ImageFile] = field(default_factory=dict)  # by name
+    images: dict[str, ImageFile] = field(default_factory=dict)  # by name, each image once
+    aliases: dict[str, list[ImageFile]] = field(default_factory=dict)  # images under other names, see `find_aliases`
     missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
     findings: list[Finding] = field(default_factory=list)
-    aliases: dict[str, list[str]] = field(default_factory=dict)  # prefixes of names in a folder, by its real path
+    real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of names of images
+    walked_folders: set[str] = field(default_factory=set)  # real paths
     other_files: OtherFiles = field(default_factory=dict)  # in the folders of the images, if the split names folders
 
     def add(self, image: ImageFile, location: str) -> None:
@@ -49,6 +55,24 @@ class SplitImages:
         else:
             self.images[image.name] = image
 
+    def separate_aliases(self) -> None:
+        """Keeps each image under one name, once all are added."""
+        if len(set(self.real_folders.values())) == len(self.real_folders):  # the usual case: no image is looked at
+            return
+        self.aliases = find_aliases(self.images, self.real_folders, self.folders.root)
+        for image in self.all_aliases:
+            del self.images[image.name]
+
+    @property
+    def all_aliases(self) -> list[ImageFile]:
+        """The images under their other names."""
+        return [image for aliases in self.aliases.values() for image in aliases]
+
+    @property
+    def names(self) -> set[str]:
+        """All names of all images."""
+        return {*self.images, *(image.name for image in self.all_aliases)}
+
     def sorted(self) -> list[ImageFile]:
         """Returns the images by name."""
         return [self.images[name] for name in sorted(self.images)]
@@ -56,7 +80,7 @@ class SplitImages:
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or an entry is missing."""
-    entries = spec.split(split).images
+    entries = spec.listed_splits[split].images
     for entry in entries:
         if entry == Path(entry.anchor):
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
@@ -69,6 +93,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         _read_entry(split_images, entry)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
+    split_images.separate_aliases()
     return split_images
 
 
@@ -76,11 +101,12 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
     of a folder or list that cannot be read, whose images seem to be of no split."""
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    for entry in spec.split(split).images:
+    for entry in spec.listed_splits[split].images:
         try:
             _read_entry(split_images, entry)
         except UserError as error:
             get_logger().warning("%s: '%s': not all of its images are known: %s", spec.source, split, error)
+    split_images.separate_aliases()
     return split_images
 
 
@@ -102,6 +128,9 @@ def _add_list(split_images: SplitImages, file: Path) -> None:
     image_list = read_image_list(file, split_images.folders, split_images.suffixes)
     for row in image_list.images:
         split_images.add(row.image, row.location)
+    root = split_images.folders.root
+    for folder in {row.image.name.rpartition("/")[0] for row in image_list.images}:
+        split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
     split_images.findings += image_list.findings
     split_images.missing += image_list.missing
 
@@ -112,8 +141,7 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
     below_split = relative_name(visit.path, split_folder)
     prefix_in_split = "" if below_split == "." else f"{below_split}/"
     suffixes = split_images.suffixes
-    findings = split_images.findings
-    findings += _images_not_read(visit, prefix, suffixes)
+    findings = list(_images_not_read(visit, prefix, suffixes))
     cached_stems = _cached_stems(visit.entries, suffixes)
     other_files: dict[str, os.DirEntry] = {}
     for entry in visit.entries:
@@ -123,16 +151,18 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
         if suffix == ARRAY_SUFFIX and stem in cached_stems:
             continue
         if suffix.lower() in suffixes:
-            _add_file(split_images, entry, prefix + name, prefix_in_split + name)
+            finding = _add_file(split_images, entry, prefix + name, prefix_in_split + name)
+            if finding is not None:
+                findings.append(finding)
             continue
         if none_if_missing(entry.is_dir):
             continue
         other_files[name] = entry
-    findings += _unsupported_images(other_files, prefix)
     split_images.other_files[visit.path] = other_files
-    prefixes = split_images.aliases.setdefault(visit.real, [])
-    if prefix not in prefixes:
-        prefixes.append(prefix)
+    split_images.real_folders[prefix] = visit.real
+    if visit.real not in split_images.walked_folders:  # else it is shown under another name, with the same files
+        split_images.walked_folders.add(visit.real)
+        split_images.findings += [*findings, *_unsupported_images(other_files, prefix)]
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
@@ -148,7 +178,7 @@ def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Ite
 def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterator[Finding]:
     """Yields findings about the images among the ``files`` of a folder that have no suffix of images that are read.
 
-    Those of a suffix that says nothing are opened, first a sample of them: there may be millions that are no images.
+    Files of unknown suffix are opened: a sample first, as there may be millions that are no images.
     """
     names_of: dict[str, list[str]] = {}  # by suffix
     for name in files:
@@ -157,13 +187,31 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
             names_of.setdefault(suffix, []).append(name)
     for names in names_of.values():
         names.sort()
-        sample = names[:: len(names) // _SAMPLE_SIZE + 1]
-        if not any(unread_image(files[name].path) for name in sample):
+        reasons = {name: unread_image(files[name].path) for name in _sample_of(names, files)}
+        if not any(reasons.values()):
             continue
         for name in names:
-            reason = unread_image(files[name].path)
+            reason = reasons[name] if name in reasons else unread_image(files[name].path)
             if reason:
                 yield Finding(prefix + name, UNSUPPORTED, reason)
+
+
+def _sample_of(names: Sequence[str], files: Mapping[str, os.DirEntry]) -> set[str]:
+    """Returns some of ``names``, at equal distances, and the largest of some more of these files."""
+    largest = max(spread(names, _MAX_MEASURED), key=lambda name: _size_of(files[name]))
+    return {*spread(names, _SAMPLE_SIZE), largest}
+
+
+def _size_of(file: os.DirEntry) -> int:
+    stamp = stamp_of(file)
+    return stamp.size if stamp else 0
+
+
+def spread(items: Sequence[T], count: int) -> Sequence[T]:
+    """Returns ``count`` of the items, at equal distances; all if there are no more."""
+    if len(items) <= count:
+        return items
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> set[str]:
@@ -174,21 +222,23 @@ def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> s
     return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
 
 
-def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_split: str) -> None:
-    """Adds an entry that is named like an image, unless it is a folder. The names are those of `ImageFile`."""
+def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_split: str) -> Finding | None:
+    """Adds an entry that is named like an image, unless it is a folder; returns a finding if it is no file. The names
+    are those of `ImageFile`."""
     status = status_of(entry)  # one look at the disk: folders may have millions of images
     if status is None:
-        split_images.findings.append(Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1))
-    elif stat.S_ISREG(status.st_mode):
+        return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
+    if stat.S_ISREG(status.st_mode):
         split_images.add(ImageFile(name, name_in_split, FileStamp(status.st_size, status.st_mtime_ns)), name)
-    elif not stat.S_ISDIR(status.st_mode):
-        finding = Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
-        split_images.findings.append(finding)
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        return None
+    return Finding(name, BAD_IMAGE, NO_FILE, lost_images=1, consequence="left out")
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:
     """Makes the error about a split without images, with what its folders have instead."""
-    searched = ", ".join(map(str, spec.split(split).images))
+    searched = ", ".join(map(str, spec.listed_splits[split].images))
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
     message += f"; {unread_summary(unread)}" if unread else labels_without_images(spec.root)

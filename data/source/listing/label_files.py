@@ -10,20 +10,24 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
-from data.source.listing.aliases import real_folders
+from data.source.listing.aliases import one_per_label_file
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import NO_FILE
+from data.source.listing.images import SplitImages
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.walk import Folders, status_of
+from data.source.walk import status_of
 from data.split_files import FileStamp, ImageFile, LabelFile
 from utils.files.paths import path_of
 
 
 @dataclass(frozen=True, slots=True)
 class ImageGroup:
-    """The images of one folder, whose label files are expected in the same folders."""
+    """The images of one folder, whose label files are expected in the same folders. An image that symbolic links show
+    in several folders is in the group of each."""
 
     folder: str  # absolute
     label_folders: list[str]  # absolute, the usual one first
@@ -43,9 +47,9 @@ class FoundLabels:
     """The images of a split with their label files."""
 
     images: list[ListedImage]  # sorted by name
-    groups: list[ImageGroup]  # without those whose images are aliases
+    groups: list[ImageGroup]  # the images under all of their names
     candidates: CandidateFiles  # the files that no image has
-    without_usual_label: frozenset[str]  # names of images without a label file where the format expects it
+    without_usual_label: frozenset[str]  # all names of images without a label file where the format expects it
     findings: list[Finding]
     unusual: dict[str, str]  # label files in other places or of other names, by names of images
 
@@ -54,48 +58,62 @@ class FoundLabels:
         return any(image.status is ImageStatus.LABELED for image in self.images)
 
 
-def find_label_files(
-    images: Sequence[ImageFile], candidates: CandidateFiles, aliases: Mapping[str, Sequence[str]]
-) -> FoundLabels:
-    """Finds the label files of ``images``, which are sorted by name, where the format expects them, under the images'
-    names. ``candidates``: all files; ``aliases``: see `SplitImages`."""
-    groups = _group_by_folder(images, candidates)
-    repeated = _repeated_groups(groups, real_folders(aliases), candidates.folders)
-    listed: dict[str, ListedImage] = {}  # by names of images
+def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> FoundLabels:
+    """Finds the label files of images where the format expects them, under the images' names. ``candidates``: all
+    files."""
+    groups = _group_by_folder([*split_images.sorted(), *split_images.all_aliases], candidates)
+    images: list[ListedImage] = []
     used: dict[str, list[str]] = {}  # names of label files, by folder
-    for number, group in enumerate(groups):
-        in_group = _with_usual_labels(group, candidates)
-        prefix = candidates.folders.name_in(group.usual_label_folder)
-        names = [image.label.name[len(prefix) :] for image in in_group if image.status is not ImageStatus.BACKGROUND]
-        used.setdefault(group.usual_label_folder, []).extend(names)
-        if number in repeated:
-            in_group = [image.as_alias() for image in in_group]
-        listed.update((image.file.name, image) for image in in_group)
-    in_order = [listed[image.name] for image in images]
+    for group in groups:
+        in_group, used_in_group = _with_usual_labels(group, candidates)
+        images += in_group
+        used.setdefault(group.usual_label_folder, []).extend(used_in_group)
+    if split_images.aliases:
+        images = _unite_aliases(images, split_images.aliases, candidates.folders.root)
+    if len(groups) > 1:
+        images.sort(key=attrgetter("file.name"))
+    unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
     return FoundLabels(
-        images=in_order,
-        groups=[group for number, group in enumerate(groups) if number not in repeated],
+        images=images,
+        groups=groups,
         candidates=candidates.excluding(used),
-        without_usual_label=frozenset(i.file.name for i in in_order if i.status is ImageStatus.BACKGROUND),
-        findings=[image.reason for image in in_order if image.reason is not None],
+        without_usual_label=frozenset(file.name for image in unlabeled for file in image.names),
+        findings=[image.reason for image in images if image.reason is not None],
         unusual={},
     )
 
 
-def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> list[ListedImage]:
-    """Returns the images of a group, each with the file of its name in the usual label folder."""
+def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[list[ListedImage], list[str]]:
+    """Returns the images of a group, each with the file of its name in the usual label folder, and the names of these
+    files."""
     entries = candidates.entries(group.usual_label_folder)
     prefix = candidates.folders.name_in(group.usual_label_folder)
+    image_prefix = len(group.images[0].name) - len(group.images[0].base_name)
     suffix = candidates.label_format.suffix
-    listed = []
+    images: list[ListedImage] = []
+    used: list[str] = []
     for image in group.images:
-        name = image.stem + suffix
+        name = image.name[image_prefix:].rpartition(".")[0] + suffix  # much faster than its `stem`
         entry = entries.get(name)
         if entry is None:
-            listed.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
+            images.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
         else:
-            listed.append(with_label(image, prefix + name, status_of(entry)))
-    return listed
+            images.append(with_label(image, prefix + name, status_of(entry)))
+            used.append(name)
+    return images, used
+
+
+def _unite_aliases(
+    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path
+) -> list[ListedImage]:
+    """Returns the ``images``, which have an entry for each name, each once per label file. ``aliases``: see
+    `find_aliases`."""
+    image_of_name = {image.name: image for image in images}
+    united: list[ListedImage] = []
+    for usual_name, others in aliases.items():
+        names = (usual_name, *(other.name for other in others))
+        united += one_per_label_file([image_of_name.pop(name) for name in names], root)
+    return [*image_of_name.values(), *united]
 
 
 def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
@@ -110,7 +128,7 @@ def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> Li
 
 
 def _with_no_file(image: ImageFile, label: LabelFile, problem: str) -> ListedImage:
-    reason = Finding(label.name, BAD_LABEL, f"{problem}; {image.name} is left out")
+    reason = Finding(label.name, BAD_LABEL, f"{problem}; {image.name} is left out", lost_images=1)
     return ListedImage(image, ImageStatus.LEFT_OUT, label, reason)
 
 
@@ -127,23 +145,3 @@ def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) ->
             groups[folder_names] = group
         group.images.append(image)
     return list(groups.values())
-
-
-def _repeated_groups(groups: Sequence[ImageGroup], real_folder_of: Mapping[str, str], folders: Folders) -> set[int]:
-    """Returns the positions of groups whose images and label folders earlier ones have: symbolic links show both under
-    another name. ``real_folder_of``: see `real_folders`."""
-    seen: dict[tuple[str, ...], set[str]] = {}  # base names of images, by the real folders of images and labels
-    repeated: set[int] = set()
-    if not real_folder_of:
-        return repeated
-    for number, group in enumerate(groups):
-        real_folder = real_folder_of.get(folders.name_in(group.folder))
-        if real_folder is None:
-            continue
-        key = (real_folder, *map(os.path.realpath, group.label_folders))
-        base_names = {image.base_name for image in group.images}
-        earlier = seen.setdefault(key, set())
-        if base_names <= earlier:
-            repeated.add(number)
-        earlier |= base_names
-    return repeated

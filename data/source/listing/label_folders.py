@@ -31,21 +31,23 @@ def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
     any other. ``split_folders``: those that the split names (absolute)."""
     if found.without_usual_label:
         return False
-    labels = {image.label.name for image in found.images if image.status is not ImageStatus.LEFT_OUT}
+    labels = {image.label.name for image in found.images if image.status is ImageStatus.LABELED}
     if len(labels) < len(found.images):
         return False
+    expected = [folder for group in found.groups for folder in (group.usual_label_folder, group.folder)]
     nearby = [folder.label_folder for folder in nearby_folders(split_folders, found.candidates)]
-    return not any(found.candidates.files(folder) for folder in (*expected_folders(found), *nearby))
+    return not any(found.candidates.files(folder) for folder in dict.fromkeys((*expected, *nearby)))
 
 
 def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
-    """Returns the expected folders, with the images whose label files may be there."""
+    """Returns the expected folders, each under one name, with the images whose label files may be there."""
+    folders = found.candidates.folders
     groups: dict[str, list[ImageGroup]] = {}
     for group in found.groups:
         label_folders = [group.usual_label_folder, group.folder]
         if not found.without_usual_label.isdisjoint(group.names):
             label_folders = group.label_folders
-        for folder in dict.fromkeys(label_folders):
+        for folder in dict.fromkeys(map(folders.first_name, label_folders)):
             groups.setdefault(folder, []).append(group)
     return groups
 

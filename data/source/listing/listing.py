@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -20,7 +19,6 @@ class ImageStatus(StrEnum):
     LABELED = "labeled"
     BACKGROUND = "background"  # there is no label file
     LEFT_OUT = "left out"  # the labels cannot be read, or may be in another file
-    ALIAS = "alias"  # symbolic links show an image that is used under this name, too
 
 
 class ListedImage(NamedTuple):
@@ -29,20 +27,20 @@ class ListedImage(NamedTuple):
     file: ImageFile
     status: ImageStatus
     label: LabelFile  # of a background: the file that it would have
-    reason: Finding | None = None  # why it is left out; its losses are counted later (`count_losses`)
+    reason: Finding | None = None  # why it is left out
+    aliases: tuple[ImageFile, ...] = ()  # the image under other names, by which symbolic links show it
 
     @property
     def name(self) -> str:
         return self.file.name
 
+    @property
+    def names(self) -> tuple[ImageFile, ...]:
+        """The image under each of its names."""
+        return (self.file, *self.aliases)
+
     def leave_out(self, reason: Finding) -> ListedImage:
         return self._replace(status=ImageStatus.LEFT_OUT, reason=reason)
-
-    def as_alias(self) -> ListedImage:
-        return self._replace(status=ImageStatus.ALIAS, reason=None)
-
-
-_USED = (ImageStatus.LABELED, ImageStatus.BACKGROUND)
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,18 @@ class Listing:
     @cached_property
     def images(self) -> list[ImageFile]:
         """The images that are used, sorted by name."""
-        return [image.file for image in self.all_images if image.status in _USED]
+        return [image.file for image in self.all_images if image.status is not ImageStatus.LEFT_OUT]
 
     @cached_property
     def labels(self) -> list[LabelFile]:
         """One label file per image that is used, or one for all."""
-        labels = [image.label for image in self.all_images if image.status in _USED]
+        labels = [image.label for image in self.all_images if image.status is not ImageStatus.LEFT_OUT]
         return labels if self.label_format.per_image else labels[:1]
 
     @property
     def num_aliases(self) -> int:
-        """Counts the images left out because symbolic links show them under another name."""
-        return sum(image.status is ImageStatus.ALIAS for image in self.all_images)
+        """Counts the names of images besides the one under which each is listed."""
+        return sum(len(image.aliases) for image in self.all_images)
 
 
 def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list[ListedImage]:
@@ -78,13 +76,3 @@ def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list
     if not reasons:
         return images
     return [image.leave_out(reasons[image.name]) if image.name in reasons else image for image in images]
-
-
-def count_losses(
-    findings: Iterable[Finding], images: Iterable[ListedImage], reasons: Iterable[Finding]
-) -> list[Finding]:
-    """Returns ``findings``, where each of the ``reasons`` to leave out images counts as the loss of those of ``images``
-    that are left out for it. Aliases are not: their image is used or lost under another name."""
-    num_lost = Counter(image.reason for image in images if image.status is ImageStatus.LEFT_OUT)
-    counted = {*reasons, *num_lost}
-    return [finding._replace(lost_images=num_lost[finding]) if finding in counted else finding for finding in findings]

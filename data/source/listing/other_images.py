@@ -24,18 +24,20 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     missing_elsewhere: list[str] = []
     earlier: dict[str, ImageFile] = {}  # by name
     later: dict[str, ImageFile] = {}
+    known = split_images.names
     earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
         images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+        known |= found.names
 
-    own = split_images.images
+    own = split_images.names
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own.keys())],
-        later_splits=[later[name] for name in sorted(later.keys() - own.keys() - earlier.keys())],
-        unassigned=images_of_no_split(spec, split, folders, known={*own, *earlier, *later}),
+        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own)],
+        later_splits=[later[name] for name in sorted(later.keys() - own - earlier.keys())],
+        unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
     )
@@ -49,22 +51,23 @@ def splits_before(spec: DatasetSpec, split: str) -> list[str]:
 def splits_with_other_images(spec: DatasetSpec, split: str) -> list[str]:
     """Returns the splits that name other folders or lists than ``split``: unlike the training split, if a part of it is
     held out as "val"."""
-    own_paths = _real_paths(spec.split(split).images)
-    return [name for name, source in spec.splits.items() if _real_paths(source.images) != own_paths]
+    splits = spec.listed_splits
+    own_paths = _real_paths(splits[split].images)
+    return [name for name, other in splits.items() if _real_paths(other.images) != own_paths]
 
 
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
     """Returns the splits that have the label file of ``split``, and other images."""
-    annotations = spec.split(split).annotations
+    splits = spec.listed_splits
     others = splits_with_other_images(spec, split)
-    return [other for other in others if spec.splits[other].annotations == annotations]
+    return [other for other in others if splits[other].annotations == splits[split].annotations]
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
     """Returns the names, sorted, of images that no split names, next to the folders of this split or to the images of
     its lists. ``known``: names of images to leave out, and of those whose folders are searched for a list."""
     suffixes = image_suffixes(spec.pixels)
-    entries = spec.split(split).images
+    entries = spec.listed_splits[split].images
     searched = {entry.parent for entry in entries if entry.is_dir()}
     if not all(entry.is_dir() for entry in entries):
         image_folders = {name.rpartition("/")[0] for name in known}
@@ -81,7 +84,7 @@ def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: C
 
 def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:
     """Yields a folder and those below it, without the folders of splits in it."""
-    split_entries = {entry for source in spec.splits.values() for entry in source.images}
+    split_entries = {entry for split in spec.listed_splits.values() for entry in split.images}
     entries = list(folders.entries(str(folder)).values())
     yield Visit(str(folder), "", entries, [])
     for entry in entries:

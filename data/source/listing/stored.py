@@ -43,10 +43,15 @@ def read_listing(path: Path) -> Listing:
     )
 
 
-def _listed_image(file: list, status: str, label: list, reason: list | None) -> ListedImage:
+def _listed_image(file: list, status: str, label: list, reason: list | None, aliases: list) -> ListedImage:
     label_name, label_stamp = label
-    label_file = LabelFile(label_name, _stamp(label_stamp))
-    return ListedImage(_image_file(*file), ImageStatus(status), label_file, _finding(reason) if reason else None)
+    return ListedImage(
+        file=_image_file(*file),
+        status=ImageStatus(status),
+        label=LabelFile(label_name, _stamp(label_stamp)),
+        reason=_finding(reason) if reason else None,
+        aliases=tuple(_image_file(*alias) for alias in aliases),
+    )
 
 
 def _image_file(name: str, name_in_split: str, stamp: list[int] | None) -> ImageFile:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
+from data.source.listing.aliases import one_per_label_file
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
-from data.source.listing.listing import ImageStatus
+from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.walk import status_of
 from data.split_files import ImageFile
 
@@ -27,35 +29,47 @@ def find_unusual_labels(found: FoundLabels) -> FoundLabels:
 
 
 def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
-    """Makes the only one of the files that an image may have its label file. ``choices``: files by names of images."""
-    if not any(choices.values()):
+    """Makes the only file that an image may have its label file. ``choices``: the files by names of images."""
+    choices = {name: files for name, files in choices.items() if files}
+    if not choices:
         return found
-    candidates = found.candidates
-    image_of_name = {image.name: image for image in found.images if image.name in choices}
-    unusual: dict[str, str] = {}
-    findings: list[Finding] = []
-    used: dict[str, list[str]] = {}
-    for name, files in choices.items():
-        if not files:
-            continue
+    images: list[ListedImage] = []
+    chosen: list[ListedImage] = []
+    for image in found.images:
+        if choices.keys().isdisjoint(file.name for file in image.names):
+            images.append(image)
+        else:
+            chosen += _with_choice(image, choices, found.candidates)
+    used: dict[str, list[str]] = {}  # names of label files, by folder
+    for files in choices.values():
         for file in files:
             used.setdefault(file.folder, []).append(file.name)
-        image = image_of_name[name]
-        if len(files) > 1:
-            image = image.leave_out(_several_files(name, files, candidates))
-        else:
-            unusual[name] = candidates.full_name(files[0])
-            image = with_label(image.file, unusual[name], status_of(Path(files[0].path)))
-        if image.reason is not None:
-            findings.append(image.reason)
-        image_of_name[name] = image
+    unusual = {image.name: image.label.name for image in chosen if image.status is ImageStatus.LABELED}
     return replace(
         found,
-        images=[image_of_name.get(image.name, image) for image in found.images],
-        candidates=candidates.excluding(used),
-        findings=found.findings + findings,
+        images=sorted([*images, *chosen], key=attrgetter("file.name")),
+        candidates=found.candidates.excluding(used),
+        findings=found.findings + [image.reason for image in chosen if image.reason is not None],
         unusual=found.unusual | unusual,
     )
+
+
+def _with_choice(
+    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
+) -> list[ListedImage]:
+    """Returns an unlabeled image with the only file that fits; once for each if several names of the image have one
+    each. If several files fit one name, it is left out."""
+    names: list[ListedImage] = []
+    for image_file in image.names:
+        files = choices.get(image_file.name, ())
+        if len(files) > 1:
+            return [image.leave_out(_several_files(image_file.name, files, candidates))]
+        if files:
+            file = files[0]
+            names.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
+        else:
+            names.append(image._replace(file=image_file))
+    return one_per_label_file(names, candidates.folders.root)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
@@ -112,5 +126,6 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
         kind=BAD_LABEL,
         text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
         consequence="left out",
+        lost_images=1,
         lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from data.source.dataset_spec import DatasetSpec, Split
+from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.missing_labels import check_label_files
 from data.source.files import list_split
 from data.source.listing.listing import Listing
@@ -46,11 +46,12 @@ class StagePlan:
 
     def yaml_text(self, tree: str) -> str:
         """Returns the YAML of the copy, which lies next to the folder ``tree``."""
-        chosen = {split: self.spec.splits[split] for split in self.splits}
+        listed_splits = self.spec.listed_splits
+        chosen = {name: listed_splits[name] for name in self.splits}
         root = self.spec.root
         content: dict[str, object] = {"path": (Path(tree) / self.root_in_tree).as_posix()}
-        content |= {split: [relative_name(p, root) for p in source.images] for split, source in chosen.items()}
-        annotations = {s: relative_name(source.annotations, root) for s, source in chosen.items() if source.annotations}
+        content |= {name: [relative_name(path, root) for path in split.images] for name, split in chosen.items()}
+        annotations = {n: relative_name(split.annotations, root) for n, split in chosen.items() if split.annotations}
         if annotations:
             content["annotations"] = annotations
         return yaml.safe_dump(content | self.spec.content(), sort_keys=False, allow_unicode=True)
@@ -67,7 +68,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         listings[split] = listing
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}
-        folders += [relative_name(entry, spec.root) for entry in _entries(spec.split(split)) if entry.is_dir()]
+        folders += [relative_name(entry, spec.root) for entry in spec.split(split).paths if entry.is_dir()]
     names = sorted(stamps)
     return StagePlan(
         spec=spec,
@@ -78,10 +79,3 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
         listings=listings,
         folders=tuple(dict.fromkeys(folders)),
     )
-
-
-def _entries(source: Split) -> Iterator[Path]:
-    """Yields the folders, lists and annotations that a split names."""
-    yield from source.images
-    if source.annotations is not None:
-        yield source.annotations

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource
 from data.source.staging.copy import StageCopy, open_copy
-from data.source.staging.plan import StagePlan, plan_stage
+from data.source.staging.plan import StagePlan
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first
 from utils.distributed.file_exchange import exchange_items
 from utils.distributed.groups import Subgroup, one_per_node_group
@@ -28,10 +28,10 @@ from utils.logger import get_logger, progress
 from utils.strings import counted, format_bytes
 
 
-def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Callable[[], DatasetSpec]) -> DatasetSpec:
+def stage_dataset(source: DataSource, ctx: DistributedContext, make_plan: Callable[[], StagePlan]) -> DatasetSpec:
     """Copies the files of a data set that are missing in its copy in ``source.stage``, and opens the copy.
 
-    Every process of the run must call this; the first one calls ``open_original``, which opens the data set in its own
+    Every process of the run must call this; the first one calls ``make_plan``, which lists the data set in its own
     folder. ``source.stage`` is on this node's disk; it may differ between nodes. ``{node_rank}`` in it is replaced by
     the node's number. The ``source`` of the result is that of the original: its YAML, also if ``source.data`` is a
     folder that has one. Raises UserError if the data set cannot be read or has no labels, the disk is too small or
@@ -44,7 +44,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
     store_key = f"stage/{ctx.node_rank}/{source.data!a}/{source.stage!a}/{source.splits}/{source.optional}"
     with torch_distributed_zero_first(ctx):
         if ctx.is_node_leader:
-            yaml = _copy_as_leader(source, ctx, leaders, open_original)
+            yaml = _copy_as_leader(source, ctx, leaders, make_plan)
             if ctx.store is not None:
                 path_bytes = os.fsencode(yaml)
                 # torch's stubs know only str, but `set` takes bytes, too.
@@ -56,18 +56,16 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, open_original: Ca
 
 
 def _copy_as_leader(
-    source: DataSource, ctx: DistributedContext, leaders: Subgroup, open_original: Callable[[], DatasetSpec]
+    source: DataSource, ctx: DistributedContext, leaders: Subgroup, make_plan: Callable[[], StagePlan]
 ) -> Path:
     """Plans the copy, which the first leader does for all, completes that of this node, and returns its YAML."""
     local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     node_names = [f"node {n}" for n in range(leaders.group_size)]
     title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-    with StoreBarrier(ctx.store, title, rank=leaders.local_group_rank, names=node_names) as barrier:
+    with StoreBarrier(ctx.store, title, rank=leaders.group_rank, names=node_names) as barrier:
         plans: list[StagePlan | None] = [None]
-        if leaders.local_group_rank == 0:
-            spec = open_original()
-            optional = (split for split in source.optional if split in spec.splits)
-            plans[0] = plan_stage(spec, (*source.splits, *optional))
+        if leaders.group_rank == 0:
+            plans[0] = make_plan()
         barrier.wait_all()
         if leaders.group_size > 1:
             dist.broadcast_object_list(plans, src=leaders.ranks[0], group=leaders.handle)

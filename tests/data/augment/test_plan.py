@@ -57,7 +57,7 @@ def test_a_plan_depends_on_the_key_and_not_on_global_generators():
 
 
 def test_partners_without_a_block_come_as_often_as_in_an_epoch():
-    """As tiles whose labels are incomplete, which never come."""
+    """Tiles whose labels are incomplete have weight 0 and are never drawn."""
     hyp = Hyperparameters(**{**vars(PLAIN), "mosaic": 1.0, "mixup": 1.0})
     weights = np.array([0, 1, 0.5, 0, 1, 0])
     keys = [SampleKey(1, 0, position, (320, 320)) for position in range(1000)]
@@ -123,7 +123,7 @@ def test_epoch_position_and_seed_change_the_plan():
 
 
 def test_the_last_epochs_have_no_mosaic_and_no_mixup():
-    """Nor has a single image."""
+    """A single image has none, either."""
     hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
     for position in range(10):
         assert len(plan_of(hyp, position, epoch=6, epochs=10).layers) == 2

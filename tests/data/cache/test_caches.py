@@ -233,7 +233,7 @@ def test_a_changed_disk_cache_is_created_again(index, cached, harm):
 
 
 def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_image(index, cached):
-    """As a disk that loses bits: neither size nor time of the file change."""
+    """A disk that loses bits changes neither size nor time of the file."""
     cache = cached("disk", index)
     before = cache.path.stat()
     whole = bytearray(cache.path.read_bytes())

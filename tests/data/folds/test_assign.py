@@ -26,7 +26,6 @@ from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
 
 
 def random_groups(seed: int, images: int = 300, groups: int = 90, classes: int = 6):
@@ -67,7 +66,7 @@ def test_it_is_more_even_than_chance():
 
 
 def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
-    """Also where all boxes are in two images."""
+    """In one of the sets, all boxes are in two images."""
     group, counts = random_groups(2)
     first, again, other = (assign_folds(group, counts, 3, seed) for seed in (4, 4, 5))
     assert (first == again).all()
@@ -139,7 +138,7 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
 
 @pytest.mark.parametrize("workers", [-1, 0, 1])
 def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch, workers):
-    """By at least a thread per core, also if the loader has no worker processes."""
+    """At least one thread per core scans, even if the loader has no worker processes."""
     used = []
 
     def map_and_record(function, items, *, threads: int):
@@ -169,9 +168,8 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
 
 
 @pytest.mark.parametrize(("fraction", "level"), [(0.1, logging.WARNING), (0.4, logging.INFO)])
-def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, monkeypatch, fraction, level):
+def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, fraction, level):
     """Two images can only be halved."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     data = write_dataset(tmp_path / "set", train=2, val=1)
     data.write_text(data.read_text().replace("val: images/val", ""))
     config = TrainConfig(data=str(data), val_fraction=fraction, cache_dir=str(tmp_path / "cache"))
@@ -200,14 +198,14 @@ def test_whole_groups_are_held_out(config):
 
 
 def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
-    """Also of images whose paths would be formulas."""
+    """The paths of some images would be formulas in a spreadsheet."""
     (tmp_path / "set" / "images" / "train").rename(tmp_path / "set" / "=train")
     shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
     data = Path(config.data)
     data.write_text(data.read_text().replace("images/train", "=train"))
     index = pooled_index(load_dataset_spec(data), config)
     group = np.arange(len(index)) % 5
-    write_folds(tmp_path, load_dataset_spec(data), index, group, group % 3)
+    write_folds(tmp_path, load_dataset_spec(data), index, group=group, fold=group % 3)
     assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
     assert (groups_of(index, str(tmp_path / "folds.csv"), False) == group).all()
 
@@ -249,7 +247,7 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     folder = tmp_path / "lists"
     folder.mkdir()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
-    write_folds(folder, spec, pooled, np.arange(len(pooled)), fold)
+    write_folds(folder, spec, pooled, group=np.arange(len(pooled)), fold=fold)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     seen = []
     for number in range(3):

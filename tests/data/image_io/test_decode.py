@@ -168,7 +168,7 @@ def test_palette_and_one_bit_images_become_rgb(tmp_path):
 
 @pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
 def test_files_of_every_suffix_are_read(tmp_path, suffix):
-    """Also if only their content is an image's, it is recognised."""
+    """Images are recognized by their content, whatever their suffix."""
     formats = dict.fromkeys((".jif", ".jfif", ".pjpeg", ".pjp", ".mpo"), ".jpg") | {".j2k": ".jp2"}
     formats |= dict.fromkeys((".pbm", ".pgm"), ".ppm")
     data = cv2.imencode(formats.get(suffix, suffix), gradient(64, 64)[..., ::-1])[1].tobytes()
@@ -257,7 +257,7 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
     ],
 )
 def test_a_damaged_png_is_detected(tmp_path, at, message):
-    """Also by wrong checksums, about which decoders only warn, if at all."""
+    """Decoders at most warn about wrong checksums."""
     data = bytearray(cv2.imencode(".png", gradient())[1].tobytes())
     data[at] ^= 0xFF
     (tmp_path / "d.png").write_bytes(data)
@@ -281,7 +281,7 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("start", "kind"), [(b"\0\0\0\x18ftypheic", ".heic"), (b"\0\0\0\x18ftypmif1", ".heic")])
 def test_the_content_of_another_format_is_named(tmp_path, start, kind):
-    """As phones write it, and apps rename it."""
+    """Phones write such files, and apps rename them."""
     (tmp_path / "photo.jpg").write_bytes(start + bytes(range(256)) * 4)
     for read in (read_image, check_image):
         text = (

@@ -28,7 +28,6 @@ from tests.helpers.tiny import write_dataset
 from utils.boxes import xywh_to_xyxy
 from utils.detections import DetectionTable
 from utils.errors import UserError
-from utils.logger import get_logger
 
 
 @pytest.fixture
@@ -115,9 +114,8 @@ def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     load(spec_of(root).use_classes(["dark"]), single_cls=True)
 
 
-def test_a_part_may_have_backgrounds_only(root, caplog, monkeypatch):
+def test_a_part_may_have_backgrounds_only(root, caplog):
     """The joined set as a whole must have something to train on."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     for label in (root / "b" / "labels").rglob("*.txt"):
         label.write_text("")
     for split, images in (("train", 4), ("val", 3)):
@@ -131,8 +129,7 @@ def test_a_part_may_have_backgrounds_only(root, caplog, monkeypatch):
         load(spec_of(root))
 
 
-def test_messages_and_the_report_name_the_part(root, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_messages_and_the_report_name_the_part(root, caplog):
     texts = {label: label.read_text() for label in (root / "b" / "labels/train").iterdir()}
     for label, text in texts.items():
         label.write_text("".join(f"{int(row[0]) + 1}{row[1:]}\n" for row in text.splitlines() if row[0] == "0"))
@@ -249,7 +246,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
 
 
 def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, caplog):
-    """As val.py with a model of --keep-old: pycocotools scores its predictions.json."""
+    """With a model of --keep-old, pycocotools scores the predictions.json of val.py."""
     coco = pytest.importorskip("pycocotools.coco")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     names = ["light", "dark"]
@@ -295,7 +292,7 @@ def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, c
 
 
 def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, caplog):
-    """Also of sets that are joined in one that is joined: as with --keep-old."""
+    """One of the joined sets joins others itself, as with --keep-old."""
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, background]\n")
     spec = spec_of(root)
     for whole in (spec, spec.extended(("cat",), "old.pt")):

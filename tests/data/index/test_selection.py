@@ -11,11 +11,10 @@ import yaml
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index, scan_for_check
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import CheckedSplit
+from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_dataset
-from utils.logger import get_logger
 
 BAD_ROW = "1 0.5 0.5 0.2\n"
 
@@ -39,8 +38,7 @@ def places(index, scans) -> list[str]:
     return [f"{index.paths[split.image_of(row)]} {box.where}" for row, box in enumerate(boxes)]
 
 
-def test_a_check_logs_the_notes_also_if_too_much_is_lost(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_a_check_logs_the_notes_also_if_too_much_is_lost(tmp_path, caplog):
     path = write_dataset(tmp_path / "set", train=4, val=1)
     for number, text in enumerate(["", "", "", "0 0.5 0.5 0.2 0.2\nx\ny\n"]):
         (tmp_path / "set" / "labels" / "train" / f"00{number}.txt").write_text(text)
@@ -85,11 +83,8 @@ def test_boxes_of_joined_sets_keep_their_places(data, tmp_path):
 
 
 @pytest.mark.parametrize(("images", "level"), [(4, logging.WARNING), (120, logging.INFO)])
-def test_images_left_out_for_lost_labels_are_named_and_the_labels_are_lost(
-    data, tmp_path, caplog, monkeypatch, images, level
-):
+def test_images_left_out_for_lost_labels_are_named_and_the_labels_are_lost(data, tmp_path, caplog, images, level):
     """One of four is worth a warning. The ledger has the row, and no image: the other classes of it are used."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
     for i in range(4, images):
         data.add(f"train/{i}", smooth_image(np.random.default_rng(i), 16, 16))
     spec = load_dataset_spec(data.yaml)

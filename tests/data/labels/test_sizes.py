@@ -25,7 +25,6 @@ from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.open_counter import OpenCounter
 from tests.helpers.three_formats import voc_text, yolo_text
 from utils.errors import UserError
-from utils.logger import get_logger
 
 HEIGHT, WIDTH = 64, 96
 BOX = (10, 6, 34, 48)  # x1, y1, x2, y2 in the photo as stored
@@ -113,7 +112,7 @@ def test_labels_of_the_upright_photo_stay_as_they_are(tmp_path, orientation, rea
 
 
 @pytest.mark.parametrize(("orientation", "scale"), [(6, 1.0), (8, 0.5), (1, 0.5)])
-def test_the_box_of_a_finding_is_turned_and_scaled_too(tmp_path, orientation, scale):
+def test_the_box_of_a_finding_is_also_turned_and_scaled(tmp_path, orientation, scale):
     names = [f"{i}.jpg" for i in range(4)]
     for name in names:
         write_photo(tmp_path / "images" / name, orientation, scale=scale)
@@ -129,8 +128,7 @@ def test_the_box_of_a_finding_is_turned_and_scaled_too(tmp_path, orientation, sc
 @PIXELS
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
 @pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_labels_of_the_unturned_photo_are_turned(tmp_path, caplog, monkeypatch, reader, orientation, scale):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_labels_of_the_unturned_photo_are_turned(tmp_path, caplog, reader, orientation, scale):
     caplog.set_level(logging.INFO, "lockstep")
     names = [f"{i:02}.jpg" for i in range(12)]
     for i, name in enumerate(names):

@@ -48,7 +48,7 @@ def rank_of(rank, world):
 
 
 def targets_of(batch):
-    """Also of a batch that is planned for the device."""
+    """Returns the targets of a batch, which may be planned for the device."""
     return getattr(batch, "rest", batch).targets.rows
 
 
@@ -268,7 +268,7 @@ def test_workers_that_cannot_be_started_leave_no_process_and_no_traceback(
 
 
 def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader, monkeypatch):
-    """As those of a training in a notebook, whose trainer and hooks refer to each other."""
+    """In a notebook, the trainer and the hooks of a training refer to each other."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 60.0)  # torch's longest wait for a worker
     loader = open_loader(workers=2)
     next(iter(loader))

@@ -220,7 +220,7 @@ def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
     [(2, [0.1] * 4), (2, [0.5]), (5, [0.02, 0.04, 0.06]), (30, [0.2] * 8), (3, [0.3, 0.6, 0.9]), (0, [0.01] * 3)],
 )
 def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fractions):
-    """Even if they sum to less than half a sample per epoch."""
+    """Their sum may be less than half a sample per epoch."""
     weights = np.array([*np.ones(once), *fractions])
     order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, canvases=TrainCanvases(320, 32))
     counts = np.stack([np.bincount(order.indices(epoch), minlength=len(weights)) for epoch in range(200)])

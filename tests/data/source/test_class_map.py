@@ -77,7 +77,7 @@ def test_a_map_and_chosen_classes(root):
 
 @pytest.mark.parametrize("chosen", [MAP, {"classes": {"car": "vehicle"}}, {"ignore": ["ignore"]}, {"ignore": ["van"]}])
 def test_the_content_of_a_data_set_is_read_as_the_same_classes(tmp_path, chosen):
-    """As a copy or a fold has it: also of a class that is called like the value that leaves one out."""
+    """Copies and folds have the content. One class is called like the value that leaves a class out."""
     splits = {"train": "images/train", "val": "images/val"}
     path = tmp_path / "mapped.yaml"
     path.write_text(yaml.safe_dump({**splits, "names": [*NAMES, "ignore"], **chosen}))
@@ -111,8 +111,8 @@ def test_mistakes_are_one_line(root, content, message):
 
 
 def test_regions_move_with_their_image(root):
-    """As the boxes that they are without the map do, through mosaic, perspective and flips. Whatever is seen of a
-    region counts, also where too little of an object would be."""
+    """They move like the boxes that they would be without the map, through mosaic, perspective and flips. Any visible
+    part of a region counts, even one that would be too small for an object."""
     hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
     indexes = index_of(root), index_of(root, content=MAP)
     plain, mapped = (AugmentedImages(ImageReader(i, imgsz=64), hyp=hyp, run_epochs=9) for i in indexes)

@@ -64,7 +64,7 @@ def test_path_is_looked_up_next_to_the_yaml_then_in_the_working_folder(tmp_path,
     ],
 )
 def test_class_names_are_one_line(tmp_path, broken, message):
-    """Of the YAML, and of a COCO JSON where the YAML has none."""
+    """They come from the YAML, or from a COCO JSON if the YAML has none."""
     text = "train: images\nnames: [fine, {}]\n".format(json.dumps(f"b{broken}b"))
     with refused(f"d.yaml: names: {message} contains a line break or another control character"):
         load_dataset_spec(write(tmp_path, text))
@@ -164,7 +164,7 @@ def test_a_missing_optional_split_is_left_out_with_a_warning(tmp_path, is_copied
     assert set(open_data(source, DistributedContext.single()).splits) == {"train"}
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "images/vall: not found (named by " in warning
-    assert warning.endswith("/val' exists; correct its paths; 'val' is left out")
+    assert warning.endswith("; 'val' is left out, and a part of 'train' is held out in its place")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_labels_without_images_are_seen_in_each_format_of_a_suffix(tmp_path, mon
 
 
 def test_there_is_no_hint_where_no_folder_exists(monkeypatch):
-    """As on some systems after the working folder has been deleted."""
+    """Some systems have none after the working folder has been deleted."""
     monkeypatch.setattr(Path, "is_dir", lambda path: False)
     assert nearby_paths_hint(Path("folder/nothing.yaml")) == ""
 
@@ -258,7 +258,7 @@ ROOTED = [(0, "fleet", "none"), (1, "ship", "fleet"), (10, "boat", "fleet")]
     ],
 )
 def test_a_supercategory_without_boxes_is_not_a_class(tmp_path, categories, train, val, names):
-    """As in exports of Roboflow. In the file of another split it may have another id, which is a class's here."""
+    """Roboflow exports such files. In the file of another split it may have another id, which is a class's here."""
     coco_of(tmp_path / "a.json", categories, train)
     coco_of(tmp_path / "b.json", [(i + 1, *rest) for i, *rest in categories], [i + 1 for i in val])
     path = write(tmp_path, "train: t\nval: v\nannotations: {train: a.json, val: b.json}\n")
@@ -396,7 +396,7 @@ def test_names_under_another_key_are_an_error(tmp_path, key):
 
 
 @pytest.mark.parametrize("key", ["num_classes", "number_of_classes", "n_classes"])
-def test_a_number_of_classes_is_checked_under_other_names_too(tmp_path, key):
+def test_the_number_of_classes_is_also_checked_under_other_names(tmp_path, key):
     assert load_dataset_spec(write(tmp_path, f"{BODY}{key}: 2\n")).notes == ()
     with pytest.raises(UserError, match="nc is 3, but 'names' has 2"):
         load_dataset_spec(write(tmp_path, f"{BODY}{key}: 3\n"))
@@ -625,8 +625,8 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, name, message):
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
-def test_a_data_set_that_has_moved_with_its_yaml_is_told_so(tmp_path):
-    """As from Colab: its ``path`` is of another machine."""
+def test_the_message_says_that_a_data_set_has_moved_with_its_yaml(tmp_path):
+    """The ``path`` of a YAML from Colab is that of another machine."""
     (tmp_path / "images/train").mkdir(parents=True)
     spec = load_dataset_spec(write(tmp_path, "path: /content/datasets/x\ntrain: images/train\nnames: [a]\n"))
     text = f"{tmp_path}/images/train exists: remove 'path: /content/datasets/x' from the YAML"

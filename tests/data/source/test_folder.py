@@ -203,7 +203,7 @@ def supervision(source: Path, folder: Path) -> None:
 
 
 def ultralytics(source: Path, folder: Path) -> None:
-    """As Roboflow exports for YOLOv8."""
+    """Writes what Roboflow exports for YOLOv8."""
     copy_set(source, folder / "{}" / "images", folder / "{}" / "labels", ".txt", ROBOFLOW)
     (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
 
@@ -382,8 +382,8 @@ def test_what_could_mean_two_things_or_is_cut_is_refused(export, message, source
 
 @pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
 @pytest.mark.parametrize("by_yaml", [False, True])
-def test_an_export_without_its_images_says_so(export, source, tmp_path, by_yaml):
-    """In their place is nothing, not even folders."""
+def test_an_export_without_its_images_is_refused(export, source, tmp_path, by_yaml):
+    """Nothing stands in their place, not even folders."""
     folder = tmp_path / "export"
     export(source, folder)
     if by_yaml:
@@ -565,6 +565,17 @@ def test_what_may_not_be_read_is_named(data, denied, message, tmp_path, monkeypa
     with refused(message):
         check_data(source.data, source.splits)
     with refused(message):
+        open_data(source, DistributedContext.single())
+
+
+def test_what_a_copy_may_not_read_is_named(tmp_path, monkeypatch):
+    data = write_dataset(tmp_path / "set", train=2, val=2)
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "val.json").write_text("{}")
+    data.write_text(f"{data.read_text()}annotations: {{val: {tmp_path}/private/val.json}}\n")
+    deny_access(monkeypatch, tmp_path / "private")
+    source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage"))
+    with refused("--data .../data.yaml: .../private/val.json: permission denied; let this user read it"):
         open_data(source, DistributedContext.single())
 
 

@@ -228,7 +228,11 @@ def in_another_format(labels: Path) -> None:
     (labels / "x.json").write_text('{"shapes": [{"label": "a", "points": [[1, 1], [9, 9]]}]}')
 
 
-@pytest.mark.parametrize("harm", [no_file, of_no_image, called_similarly, in_another_format])
+def no_image(labels: Path) -> None:
+    (labels.parent / "images" / "z.png").symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("harm", [no_file, of_no_image, called_similarly, in_another_format, no_image])
 @pytest.mark.parametrize("views", [("left",), ("left", "right")])
 def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
     root = tmp_path / "set"
@@ -236,7 +240,8 @@ def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
     harm(root / "left/labels")
     settings = IndexSettings(progress=False, max_bad=1.0)
     expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
-    assert expected.report.ledger.losses
+    is_labeled_in_right = harm is in_another_format and len(views) > 1  # then the image is used, and nothing is lost
+    assert bool(expected.report.ledger.losses) != is_labeled_in_right
     (root / "again").symlink_to("left")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
     assert len(index) == len(expected)
@@ -254,15 +259,64 @@ def write_left_and_again(root: Path, *names: str) -> None:
     (root / "again").symlink_to("left")
 
 
-def test_a_misplaced_label_is_no_label_of_an_image_that_a_link_shows_again(tmp_path):
-    """The image would be trained as a background."""
+def in_several_files(root: Path) -> None:
+    (root / "labels/left/x.txt").rename(root / "labels/left/x.TXT")
+    (root / "labels/left/x.Txt").write_text("0 0.5 0.5 0.1 0.1\n" * 2)
+
+
+def misplaced(root: Path) -> None:
+    (root / "labels/left/old").mkdir()
+    (root / "labels/left/x.txt").rename(root / "labels/left/old/x.txt")
+
+
+def also_in_another_format(root: Path) -> None:
+    (root / "images/left/x.json").write_text('{"shapes": [{"label": "a", "points": [[1, 1], [9, 9]]}]}')
+
+
+def also_of_no_image(root: Path) -> None:
+    (root / "labels/left/spare.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+
+
+@pytest.mark.parametrize("harm", [in_several_files, misplaced, also_in_another_format, also_of_no_image])
+@pytest.mark.parametrize("links", [("images",), ("images", "labels")], ids=len)
+def test_a_link_inside_of_a_split_changes_nothing(tmp_path, harm, links):
+    """Each image keeps the name that has no link in it, and its loss counts once."""
     root = tmp_path / "set"
-    write_left_and_again(root, "a", "b", "s/x")
-    (root / "left/labels/s/x.txt").rename(root / "left/labels/x.txt")
-    (root / "data.yaml").write_text("train: [again/images, left/images]\nnames: [a]\n")
+    names = ("left/u", "left/v", "left/x")
+    for number, name in enumerate(names):
+        for folder in ("images", "labels"):
+            (root / folder / "left").mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(root / f"images/{name}.png"), np.full((20, 40, 3), number, np.uint8))
+        (root / f"labels/{name}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    harm(root)
+    (root / "data.yaml").write_text("train: images\nnames: [a]\n")
+    settings = IndexSettings(progress=False, max_bad=1.0)
+    expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
+    for folder in links:
+        (root / folder / "again").symlink_to("left")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
+    assert list(index.paths) == list(expected.paths)
+    assert boxes_of(index) == boxes_of(expected)
+    assert list(index.report.lines) == list(expected.report.lines)
+    assert index.report.ledger == expected.report.ledger
+
+
+def test_the_labels_of_several_folders_may_be_in_one(tmp_path):
+    """A label file of an image in one folder is not left over in the others."""
+    root = tmp_path / "set"
+    (root / "flat").mkdir(parents=True)
+    (root / "labels").mkdir()
+    for folder, name in (("a", "x"), ("b", "y")):
+        (root / "images" / folder).mkdir(parents=True)
+        cv2.imwrite(str(root / f"images/{folder}/{name}.png"), np.zeros((20, 40, 3), np.uint8))
+        (root / f"flat/{name}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+        (root / "labels" / folder).symlink_to(root / "flat")
+    (root / "data.yaml").write_text("train: images\nnames: [a]\n")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert (len(index), len(index.classes), index.report.problems) == (2, 2, 0)
+    (root / "flat/z.txt").write_text("0 0.5 0.5 0.4 0.4\n")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=1.0))
-    assert sorted(Path(path).name for path in index.paths) == ["a.png", "b.png"]
-    assert index.report.ledger.losses
+    assert (index.report.ledger.lost_images, index.report.problems) == (1, 1)
 
 
 def test_a_list_and_a_walk_of_one_folder_show_different_images_of_a_link(tmp_path):

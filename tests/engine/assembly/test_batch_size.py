@@ -375,7 +375,7 @@ def test_running_out_of_memory_is_not_an_error_and_frees_everything(cuda):
 
 @pytest.mark.parametrize("limit_of", [3, 12])
 def test_the_found_batch_size_is_stored_and_kept_on_resume(tmp_path, monkeypatch, limit_of):
-    """Also if it is larger than the number of images."""
+    """It may be larger than the number of images."""
     model = write_model(tmp_path / "tiny.yaml")
     common = ["--model", str(model), *SMALL, "--project", str(tmp_path), "--optimizer", "SGD"]
     flags = ["--data", str(write_dataset(tmp_path / "set")), *common, "--batch-size", "-1"]

@@ -29,7 +29,6 @@ from tests.helpers.scoring import iou_by_hand
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.logger import get_logger
 
 SIDE = 64
 ALONE = DistributedContext.single(torch.device("cpu"))
@@ -190,7 +189,7 @@ def of_known_objects(monkeypatch, score: float) -> list[tuple]:
 
 @pytest.mark.parametrize("score", [0.2, 0.9])
 def test_a_run_of_unknown_length_gets_the_rate_of_20_epochs(dataset, tmp_path, monkeypatch, score):
-    """And is tested on as many images as a long one."""
+    """It is tested on as many images as a long run."""
     asked = of_known_objects(monkeypatch, score)
     config = TrainConfig(data="d.yaml", weights=str(write_weights(tmp_path / "a.pt", ["x"])), epochs=1, time=0.5)
     assert choose(config, dataset, steps=1000) == choose(config, dataset, steps=10) == 0.0625
@@ -233,8 +232,7 @@ def test_weights_of_another_model_are_not_scored(dataset, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(("epochs", "images"), [(1, 3), (2, 6), (100, 11)])
 def test_the_choice_takes_a_small_part_of_the_run(dataset, tmp_path, monkeypatch, caplog, epochs, images):
-    """And no more images than there are with objects: one of twelve has none."""
-    monkeypatch.setattr(get_logger(), "propagate", True)
+    """It uses no more images than have objects: one of twelve has none."""
     caplog.set_level("INFO", "lockstep")
     asked = of_known_objects(monkeypatch, 0.0)
     weights = str(write_weights(tmp_path / "a.pt", ["x"]))

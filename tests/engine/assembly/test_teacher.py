@@ -62,13 +62,13 @@ def world(tmp_path_factory) -> Path:
 
 
 def flags(world: Path, *more: object) -> list[object]:
-    given = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
-    return [*given, *more]
+    arguments = ["--weights", world / "old.pt", "--data", world / "dark.yaml", "--keep-old", "--epochs", "2", *SMALL]
+    return [*arguments, *more]
 
 
 def taught(world: Path, teacher: Path, *more: object) -> list[object]:
-    given = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
-    return [*given, "--epochs", "2", *more]
+    arguments = ["--model", world / "tiny.yaml", "--data", world / "set" / "data.yaml", "--teacher", teacher, *SMALL]
+    return [*arguments, "--epochs", "2", *more]
 
 
 def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_path, capsys):
@@ -76,8 +76,8 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     weights = tmp_path / "old.pt"
     whole = tmp_path / "whole"
     shutil.copy(world / "old.pt", weights)
-    given = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
-    call(train.main, *flags(world, *given), "--name", "whole")
+    arguments = ["--weights", weights, "--project", tmp_path, "--save-period", "1", "--virtual-ranks", "2"]
+    call(train.main, *flags(world, *arguments), "--name", "whole")
     log = (whole / "train.log").read_text()
     assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
     assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
@@ -107,8 +107,16 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
 
 def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(world, tmp_path):
     """--classes names those that its data set labels; val.py scores no others, although the model has them."""
-    given = ["--weights", world / "old.pt", "--data", world / "set" / "data.yaml", "--keep-old", "--classes", "dark"]
-    call(train.main, *given, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
+    arguments = [
+        "--weights",
+        world / "old.pt",
+        "--data",
+        world / "set" / "data.yaml",
+        "--keep-old",
+        "--classes",
+        "dark",
+    ]
+    call(train.main, *arguments, "--epochs", "1", *SMALL, "--project", tmp_path, "--name", "a")
     call(val.main, "--weights", tmp_path / "a" / "last.pt", *PLAIN, "--project", tmp_path, "--name", "val")
     rows = (tmp_path / "val" / "classes.csv").read_text().splitlines()
     assert "light,0,0,,,,,," in rows
@@ -173,14 +181,14 @@ def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, cha
         (world / f"{name}.yaml").write_text(yaml.safe_dump(values | change))
     write_model(world / "anchors.yaml", TINY_ANCHOR_MODEL)
     write_detector(world / "anchors.pt", build_detector(TINY_ANCHOR_MODEL, 1, names=["light"]))
-    given = start(world, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
-    error = error_of(capsys, train.main, *given, *(change.format(world) for change in changes))
+    arguments = start(world, *([teacher] if start is taught else []), "--project", tmp_path / "runs")
+    error = error_of(capsys, train.main, *arguments, *(change.format(world) for change in changes))
     assert line.format(world) in error
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_student_has_the_license_of_its_teacher(world, tmp_path):
-    """That of the weights with ``--keep-old``, which are the teacher."""
+    """With ``--keep-old``, the weights are the teacher."""
     public = Origin("big (public file)", "AGPL-3.0")
     student = Origin("small (public file)", "Apache-2.0")
     big = replace(TEACHER, origin=public)
@@ -206,7 +214,7 @@ def test_a_taught_run_names_the_file_of_its_teacher(tmp_path):
 
 
 def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):
-    """As those of ``--weights``."""
+    """Names of ``--weights`` are compared in the same way."""
     detector = build_detector(TINY_MODEL, 3, names=["Dark ", "LIGHT", "other"], seed=3)
     same = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
     student = build_detector(TINY_MODEL, 2, names=["light", "dark"])
@@ -228,8 +236,8 @@ def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(
     ctx = replace(DistributedContext.single(), eval_ranks=1)
     with refused("--keep-old: the teacher runs in the training processes only; leave out --eval-ranks"):
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
-    given = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
-    assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *given)
+    arguments = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
+    assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *arguments)
 
 
 def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
@@ -254,8 +262,8 @@ def teacher(world) -> Path:
 
 @pytest.mark.slow
 def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world, teacher, tmp_path, capsys):
-    given = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
-    call(train.main, *given, "--name", "whole")
+    arguments = taught(world, teacher, "--project", tmp_path, "--virtual-ranks", "2", "--save-period", "1")
+    call(train.main, *arguments, "--name", "whole")
     assert f"--teacher: {teacher}, " in (tmp_path / "whole" / "train.log").read_text()
     origin = read_checkpoint(tmp_path / "whole" / "last.pt")["origin"]
     assert origin["weights"].startswith("random weights, taught by teacher.pt, trained from ")
@@ -267,7 +275,7 @@ def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world,
     whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
     for part in ("model", "ema", "optimizer", "teacher"):
         same_content(whole[part], again[part])
-    plain = [flag for flag in given if flag not in ("--teacher", teacher)]
+    plain = [flag for flag in arguments if flag not in ("--teacher", teacher)]
     call(train.main, *plain, "--name", "plain")
     weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]
     assert any(not torch.equal(weights[name], whole["model"][name]) for name in weights)

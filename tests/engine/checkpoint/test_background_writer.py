@@ -39,10 +39,10 @@ def test_submitting_does_not_block_and_newer_content_replaces_waiting_content():
         writer.submit({B: content, A: content})
     writer.submit({A: 6})
     disk.go_on.set()
-    writer.finish()
+    writer.flush()
     assert disk.written == [(A, 1), (B, 5), (A, 6)]
     writer.submit({A: 7})  # a new thread continues
-    writer.finish()
+    writer.flush()
     assert disk.written[-1] == (A, 7)
 
 
@@ -72,7 +72,7 @@ def test_an_error_is_raised_once_and_waiting_content_is_dropped():
     writer.wait()
     with pytest.raises(OSError, match="full"):
         writer.check()
-    writer.finish()
+    writer.flush()
     assert disk.written == []
 
 

@@ -58,7 +58,7 @@ def save(folder: Path, state: SimpleNamespace, *, is_best: bool = True, **change
     checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
     values = {"progress": Progress(epoch=2, step=9, updates=9), "run": CONDITIONS, "metrics": {"AP": 0.5}} | changes
     checkpointer.save_epoch(state, CheckpointHeader(**values), is_best=is_best)
-    checkpointer.finish()
+    checkpointer.flush()
     return checkpointer
 
 
@@ -90,13 +90,13 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
 
 
 def test_a_position_is_saved_in_last_pt_alone(tmp_path):
-    """Also at the end of an epoch that has an epochN.pt: a run that resumes from it must not change it."""
+    """This holds at the end of an epoch that has an epochN.pt, too: a run that resumes from it must not change it."""
     checkpointer = save(tmp_path, parts())
     kept = {name: (tmp_path / name).read_bytes() for name in ("best.pt", "epoch2.pt")}
     for epoch in (0, 2):
         progress = Progress(epoch=epoch, step=9, updates=9)
         checkpointer.save_last(parts(seed=3), CheckpointHeader(progress=progress, run=CONDITIONS, metrics={"AP": 0.25}))
-    checkpointer.finish()
+    checkpointer.flush()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "epoch2.pt", "last.pt"]
     assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
     assert Checkpoint.read(tmp_path / "last.pt").header.metrics == {"AP": 0.25}
@@ -168,7 +168,7 @@ def test_the_scores_of_a_pending_epoch_are_added_to_its_files(tmp_path):
         if not is_there:
             (tmp_path / "epoch2.pt").unlink()
         checkpointer.save_scored(pending, newest, is_best=True, metrics={"AP": 0.5})
-        checkpointer.finish()
+        checkpointer.flush()
         assert (tmp_path / "epoch2.pt").exists() == is_there
         if is_there:
             periodic = Checkpoint.read(tmp_path / "epoch2.pt").header
@@ -187,7 +187,7 @@ def test_the_scores_of_a_pending_epoch_are_not_added_to_a_file_of_an_earlier_run
     progress = Progress(epoch=2, best_epoch=2, best_fitness=0.5)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
     checkpointer.save_scored(pending, progress, is_best=False, metrics={"AP": 0.5})
-    checkpointer.finish()
+    checkpointer.flush()
     assert (tmp_path / "epoch2.pt").read_bytes() == earlier
 
 
@@ -205,7 +205,7 @@ def test_other_ranks_write_nothing(tmp_path):
     header = CheckpointHeader(progress=Progress(), run=CONDITIONS)
     checkpointer.save_epoch(parts(), header, is_best=True)
     checkpointer.save_last(parts(), header)
-    checkpointer.finish()
+    checkpointer.flush()
     assert not list(tmp_path.iterdir())
 
 
@@ -314,7 +314,7 @@ def test_bad_checkpoints_are_one_line(tmp_path, kind, message):
 
 @pytest.mark.parametrize("moment", ["infolist", "testzip"])
 def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(tmp_path, monkeypatch, moment):
-    """As val.py may read last.pt just when the training process writes it."""
+    """val.py may read last.pt just when the training process writes it."""
     path = tmp_path / "last.pt"
     write_checkpoint({"epoch": 1, "x": torch.ones(1000)}, path)
     original = getattr(zipfile.ZipFile, moment)

@@ -70,14 +70,14 @@ def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
 
 
 def test_ids_survive_yaml(tmp_path: Path):
-    """Also those that consist of digits, or look like a number otherwise."""
+    """Some consist of digits, or look like a number otherwise."""
     for run_id in ("0123456789012345", "12345678901234e5", "0x12345678901234", new_run_id()):
         claim(tmp_path, repr(run_id))
         assert newest_run_id(tmp_path) == run_id
 
 
 def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path: Path, caplog):
-    """Nor does `lockstep.Run` take it."""
+    """`lockstep.Run` does not take it, either."""
     claim_after_earlier_run(tmp_path)
     saved(tmp_path / "best.pt", Progress(), run_id="earlier")
     with pytest.raises(UserError, match=r"best\.pt: is of an earlier run in this folder"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 
 from engine.checkpoint.progress import Progress
 from engine.commands import export
+from engine.commands.export_record import EXPORT_RECORD, ExportRecord
+from engine.run.folder import LOCK_NAME
 from tests.helpers.run_checkpoints import claim, saved
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.errors import UserError
+from utils.files.locks import FileLock
 
 CONFIG = TrainConfig(export=["onnx", "torchscript"])
 
@@ -41,19 +45,25 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a run with a best.pt."""
+    folder = tmp_path / "exp"
+    folder.mkdir()
+    claim(folder, "a")
+    saved(folder / "best.pt", Progress(), run_id="a")
+    return folder
+
+
 def exports_of(folder: Path, exported: list[str]) -> list[str]:
     exported.clear()
     export.export_best(folder, CONFIG)
     return list(exported)
 
 
-def test_files_of_the_same_checkpoint_stay_whatever_the_times_of_the_files(tmp_path: Path, exported: list[str]):
-    folder = tmp_path / "exp"
-    folder.mkdir()
-    claim(folder, "a")
-    saved(folder / "best.pt", Progress(), run_id="a")
+def test_files_of_the_same_checkpoint_stay_whatever_the_times_of_the_files(folder: Path, exported: list[str]):
     assert exports_of(folder, exported) == CONFIG.export
-    copy = shutil.copytree(folder, tmp_path / "copy")
+    copy = shutil.copytree(folder, folder.with_name("copy"))
     os.utime(copy / "best.pt")  # a copy may give it any time
     assert exports_of(copy, exported) == []
     (copy / "best.onnx").unlink()
@@ -61,15 +71,57 @@ def test_files_of_the_same_checkpoint_stay_whatever_the_times_of_the_files(tmp_p
     saved(folder / "best.pt", Progress(epoch=7), run_id="a")
     os.utime(folder / "best.pt", (0, 0))
     assert exports_of(folder, exported) == CONFIG.export
-    (folder / export.EXPORT_RECORD).write_text("[")
+
+
+@pytest.mark.parametrize("case", ["never exported", "exported again by hand", "record damaged"])
+def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, capsys, case: str):
+    """Such as one that export.py has written with --half under the name of the run's own."""
+    if case != "never exported":
+        exports_of(folder, exported)
+    if case == "record damaged":
+        (folder / EXPORT_RECORD).write_text("[")
+        (folder / "best.torchscript").unlink()
+    (folder / "best.onnx").write_text("mine")
+    exports_of(folder, exported)
+    assert exported == ([] if case == "exported again by hand" else ["torchscript"])
+    assert (folder / "best.onnx").read_text() == "mine"
+    log = capsys.readouterr().out + caplog.text  # the first export has set up logging
+    assert log.count("best.onnx is not an export of this run, and stays") == 1
+
+
+def test_an_export_that_was_killed_is_made_again(folder: Path):
+    """Its file may have its name already, and not be in the record as complete."""
+    killed = ExportRecord(folder / "best.pt").exporting(CONFIG.export)
+    killed.__enter__()  # and no exit
+    (folder / "best.onnx").touch()
+    assert ExportRecord(folder / "best.pt").missing(CONFIG.export) == CONFIG.export
+
+
+def test_a_record_that_cannot_be_written_keeps_no_format_from_being_exported(
+    folder: Path, exported: list[str], monkeypatch, caplog, capsys
+):
+    def fail(path: Path, content: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("engine.commands.export_record.write_whole", fail)
+    assert exports_of(folder, exported) == CONFIG.export
+    assert ".exports: cannot be written (No space left on device)" in capsys.readouterr().out + caplog.text
+
+
+def test_one_process_exports_at_a_time(folder: Path, exported: list[str], monkeypatch):
+    """Two that write best.onnx together might leave a mixture of it and of its record."""
+    monkeypatch.setattr("engine.run.folder.LOCK_PATIENCE_S", 0.0)
+    with FileLock(folder / LOCK_NAME) as lock:
+        lock.acquire()
+        with pytest.raises(UserError, match="another process"):
+            exports_of(folder, exported)
     assert exports_of(folder, exported) == CONFIG.export
 
 
-def test_what_has_failed_is_exported_again(tmp_path: Path, exported: list[str]):
-    claim(tmp_path, "a")
-    saved(tmp_path / "best.pt", Progress(), run_id="a")
-    (tmp_path / "failing").touch()
+def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
+    (folder / "failing").touch()
     with pytest.raises(UserError, match="2 of 2 formats failed"):
-        exports_of(tmp_path, exported)
-    (tmp_path / "failing").unlink()
-    assert exports_of(tmp_path, exported) == CONFIG.export
+        exports_of(folder, exported)
+    (folder / "failing").unlink()
+    assert exports_of(folder, exported) == CONFIG.export
+    assert exports_of(folder, exported) == []

@@ -12,7 +12,7 @@ from torch import nn
 from engine.evaluation import evaluator as evaluator_module
 from engine.evaluation.evaluator import Evaluator, is_channels_last
 from models.losses.base import Criterion, LossOutput
-from models.postprocess.detections import SCORED, SHOWN, SHOWN_UNVOTED
+from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED
 from tests.helpers import ranks
 from tests.helpers.scoring import make_ground_truth
 from utils.batches import Batch, Targets
@@ -295,7 +295,7 @@ def test_modes_and_memory_layout_are_preserved(channels_last):
 
 
 def test_the_next_batch_is_on_its_way_while_the_current_one_is_scored():
-    """Also of an odd number of batches."""
+    """The number of batches may be odd."""
     gt, letterbox = make_split(9)
     fetched = []
     scored = []

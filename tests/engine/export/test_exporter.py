@@ -13,7 +13,7 @@ from engine.export.options import resolve_options
 from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
 from models.detector import build_detector
-from models.postprocess.detections import DEFAULT_CONFIDENCE
+from models.postprocess.selection import DEFAULT_CONFIDENCE
 from tests.helpers.exports import options
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig

@@ -101,7 +101,7 @@ MISTAKES = ("classes swapped", "scaled twice", "sigmoid twice", "blue first", "c
     + [(mistake, INT8) for mistake in MISTAKES if mistake != "blue first"],
 )
 def test_a_broken_export_fails_also_where_ap_is_zero(world, mistake: str, allowed: Tolerance):
-    """As that of a model that has learned nothing: AP and F1 say nothing about its file."""
+    """For a model that has learned nothing, AP and F1 say nothing about its file."""
     parity = replace(compared(world, mistake, allowed), ap=0.0, ap_checkpoint=0.0, f1=0.0, f1_checkpoint=0.0)
     assert parity.violations(allowed)
     assert parity.worst_image.endswith(".png")

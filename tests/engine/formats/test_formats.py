@@ -377,7 +377,7 @@ def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(pa
     assert OnnxFormat().requirements(proto) == f"opset {opset} and IR version {ir} need ONNX Runtime {release} or newer"
 
 
-def test_a_file_that_no_known_runtime_reads_says_so(packages: None):
+def test_a_file_that_no_known_runtime_reads_is_named(packages: None):
     import onnx
 
     graph = onnx.helper.make_graph([], "none", [], [])

@@ -60,7 +60,7 @@ def test_end2end(fused, images, box_voting):
 
 
 class Boxes(torch.nn.Module):
-    """In the place of a detector: the same boxes and scores for every image."""
+    """Stands in for a detector: returns the same boxes and scores for every image."""
 
     def __init__(self, boxes: torch.Tensor, scores: torch.Tensor) -> None:
         super().__init__()

@@ -7,27 +7,24 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import train
 from engine.checkpoint.progress import Progress
 from engine.hooks.callbacks import RunState, UserCallbacks, load_callbacks
-from engine.hooks.hook import Hook, Hooks
-from engine.optim.schedule import StepPlan
-from engine.parallel.control import RunControl
-from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunSettings, TrainingRun
+from engine.hooks.hook import Hook, Hooks, Training
 from engine.train.trainer import CompletedRun
+from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, error_of, run_python
-from tests.helpers.tiny import write_dataset, write_model
-from utils.config.settings import Hyperparameters, TrainConfig
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.training import hook_training
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
-from utils.process.stop_signals import StopSignals
 
 ROOT = Path(__file__).parents[3]
 HOOKS = '''
@@ -277,7 +274,7 @@ def test_a_hook_that_raises_ends_the_run_with_a_checkpoint_and_one_line(folder, 
 
 
 @pytest.mark.slow
-def test_a_hook_that_raises_before_or_after_training_leaves_a_checkpoint_too(folder):
+def test_a_hook_that_raises_before_or_after_training_also_leaves_a_checkpoint(folder):
     """A resume needs no hooks."""
     done = run(folder, "--callbacks", "user_hooks:BreaksFirst", expect=2)
     assert f"on_start failed: {folder}/user_hooks.py:" in done.stderr
@@ -300,31 +297,24 @@ def test_an_error_without_a_text_is_one_line(folder):
     assert "Silent: <exception str() failed>; the traceback is in runs/exp/train.log" in line
 
 
-def test_what_follows_a_failing_on_end_still_happens(tmp_path, monkeypatch):
+def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkeypatch):
     """The other hooks, such as the summary, and ``--export``."""
     happened = []
 
     class Later(Hook):
-        def finish(self, trainer: SimpleNamespace) -> None:
+        def finish(self, trainer: Training) -> None:
             happened.append("summary")
 
     def break_down(state: RunState) -> None:
         raise ValueError("too late")
 
-    ctx = DistributedContext.single()
-    control = RunControl(ctx, Watchdog(StopSignals()))
-    step = SimpleNamespace(criterion=SimpleNamespace(names=()), ema=SimpleNamespace(module=None))
-    settings = RunSettings(TrainConfig(export=["onnx"]), Hyperparameters())
-    training = TrainingRun(folder=tmp_path, run_id="", settings=settings)
-    trainer = SimpleNamespace(
-        run=training, ctx=ctx, step=step, control=control, progress=Progress(epoch=2), epochs=2,
-        steps=StepPlan(accumulate=1, per_epoch=1, epochs=2),
-    )  # fmt: skip
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    trainer = hook_training(tmp_path, config=TrainConfig(export=["onnx"]), step=step, progress=Progress(epoch=1))
     callbacks = UserCallbacks("--callbacks user:Hooks", {"on_end": break_down}, None)
     hooks = Hooks([callbacks, Later()])
     hooks.call("start", trainer)
     hooks.call("finish", trainer)
-    completed = CompletedRun(training, control.late_failure())
+    completed = CompletedRun(trainer.run, trainer.control.late_failure())
     monkeypatch.setattr(train, "_start", lambda *_: completed)
     monkeypatch.setattr("engine.commands.export.export_best", lambda *_: happened.append("export"))
     with refused("--callbacks user:Hooks: on_end failed: ...: ValueError: too late; the traceback is in .../train.log"):

@@ -1,10 +1,10 @@
-"""The hooks of the core, each with a trainer of which it sees only what it reads."""
+"""The hooks of the core, without the loop that calls them."""
 
 from __future__ import annotations
 
 import errno
+import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -19,27 +19,23 @@ from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.hooks.stopping import EarlyStopping, TimeLimit
+from engine.optim.schedule import StepPlan
+from engine.parallel.step_values import NO_FLAGS, StepValues
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim_after_earlier_run
+from tests.helpers.training import hook_training
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.pixels import RGB8
 
-MAIN = DistributedContext.single()
 OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
 
 
-class FakeTrainer(SimpleNamespace):
-    """Whatever a test gives it."""
-
-    def count_save(self) -> None:
-        self.saves_requested += 1
-
-    def __init__(self, ctx: DistributedContext = MAIN, **parts) -> None:
-        self.saves_requested = 0
-        control = SimpleNamespace(request_save=self.count_save)
-        checkpointer = SimpleNamespace(check=lambda: None, wait=lambda: None, last=Path("last.pt"))
-        super().__init__(ctx=ctx, progress=Progress(), control=control, checkpointer=checkpointer, **parts)
+def bad_step(*paths: str, local_finite: bool) -> StepValues:
+    """The values of a step whose gradients are not finite."""
+    return StepValues(
+        finite=False, local_finite=local_finite, grad_norm=math.inf, flags=NO_FLAGS, losses=(1.0,), paths=paths
+    )
 
 
 @pytest.fixture
@@ -64,7 +60,7 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     def called(*actions: Action) -> tuple[Action, str]:
         calls.clear()
         hooks = [Named("abc"[number], action) for number, action in enumerate(actions)]
-        return Hooks(hooks).call("start", FakeTrainer()), "".join(calls)
+        return Hooks(hooks).call("start", hook_training()), "".join(calls)
 
     assert called() == (Action.CONTINUE, "")
     assert called(Action.SAVE, Action.CONTINUE, Action.CONTINUE) == (Action.SAVE, "abc")
@@ -73,49 +69,53 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
 
 
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):
-    trainer = FakeTrainer()
+    trainer = hook_training()
     hook = Checkpoints(60)
-    assert hook.after_step(trainer) is None
-    assert trainer.saves_requested == 0
+
+    def is_save_requested() -> bool:
+        hook.after_step(trainer)
+        return trainer.control.flags().save
+
+    assert not is_save_requested()
     now[0] += 61
-    assert [hook.after_step(trainer) for _ in range(3)] == [None] * 3
-    assert trainer.saves_requested == 1  # once, until the checkpoint is saved
+    assert [is_save_requested() for _ in range(3)] == [True, False, False]  # once, until the checkpoint is saved
     hook.after_save()
-    hook.after_step(trainer)
-    assert trainer.saves_requested == 1
+    assert not is_save_requested()
     now[0] += 61
-    hook.after_step(trainer)
-    assert trainer.saves_requested == 2
-    other = FakeTrainer(OTHER)
+    assert is_save_requested()
+
+
+def test_other_ranks_request_no_saves(now):
+    trainer = hook_training(ctx=OTHER)
     hook = Checkpoints(60)
     now[0] += 1000
-    assert hook.after_step(other) is None
-    assert other.saves_requested == 0
+    hook.after_step(trainer)
+    assert not trainer.control.flags().save
 
 
 @pytest.mark.parametrize(("every_s", "least_s"), [(600, 60), (30, 30), (0, None)])
 def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, every_s, least_s):
+    trainer = hook_training()
     hook = Checkpoints(every_s)
     due = []
     times = (0, 29, 30, 59, 60, 1e5)
     for seconds in times:
         now[0] = 100.0 + seconds
-        due.append(hook.before_validation(FakeTrainer()) is Action.SAVE)
+        due.append(hook.before_validation(trainer) is Action.SAVE)
     assert due == [least_s is not None and seconds >= least_s for seconds in times]
     hook.after_save()
-    assert hook.before_validation(FakeTrainer()) is None
+    assert hook.before_validation(trainer) is None
 
 
 @pytest.mark.parametrize("is_used", [True, False])
-def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, is_used):
+def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, monkeypatch, is_used):
     """Other hooks and the checkpointer then replace what the earlier run needs."""
     claim_after_earlier_run(tmp_path)
     if not is_used:
         (tmp_path / "last.pt").unlink()
     waits = []
-    trainer = FakeTrainer(run=SimpleNamespace(started_from=None))
-    trainer.checkpointer.last = tmp_path / "last.pt"
-    trainer.checkpointer.finish = lambda: waits.append(trainer.progress.epoch)
+    trainer = hook_training(tmp_path)
+    monkeypatch.setattr(trainer.checkpointer, "flush", lambda: waits.append(trainer.progress.epoch))
     hook = Checkpoints(0)
     hook.start(trainer)
     actions = []
@@ -129,7 +129,7 @@ def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorde
 
 def test_patience_counts_validated_epochs_and_only_between_epochs():
     hook = EarlyStopping(2, "AP", val_every=2)
-    trainer = FakeTrainer(epochs=9)
+    trainer = hook_training(steps=StepPlan(accumulate=1, per_epoch=1, epochs=9))
     progress = trainer.progress
     over = []
     progress.best_epoch = 2
@@ -154,8 +154,7 @@ def test_patience_waits_for_the_first_score():
 
 def test_the_time_limit_changes_the_number_of_epochs(now):
     hook = TimeLimit(1.0)
-    trainer = FakeTrainer(epochs=100, seconds=lambda: now[0] - 100)
-    trainer.set_epochs = lambda epochs: setattr(trainer, "epochs", epochs)
+    trainer = hook_training(steps=StepPlan(accumulate=1, per_epoch=1, epochs=100))
     hook.before_epoch(trainer)
     now[0] += 600  # the first epoch's steps
     hook.after_last_step(trainer, Epoch(1))
@@ -174,14 +173,12 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     """The last.pt in its folder is that of an earlier run."""
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
     claim_after_earlier_run(tmp_path)
-    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
+    trainer = hook_training(tmp_path, loader=LOADER)
     hook = NonFiniteSteps()
-    monkeypatch.setattr(trainer.checkpointer, "last", tmp_path / "last.pt")
 
-    def read(**values) -> None:
-        values = SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg", "b.jpg"), grad_norm=1.0, **values)
-        trainer.progress.count_losses((1.0,), is_finite=values.finite)
-        hook.after_read(trainer, values)
+    def read() -> None:
+        trainer.progress.count_losses((1.0,), is_finite=False)
+        hook.after_read(trainer, bad_step("a.jpg", "b.jpg", local_finite=False))
 
     read()
     trainer.progress.count_losses((1.0,), is_finite=True)
@@ -199,10 +196,10 @@ def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(nonfinite, "open", fail, raising=False)
-    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), loader=LOADER)
+    trainer = hook_training(tmp_path, loader=LOADER)
     hook = NonFiniteSteps()
     for _ in range(2):
-        hook.after_read(trainer, SimpleNamespace(finite=False, local_finite=False, paths=("a.jpg",), grad_norm=1.0))
+        hook.after_read(trainer, bad_step("a.jpg", local_finite=False))
     named = "non-finite loss, step skipped; its files: a.jpg"
     path = tmp_path / "nonfinite_rank0.txt"
     refused_once = f"{path}: cannot be written (No space left on device); the log names the files"
@@ -215,10 +212,9 @@ def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, 
 def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, scales, in_a_row, level):
     caplog.set_level("INFO", logger="lockstep")
     step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=scales))
-    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
+    trainer = hook_training(tmp_path, step=step, loader=LOADER)
     trainer.progress.bad_steps = in_a_row
-    values = SimpleNamespace(finite=False, local_finite=True, grad_norm=float("inf"), paths=("a.jpg",))
-    NonFiniteSteps().after_read(trainer, values)
+    NonFiniteSteps().after_read(trainer, bad_step("a.jpg", local_finite=True))
     assert [record.levelname for record in caplog.records] == [level]
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
 
@@ -236,14 +232,13 @@ def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
     cv2.imwrite(str(blank), np.zeros((4, 4, 3), np.uint8))
     cv2.imwrite(str(varying), np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=True))
-    trainer = FakeTrainer(run=SimpleNamespace(folder=tmp_path), step=step, loader=LOADER)
+    trainer = hook_training(tmp_path, step=step, loader=LOADER)
     hook = NonFiniteSteps()
 
     def read(number: int) -> None:
         trainer.progress.count_losses((1.0,), is_finite=False)
-        paths = (str(varying if number == varying_step else blank),)
-        values = SimpleNamespace(finite=False, local_finite=True, paths=paths, grad_norm=float("inf"))
-        hook.after_read(trainer, values)
+        path = varying if number == varying_step else blank
+        hook.after_read(trainer, bad_step(str(path), local_finite=True))
 
     read(0)
     read(1)
@@ -259,7 +254,7 @@ def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
 def test_a_low_ap_raises_the_weight_of_a_class():
     given: list[list[float]] = []
     loader = SimpleNamespace(class_weights=np.array([1.0, 2.0]), set_class_weights=lambda w: given.append(w.tolist()))
-    trainer = FakeTrainer(loader=loader)
+    trainer = hook_training(loader=loader)
     hook = ClassWeights(loader)
     hook.start(trainer)
     hook.record(trainer, Epoch(1))  # not validated

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from engine.checkpoint.progress import Progress
 from engine.evaluation.result import EvalResult
 from engine.hooks import plots
 from engine.hooks.hook import Epoch
@@ -16,7 +15,11 @@ from engine.hooks.plots import TimeBudget, add_image, add_pr_curves
 from engine.hooks.writers import TensorBoard
 from engine.report.figures import confusion_picture, metric_charts
 from engine.report.page import ReportPage
-from utils.config.settings import TrainConfig
+from models.detector import build_detector
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.training import hook_training
+from utils.distributed.context import DistributedContext
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
@@ -71,8 +74,7 @@ def test_tensorboard_shows_images_and_curves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = TensorBoard(tmp_path)
-    settings = SimpleNamespace(by_name=dict)
-    tracker.start(SimpleNamespace(progress=Progress(), run=SimpleNamespace(started_from=None, settings=settings)))
+    tracker.start(hook_training())
     tracker.write(add_image, "mosaic", np.arange(48, dtype=np.uint8).reshape(4, 4, 3), 3)
     tracker.write(add_pr_curves, make_result((8, 0)), ["cat", "dog"], 1)
     tracker.close()  # also after an error
@@ -121,9 +123,8 @@ def test_a_run_goes_on_when_its_plots_cannot_be_drawn(tmp_path, monkeypatch, cap
     monkeypatch.setattr(ReportPage, "write", lambda *_: None)
     evaluator = SimpleNamespace(scored=Mock(), shown=Mock())
     hook = plots.Plots(evaluator, None, None, Mock())
-    run = SimpleNamespace(folder=tmp_path, config=TrainConfig(), hyp=None, started_from=None)
-    step = SimpleNamespace(ema=SimpleNamespace(module=SimpleNamespace(names=NAMES, stride=32)))
-    trainer = SimpleNamespace(run=run, step=step, ctx=None, loader=Loader(), epochs=2)
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, len(NAMES), names=NAMES))
+    trainer = hook_training(tmp_path, step=step, loader=Loader())
     hook.start(trainer)
     for number in (1, 2):
         hook.report(trainer, Epoch(number, result=make_result()))
@@ -147,10 +148,10 @@ def test_work_after_epochs_takes_its_share_of_the_time():
         rare.after_epoch(number)
     assert done == [1]  # the others would have to wait for 200 s
     for _ in range(2):
-        rare.finish()
+        rare.catch_up()
     assert done == [1, 3]
     rare.after_epoch(None)
-    rare.finish()
+    rare.catch_up()
     assert done == [1, 3, None]  # a validation is drawn once
     until = time.monotonic() + 20
     number = 4

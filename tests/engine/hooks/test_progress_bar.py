@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import io
-import math
 import os
 import pty
 import struct
 import termios
 from dataclasses import replace
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -20,19 +18,27 @@ from tqdm import tqdm
 from engine.hooks import progress_bar
 from engine.hooks.hook import Epoch
 from engine.hooks.progress_bar import ProgressBar, bar_layout, memory_gb
+from engine.optim.schedule import StepPlan
+from models.detector import build_detector
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.training import HookTraining, hook_training
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, terminal_columns
 
 OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
 
 
-def trainer_of(steps: int, *, epoch: int, epochs: int, **losses: float) -> SimpleNamespace:
-    shown = dict(losses)
-    progress = SimpleNamespace(epoch=epoch, batch=0, mean_losses=lambda names: shown)
-    step = SimpleNamespace(criterion=SimpleNamespace(names=()))
-    plan = SimpleNamespace(per_epoch=steps, accumulate=1)
-    parts = {"progress": progress, "step": step, "steps": plan, "ctx": DistributedContext.single(), "losses": shown}
-    return SimpleNamespace(**parts, epochs=epochs, step_samples=16, data_wait_s=0.0)
+def trainer_of(steps: int, *, epochs: int) -> HookTraining:
+    plan = StepPlan(accumulate=1, per_epoch=steps, epochs=epochs)
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    return hook_training(steps=plan, step=step, step_samples=16)
+
+
+def set_losses(trainer: HookTraining, *, box: float, cls: float, dfl: float) -> None:
+    """Makes these the mean losses of the epoch."""
+    trainer.progress.loss_sums = [box, cls, dfl]
+    trainer.progress.finite_steps = 1
 
 
 def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
@@ -41,7 +47,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     monkeypatch.setattr(progress_bar, "STARTED", 0.0)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     bar = ProgressBar()
-    trainer = trainer_of(20, epoch=0, epochs=4, box=math.nan)
+    trainer = trainer_of(20, epochs=4)
     epoch = Epoch(2)
     bar.before_epoch(trainer)
     bar.after_last_step(trainer, epoch)
@@ -53,7 +59,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     for step in range(20):
         now[0] += 2.0
         bar.after_step(trainer)
-        trainer.losses |= {"box": 1.25, "cls": step + 1}
+        set_losses(trainer, box=1.25, cls=step + 1, dfl=0.5)
     bar.after_last_step(trainer, epoch)
     bar.close()
     captured = capsys.readouterr()
@@ -62,7 +68,7 @@ def test_without_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     assert len(lines) == 4  # at 10, 20 and 30 s, and the end
     assert lines[0].startswith("epoch 2/4  5/20  left 2:20  ")  # 15 + 2 * 20 steps of 2 s, 3 validations of 10 s
     assert "  wait 25%  mem " in lines[0]
-    assert lines[0].endswith("  box 1.25  cls 4  8.0 img/s")
+    assert lines[0].endswith("  box 1.25  cls 4  dfl 0.5  8.0 img/s")
     assert "\r" not in captured.out + captured.err
     assert epoch.row == {"speed/images_per_s": 8.0, "speed/data_wait": 0.25}
 
@@ -72,7 +78,7 @@ def test_losses_that_are_not_read_yet_are_not_shown_as_nan(monkeypatch, capsys):
     monkeypatch.setattr(progress_bar, "STEP_LINE_EVERY_S", 0.0)
     assert 0.01 < memory_gb(torch.device("cpu")) < 100
     bar = ProgressBar()
-    trainer = trainer_of(2, epoch=0, epochs=1, box=math.nan)
+    trainer = trainer_of(2, epochs=1)
     for ctx, lines in ((OTHER, 0), (DistributedContext.single(), 1)):  # only rank 0 shows something
         trainer.ctx = ctx
         bar.before_epoch(trainer)
@@ -95,16 +101,16 @@ def test_a_bar_reads_the_memory_at_most_every_tenth_of_a_second(monkeypatch):
     monkeypatch.setattr(progress_bar, "memory_gb", lambda device: reads.append(device) or 3.5)
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     hook = ProgressBar()
-    trainer = trainer_of(100, epoch=0, epochs=1)
+    trainer = trainer_of(100, epochs=1)
     hook.before_epoch(trainer)
     for step in range(100):
         now[0] += 2**-6
-        trainer.losses["box"] = float(step)
+        set_losses(trainer, box=step, cls=1.0, dfl=0.5)
         hook.after_step(trainer)
     hook.close()
     assert bar.update.call_count == 100
     assert len(reads) == 100 // 7 + 1  # and once at the end
-    assert "wait 0%  mem 3.50G  box 6  1024.0 img/s" in shown[6]
+    assert "wait 0%  mem 3.50G  box 6  cls 1  dfl 0.5  1024.0 img/s" in shown[6]
     assert "  box 99  " in bar.bar_format
 
 

@@ -4,12 +4,11 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from engine.checkpoint.progress import Progress
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.evaluation.metrics import score_detections
 from engine.hooks.end_log import ClassScores
 from engine.hooks.hook import Epoch, Hook
@@ -19,18 +18,17 @@ from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, claim_after_earlier_run
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
+from tests.helpers.training import HookTraining, hook_training, started_from
 from utils.logger import configure_logging
 
 
-def settings_of(**values: object) -> SimpleNamespace:
-    return SimpleNamespace(by_name=lambda: values)
-
-
-def trainer_at(epoch: int = 0, *, folder: Path = Path(), pending: object = None, **settings: object) -> SimpleNamespace:
-    started_from = SimpleNamespace(description=None, is_pending=pending is not None) if epoch else None
-    run = SimpleNamespace(settings=settings_of(**settings), started_from=started_from)
-    checkpointer = SimpleNamespace(last=folder / "last.pt")
-    return SimpleNamespace(progress=Progress(epoch=epoch), run=run, checkpointer=checkpointer)
+def trainer_at(epoch: int = 0, *, folder: Path = Path(), is_pending: bool = False) -> HookTraining:
+    """A new run, or one that has continued after ``epoch``, whose scores it may still lack."""
+    progress = Progress(epoch=epoch)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
+    return hook_training(
+        folder, progress=progress, started_from=started_from(progress, pending=pending) if epoch else None
+    )
 
 
 def results_csv(path: Path) -> ResultsCsv:
@@ -54,16 +52,35 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
     assert path.read_text() == "epoch,new\n1,2\n"
 
 
-def test_the_csv_of_a_complete_run_is_on_the_disk(tmp_path, monkeypatch):
-    """A run is complete after a power cut, too, and is then not trained again."""
+def test_the_csv_survives_a_power_cut_after_each_epoch(tmp_path, monkeypatch):
+    """The search takes the best of its rows, and a run that resumes has all of them."""
     path = tmp_path / "results.csv"
-    results = results_csv(path)
-    add(results, [(1, {"loss": 1.0})])
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    results.finish(trainer_at(1))
-    assert "/.results.csv." in synced[0]
-    assert path.read_text() == "epoch,loss\n1,1\n"
+    add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    assert sum("/.results.csv." in name for name in synced) == 2
+
+
+def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
+    """A run that is done must not fail there."""
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "results.csv"
+    monkeypatch.setattr(os, "fsync", refuse)
+    results = results_csv(path)
+    add(results, [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
+    results.finish(trainer_at(2))
+    assert path.read_text() == "epoch,loss\n1,1\n2,2\n"
+    assert caplog.messages == [f"{path}: may not survive a power cut (Input/output error); written all the same"]
+
+
+def test_epochs_that_the_csv_has_lost_are_named(tmp_path, caplog):
+    path = tmp_path / "results.csv"
+    add(results_csv(path), [(1, {"loss": 1.0}), (3, {"loss": 3.0})])
+    results_csv(path).start(trainer_at(4, folder=tmp_path))
+    assert caplog.messages == [f"{path}: lacks 2 epochs of the 4 that are done"]
 
 
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
@@ -89,7 +106,7 @@ def test_a_run_whose_first_epoch_has_no_scores_yet_has_no_rows(tmp_path):
     path = tmp_path / "results.csv"
     add(results_csv(path), [(1, {"loss": 1.0, "other": 2.0})])
     new_run = results_csv(path)
-    new_run.start(trainer_at(1, folder=tmp_path, pending="epoch 1"))
+    new_run.start(trainer_at(1, folder=tmp_path, is_pending=True))
     add(new_run, [(1, {"loss": 3.0})])
     assert path.read_text() == "epoch,loss\n1,3\n"
 
@@ -168,13 +185,15 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = TensorBoard(tmp_path)
-    board.start(trainer_at(epochs=3, data="coco.yaml"))
+    trainer = trainer_at()
+    board.start(trainer)
     add(board, [(1, {"train/box": 1.5}), (2, {"train/box": 0.5})])
     board.close()
     events = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0}).Reload()
     assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.5), (2, 0.5)]
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text == "    epochs: 3\n    data: coco.yaml"
+    settings = trainer.run.settings.by_name()
+    assert text == "\n".join(f"    {name}: {value}" for name, value in settings.items())
 
 
 @pytest.mark.parametrize(("first", "values"), [(3, [1.0, 2.0, 30.0]), (1, [30.0])], ids=["resumed", "new, --exist-ok"])

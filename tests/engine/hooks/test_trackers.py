@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -24,21 +25,26 @@ from engine.hooks.tracking import Service, TrackedRun, Tracking
 from engine.hooks.tracking_services import Mlflow, Wandb
 from engine.hooks.writers import ResultsCsv
 from engine.run.results_csv import ResultsTable
+from engine.run.run import RunSettings
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import SMALL, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
-from utils.config.settings import TrainConfig
+from tests.helpers.training import hook_training, started_from
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.logger import configure_logging
 
 ROOT = Path(__file__).parents[3]
-SETTINGS = {"lr0": 0.01, "model": "yolov8n"}
+CONFIG = TrainConfig(batch_size=8, epochs=10)
+OTHER_CONFIG = replace(CONFIG, batch_size=4)
+SETTINGS = RunSettings(CONFIG, Hyperparameters()).by_name()
 
 
 class MemoryService:
     """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
 
-    flag, name = "note", "Memory"
+    flag = "note"
+    name = "Memory"
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -88,32 +94,30 @@ class Process:
         folder: Path,
         service: Service,
         first: int = 1,
-        settings: Mapping[str, Any] = SETTINGS,
-        trains_like: bool = True,
+        config: TrainConfig = CONFIG,
+        stored_config: TrainConfig = CONFIG,
         run_id: str = "run",
         **limits: float,
     ) -> None:
+        """``config``: of this process; ``stored_config``: of the checkpoint from which it resumes."""
         path = folder / "results.csv"
         self.results = ResultsCsv(path, ResultsTable.read_if_exists(path))
         self.tracking = Tracking(service, self.results.table, **limits)
-        started_from = SimpleNamespace(description=None, is_pending=False) if first > 1 else None
-        run = SimpleNamespace(
-            folder=folder,
+        progress = Progress(epoch=first - 1)
+        self.trainer = hook_training(
+            folder,
+            config=config,
             run_id=run_id,
-            settings=SimpleNamespace(by_name=lambda: settings),
-            started_from=started_from,
-            config=TrainConfig(),
+            progress=progress,
+            started_from=started_from(progress, config=stored_config) if first > 1 else None,
         )
-        hooks, progress = Hooks([self.results, self.tracking]), Progress(epoch=first - 1)
-        description = SimpleNamespace(trains_like=lambda _: trains_like)
-        checkpointer = SimpleNamespace(description=description, last=folder / "last.pt")
-        self.trainer = SimpleNamespace(run=run, hooks=hooks, progress=progress, checkpointer=checkpointer)
-        hooks.call("start", self.trainer)
+        self._hooks = Hooks([self.results, self.tracking])
+        self._hooks.call("start", self.trainer)
 
     def track(self, epoch: int, row: Mapping[str, float] = MappingProxyType({})) -> None:
         scores = {"time": 1.0, "train/box": 1 / epoch, "metrics/AP": epoch / 10, **row}
         for point in ("record", "report"):
-            self.trainer.hooks.call(point, self.trainer, Epoch(epoch, dict(scores)))
+            self._hooks.call(point, self.trainer, Epoch(epoch, dict(scores)))
 
 
 def process(
@@ -159,19 +163,20 @@ def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "trains_like", "key", "epochs"),
+    ("first", "config", "key", "epochs"),
     [
-        (3, True, "k", [1, 2, 3, 4]),  # a repeated epoch has the results of before
-        (3, False, "", [1, 2, 3]),  # other settings: a second tracked run, of the epochs that results.csv has
-        (5, False, "k", [1, 2, 3, 4, 5]),  # nothing is repeated
+        (3, CONFIG, "k", [1, 2, 3, 4]),  # a repeated epoch has its earlier results
+        (3, OTHER_CONFIG, "", [1, 2, 3]),  # a second tracked run, of the epochs that results.csv has
+        (5, OTHER_CONFIG, "k", [1, 2, 3, 4, 5]),  # nothing is repeated
     ],
+    ids=["repeats", "repeats with other settings", "repeats nothing"],
 )
-def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_path, first, trains_like, key, epochs):
+def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_path, first, config, key, epochs):
     service = MemoryService()
     process(tmp_path, service, range(1, 5))
     resumed = MemoryService()
     resumed.epochs = list(service.epochs) if key else []
-    process(tmp_path, resumed, [first], trains_like=trains_like)
+    process(tmp_path, resumed, [first], config=config)
     assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
@@ -202,12 +207,14 @@ def test_a_copied_run_is_another_tracked_run_and_a_moved_one_the_same(tmp_path, 
     assert TrackedRun.read(folder / "tracked_note.json").folder == str(folder.resolve())
 
 
-@pytest.mark.parametrize("trains_like", [True, False])
-def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follow(tmp_path, trains_like):
+@pytest.mark.parametrize(
+    ("config", "run_id"), [(CONFIG, "run"), (OTHER_CONFIG, "")], ids=["same settings", "other settings"]
+)
+def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follow(tmp_path, config, run_id):
     """The checkpoint may have been copied from a run whose later epochs the service has."""
     service = MemoryService()
-    process(tmp_path, service, [3], trains_like=trains_like)
-    assert (service.keys, service.run_ids) == ([""], ["run" if trains_like else ""])
+    process(tmp_path, service, [3], config=config)
+    assert (service.keys, service.run_ids) == ([""], [run_id])
 
 
 @pytest.mark.parametrize(
@@ -292,16 +299,17 @@ def tracked(project: Path) -> list:
 
 
 @pytest.mark.usefixtures("mlflow_store")
-def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path):
+def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.hooks.tracking_services.MAX_PARAMETERS", 40)  # settings are sent in three parts
     folder = tmp_path / "runs" / "exp"
     folder.mkdir(parents=True)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        settings = {f"setting{n}": n for n in range(120)} | {"epochs": epochs[-1]}
-        process(folder, Mlflow(), epochs, settings=settings, complete=False, close_s=60)
+        config = replace(CONFIG, epochs=epochs[-1])
+        process(folder, Mlflow(), epochs, config=config, complete=False, close_s=60)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
     assert [m.step for m in history["train/box"]] == [1, 2, 3, 4, 5]
-    assert len(run.data.params) == 121
+    assert run.data.params.keys() == SETTINGS.keys()
     assert run.data.params["epochs"] == "3"
     assert run.info.run_name == "exp"
 
@@ -358,7 +366,8 @@ def steps_of(files: list[Path]) -> list[int]:
 
     steps = []
     for data in (path.read_bytes() for path in files):
-        at, parts = 7, b""
+        at = 7
+        parts = b""
         while at + 7 <= len(data):
             if at % 32768 > 32768 - 7:  # the rest of a block holds no header
                 at += -at % 32768
@@ -377,7 +386,8 @@ def steps_of(files: list[Path]) -> list[int]:
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     write_dataset(tmp_path / "set", train=12, val=4)
-    model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
+    model = write_model(tmp_path / "tiny.yaml")
+    project = tmp_path / "runs"
     flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
     with Processes(tmp_path / "log") as processes:
         script = [python(), "train.py"]
@@ -401,7 +411,8 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
-    data, model = write_dataset(tmp_path / "set", train=8, val=4), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    model = write_model(tmp_path / "tiny.yaml")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     flags = ["--project", tmp_path / "runs", "--epochs", "2", "--tracker", "mlflow", *SMALL]

@@ -26,23 +26,23 @@ def test_supervision_reads_results(predictor, image):
     supervision = pytest.importorskip("supervision")
     (result,) = predictor(image)
     for given in (result, result.numpy()):
-        found = supervision.Detections.from_ultralytics(given)
-        np.testing.assert_array_equal(found.xyxy, result.boxes.xyxy)
-        np.testing.assert_array_equal(found.confidence, result.boxes.conf)
-        np.testing.assert_array_equal(found.class_id, result.boxes.cls)
-        assert found.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
-        assert found.tracker_id is None
+        detections = supervision.Detections.from_ultralytics(given)
+        np.testing.assert_array_equal(detections.xyxy, result.boxes.xyxy)
+        np.testing.assert_array_equal(detections.confidence, result.boxes.conf)
+        np.testing.assert_array_equal(detections.class_id, result.boxes.cls)
+        assert detections.data["class_name"].tolist() == [result.names[int(c)] for c in result.boxes.cls]
+        assert detections.tracker_id is None
     assert len(supervision.Detections.from_ultralytics(predictor(image, conf=1.0)[0])) == 0
 
 
 def test_supervision_draws_results(predictor, image):
     supervision = pytest.importorskip("supervision")
     (result,) = predictor(image)
-    found = supervision.Detections.from_ultralytics(result)
+    detections = supervision.Detections.from_ultralytics(result)
     for annotator in (supervision.BoxAnnotator(), supervision.LabelAnnotator(), supervision.TraceAnnotator()):
         if isinstance(annotator, supervision.TraceAnnotator):
-            found.tracker_id = np.arange(len(found))
-        assert annotator.annotate(image.copy(), found).shape == image.shape
+            detections.tracker_id = np.arange(len(detections))
+        assert annotator.annotate(image.copy(), detections).shape == image.shape
 
 
 def test_supervision_slices_images_for_a_predictor(predictor, image):
@@ -53,24 +53,24 @@ def test_supervision_slices_images_for_a_predictor(predictor, image):
         shapes.append(tile.shape)
         return supervision.Detections.from_ultralytics(predictor(tile)[0])
 
-    found = supervision.InferenceSlicer(callback=detect, slice_wh=(48, 48), overlap_wh=(8, 8))(image)
+    detections = supervision.InferenceSlicer(callback=detect, slice_wh=(48, 48), overlap_wh=(8, 8))(image)
     assert len(shapes) > 1
-    assert len(found) > 0
-    assert set(found.data["class_name"]) <= set(predictor.names.values())
-    assert (found.xyxy >= 0).all()
-    assert (found.xyxy <= [image.shape[1], image.shape[0]] * 2).all()
+    assert len(detections) > 0
+    assert set(detections.data["class_name"]) <= set(predictor.names.values())
+    assert (detections.xyxy >= 0).all()
+    assert (detections.xyxy <= [image.shape[1], image.shape[0]] * 2).all()
 
 
 def test_supervision_reads_results_of_torch_hub(weights, image):
     supervision = pytest.importorskip("supervision")
     results = yolov5.load_yolov5(weights, device="cpu", conf=0.0, max_det=5)(image[..., ::-1])
-    found = supervision.Detections.from_yolov5(results)
-    np.testing.assert_array_equal(found.xyxy, results.xyxy[0][:, :4])
-    np.testing.assert_array_equal(found.class_id, results.xyxy[0][:, 5])
+    detections = supervision.Detections.from_yolov5(results)
+    np.testing.assert_array_equal(detections.xyxy, results.xyxy[0][:, :4])
+    np.testing.assert_array_equal(detections.class_id, results.xyxy[0][:, 5])
 
 
 def test_masks_select_results(predictor, image):
-    """As clients do: by tensors, arrays and lists."""
+    """Clients select by tensors, arrays and lists."""
     (result,) = predictor(image)
     expected = result.boxes.data[result.boxes.conf > float(result.boxes.conf[2])].tolist()
     mask = result.boxes.conf > result.boxes.conf[2]
@@ -84,8 +84,8 @@ def test_trackers_follow_results(predictor, image):
     trackers = pytest.importorskip("trackers")
     tracker = trackers.ByteTrackTracker(track_activation_threshold=0.0, high_conf_det_threshold=0.0)
     for _ in range(3):
-        found = tracker.update(supervision.Detections.from_ultralytics(predictor(image, max_det=1)[0]))
-    assert found.tracker_id.tolist() == [0]
+        detections = tracker.update(supervision.Detections.from_ultralytics(predictor(image, max_det=1)[0]))
+    assert detections.tracker_id.tolist() == [0]
 
 
 def test_fiftyone_converts_results(predictor, image):
@@ -94,10 +94,10 @@ def test_fiftyone_converts_results(predictor, image):
     from fiftyone.utils.ultralytics import to_detections
 
     (result,) = predictor(image)
-    found = to_detections(result)
-    assert [d.label for d in found.detections] == [result.names[int(c)] for c in result.boxes.cls]
-    np.testing.assert_allclose([d.confidence for d in found.detections], result.boxes.conf, rtol=1e-6)
-    boxes = np.array([d.bounding_box for d in found.detections])
+    detections = to_detections(result)
+    assert [d.label for d in detections.detections] == [result.names[int(c)] for c in result.boxes.cls]
+    np.testing.assert_allclose([d.confidence for d in detections.detections], result.boxes.conf, rtol=1e-6)
+    boxes = np.array([d.bounding_box for d in detections.detections])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
     np.testing.assert_allclose(corners, result.boxes.xyxyn, atol=1e-5)
 
@@ -113,10 +113,10 @@ def test_sahi_slices_images_for_a_predictor(predictor, image, tmp_path, monkeypa
     )
     path = tmp_path / "a.png"
     cv2.imwrite(str(path), image)
-    found = predict.get_prediction(str(path), model).object_prediction_list
+    detections = predict.get_prediction(str(path), model).object_prediction_list
     (result,) = predictor(path, imgsz=96)
-    assert len(found) == 5
-    assert [o.category.name for o in found] == [result.names[int(c)] for c in result.boxes.cls]
-    np.testing.assert_allclose([o.bbox.to_xyxy() for o in found], result.boxes.xyxy, atol=1e-4)
+    assert len(detections) == 5
+    assert [o.category.name for o in detections] == [result.names[int(c)] for c in result.boxes.cls]
+    np.testing.assert_allclose([o.bbox.to_xyxy() for o in detections], result.boxes.xyxy, atol=1e-4)
     sliced = predict.get_sliced_prediction(str(path), model, slice_height=32, slice_width=48, verbose=0)
     assert len(sliced.object_prediction_list) > 0

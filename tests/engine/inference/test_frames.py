@@ -13,7 +13,7 @@ import pytest
 from data.image_io.decode import read_image
 from engine.inference import open_source as source_module
 from engine.inference import video as video_module
-from engine.inference.frames import FileProblem, Frame
+from engine.inference.frames import FileProblem, Frame, SourceOptions
 from engine.inference.open_source import open_source
 from engine.inference.video import newest_frames
 from tests.helpers.http_server import served
@@ -58,14 +58,14 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
         save_image(tmp_path / name, 50)
     (tmp_path / "notes.md").write_text("x")
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
-    frames = list(open_source(str(tmp_path), max_frames=2))
+    frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [
         ("a.jpg", 0), ("b.png", 1), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 2),
     ]  # fmt: skip
 
 
 def test_broken_links_and_pipes_are_reported(tmp_path):
-    """Also a pipe named like a video, which OpenCV would wait for."""
+    """OpenCV would wait for a pipe named like a video."""
     save_image(tmp_path / "a.jpg", 50)
     (tmp_path / "gone.png").symlink_to(tmp_path / "elsewhere" / "gone.png")
     (tmp_path / "gone.mp4").symlink_to("gone.mp4")
@@ -145,8 +145,8 @@ def test_video_frames_follow_stride_and_limit(video):
     assert [f.index for f in frames] == list(range(10))
     assert frames[0].image[..., 0].mean() > frames[0].image[..., 2].mean()  # RGB
     assert (frames[0].fps, frames[0].total, frames[0].is_video) == (10.0, 10, True)
-    assert numbers(open_source(str(video), vid_stride=3)) == [0, 3, 6, 9]
-    assert numbers(open_source(str(video), vid_stride=4, max_frames=2)) == [0, 4]
+    assert numbers(open_source(str(video), SourceOptions(vid_stride=3))) == [0, 3, 6, 9]
+    assert numbers(open_source(str(video), SourceOptions(vid_stride=4, max_frames=2))) == [0, 4]
 
 
 def test_a_video_can_be_read_from_a_url(video, monkeypatch):
@@ -174,7 +174,7 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
         written.rename(tmp_path / name)
     pixels = RGB8 if name in ("a b.jpg", "photo") else PixelFormat(bits=16)
     with served(tmp_path, monkeypatch) as address:
-        (frame,) = open_source(f"{address}/{asked}", pixels=pixels)
+        (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))
     assert (frame.is_video, frame.is_live, frame.total) == (False, False, 1)
     assert frame.path == f"{address.replace('me:s%20cret@', '')}/{asked}"
     expected = np.array(read_image(tmp_path / name, pixels=pixels))
@@ -288,7 +288,7 @@ def test_a_truncated_video_is_reported(video, monkeypatch):
     *frames, problem = open_source(str(video))
     assert len(frames) == 10
     assert problem == FileProblem(str(video), f"{video}: ends after 10 of 20 frames (damaged?)", False)
-    assert len(list(open_source(str(video), max_frames=3))) == 3
+    assert len(list(open_source(str(video), SourceOptions(max_frames=3)))) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -306,7 +306,7 @@ def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, vide
     def content(**options):
         return [
             (item.path, item.index, item.image.tobytes()) if isinstance(item, Frame) else item
-            for item in open_source(str(tmp_path), **options)
+            for item in open_source(str(tmp_path), SourceOptions(**options))
         ]
 
     items = content()
@@ -323,7 +323,7 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
         source_module, "read_image", lambda path, *_: read.append(path) or np.zeros((4, 4, 3), np.uint8)
     )
     before = set(threading.enumerate())
-    frames = open_source(str(tmp_path), threads=2, ahead=lambda: 3)
+    frames = open_source(str(tmp_path), SourceOptions(threads=2, ahead=lambda: 3))
     for taken in range(1, 6):
         next(frames)
         assert taken <= len(read) <= taken + 3
@@ -332,7 +332,7 @@ def test_no_more_is_read_ahead_than_asked_for(tmp_path, video, monkeypatch):
     retrieved = []
     to_format = video_module.to_format
     monkeypatch.setattr(video_module, "to_format", lambda *args: retrieved.append(1) or to_format(*args))
-    frames = open_source(str(video), ahead=lambda: 3)
+    frames = open_source(str(video), SourceOptions(ahead=lambda: 3))
     next(frames)
     frames.close()
     assert len(retrieved) <= 4
@@ -388,7 +388,7 @@ def test_a_live_source_skips_frames_by_the_stride_and_releases_its_capture(monke
     monkeypatch.setattr(video_module.cv2, "VideoCapture", lambda source: camera)
     camera.gate.release()
     seen = []
-    for frame in open_source("rtsp://camera/1", vid_stride=2):
+    for frame in open_source("rtsp://camera/1", SourceOptions(vid_stride=2)):
         seen.append(frame.index)
         assert frame.is_live
         camera.gate.release()
@@ -406,7 +406,7 @@ def test_a_silent_stream_is_one_line_and_max_frames_limits_a_stream(monkeypatch)
     monkeypatch.setattr(video_module, "STREAM_TIMEOUT_S", 0.05)
     for _ in range(6):
         camera.gate.release()
-    assert len(list(open_source("0", max_frames=1))) == 1
+    assert len(list(open_source("0", SourceOptions(max_frames=1)))) == 1
     camera = Camera(5)
     frames = open_source("rtsp://camera/1")
     threading.Timer(0.3, camera.gate.release).start()  # lets the thread end

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from engine.inference.model import CheckpointModel
 from engine.inference.model_data import classes_to_score
 from models.detector import build_detector
 from tests.helpers.tiny import TINY_MODEL
+from utils.errors import UserError
 
 WORKERS = ["vest", "person"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "names", "single_cls", "scored"),
+    ("stored", "names", "single_cls", "scored"),
     [
         ({}, ["helmet"], False, []),
         ({"classes": ["helmet"]}, ["helmet"], False, ["helmet"]),
@@ -29,16 +32,39 @@ WORKERS = ["vest", "person"]
         ({"classes": ["shoe"], "keep_old": True}, ["person", "shoe"], False, []),
         ({"keep_old": True}, ["person", "helmet"], False, []),
         ({"classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
+        ({"classes": ["Helmet ", "shoe"], "single_cls": True}, ["object"], True, ["helmet"]),
+        ({"classes": ["2"]}, ["vest"], True, ["vest"]),  # val.py --single-cls of a model with names
+        ({"classes": ["0", "7"], "single_cls": True}, ["object"], True, ["helmet"]),
+        ({"used_classes": ["1"], "keep_old": True}, ["person", "1"], False, []),  # a name, not a number
+        ({"used_classes": [1], "keep_old": True}, ["person", "vest"], False, ["vest"]),
         # Numbers of the training's data set, in which the classes have another order.
         ({"classes": ["0", "2"], "used_classes": ["vest", "person"], "single_cls": True}, ["object"], True, WORKERS),
         ({"classes": ["2"], "used_classes": ["vest"], "keep_old": True}, ["person", "vest"], False, ["vest"]),
     ],
 )
-def test_a_model_is_scored_on_what_it_has_learned(tmp_path, flags, names, single_cls, scored):
+def test_a_model_is_scored_on_what_it_has_learned(tmp_path, stored, names, single_cls, scored):
     """The rows of the table of `classes_to_score`."""
-    data = tmp_path / "data.yaml"
-    data.write_text("names: [helmet, vest, person]\nval: images\n")
-    spec = load_dataset_spec(str(data))
-    detector = build_detector(TINY_MODEL, len(names), names=tuple(names)).fuse()
-    model = CheckpointModel(detector, {"imgsz": 64, "config": flags}, Path("best.pt"), torch.device("cpu"))
+    model, spec = _model_and_data(tmp_path, stored, names)
     assert list(classes_to_score(model, spec, single_cls=single_cls)) == scored
+
+
+def test_numbers_of_classes_are_said_to_be_taken_from_the_data_set(tmp_path, caplog):
+    """Files of earlier versions do not say which data set their numbers are of."""
+    model, spec = _model_and_data(tmp_path, {"classes": ["1"], "single_cls": True}, ["object"])
+    classes_to_score(model, spec, single_cls=True)
+    assert "stores its --classes as numbers, which are taken for those of" in caplog.text
+    assert "data.yaml: vest;" in caplog.text
+
+
+def test_a_data_set_without_any_trained_class_is_refused(tmp_path):
+    model, spec = _model_and_data(tmp_path, {"used_classes": ["shoe"], "single_cls": True}, ["object"])
+    with pytest.raises(UserError, match=r"was trained on --classes shoe, of which .*data.yaml has none; name its"):
+        classes_to_score(model, spec, single_cls=True)
+
+
+def _model_and_data(folder: Path, stored: dict[str, Any], names: list[str]) -> tuple[CheckpointModel, DatasetSpec]:
+    data = folder / "data.yaml"
+    data.write_text("names: [helmet, vest, person]\nval: images\n")
+    detector = build_detector(TINY_MODEL, len(names), names=tuple(names)).fuse()
+    model = CheckpointModel(detector, {"imgsz": 64, "config": stored}, Path("best.pt"), torch.device("cpu"))
+    return model, load_dataset_spec(str(data))

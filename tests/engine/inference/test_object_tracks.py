@@ -272,7 +272,7 @@ def test_tracked_results(predictor, video, tmp_path):
 
 
 def test_a_track_keeps_its_color(predictor, video):
-    """Also while its class changes; classes have colors without tracks."""
+    """Its class may change meanwhile. Without tracks, classes have colors."""
     results = list(predictor.track(video))[20:60:10]
     for result in results:
         boxes = result.boxes.numpy()

@@ -33,7 +33,7 @@ from tests.helpers.messages import refused
 from tests.helpers.selection import select
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.machine.threads import ReadAheadLimit
 
 
@@ -188,7 +188,7 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert len(other(image, conf=0, iou=0, agnostic=True)[0]) < len(other(image, conf=0, iou=1)[0])
     assert rows(other(image, imgsz=96)) != rows(other(image))
     with monkeypatch.context() as patch:
-        patch.setattr("models.postprocess.detections.MIN_VOTING_SCORE", 0.0)  # the model is untrained
+        patch.setattr("models.postprocess.suppression.MIN_VOTING_SCORE", 0.0)  # the model is untrained
         plain = other(image, iou=0.5, box_voting=False)[0].boxes
         raised = other(image, iou=0.5)[0].boxes
     assert raised.data.tolist() != plain.data.tolist()
@@ -245,7 +245,7 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
 
 
 def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monkeypatch):
-    """In another thread, one batch ahead of the model, which waits for it here."""
+    """Another thread prepares it, one batch ahead of the model, which waits for it here."""
     for i in range(5):
         cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
     own = load(weights, device="cpu", conf=0.0, max_det=5)
@@ -556,8 +556,7 @@ def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
         load(path, device=device)
 
 
-def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog):
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
     plain = predictor(picture(), color="rgb")
     half = load(weights, **given, amp="fp16", save=False)
@@ -607,7 +606,7 @@ def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):
 
 
 def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
-    """In batches of several frames, one of which has no pixels; and the source is closed."""
+    """One of several frames of a batch has no pixels. The source is closed in any case."""
     closed = []
 
     def items():

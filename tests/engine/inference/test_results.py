@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.inference import detection_writer
+from engine.inference.detection_writer import MAX_FOLDER_BYTES, class_folders
 from engine.inference.result_boxes import Boxes
 from engine.inference.results import ResultList, Results
 from tests.helpers.messages import refused
@@ -141,6 +142,15 @@ def test_label_files(result, tmp_path):
     assert [line.split() for line in path.read_text().splitlines()] == [row[:5] for row in rows]
     result[[]].save_txt(path)
     assert path.read_text() == ""
+
+
+def test_crops_of_each_class_have_a_folder_that_file_systems_take():
+    """A name of 300 letters, and names that differ only in what file names cannot have, or in case."""
+    names = ["cat", "a/b", "a:b", "A_B", "..", "猫" * 100, "猫" * 100]
+    folders = class_folders(dict(enumerate(names)))
+    cut = "猫" * (MAX_FOLDER_BYTES // 3)
+    assert list(folders.values()) == ["cat", "a_b", "a_b-2", "A_B-3", "_", cut, f"{cut}-2"]
+    assert all(len(folder.encode()) < 255 for folder in folders.values())
 
 
 def test_crops_have_the_margin_that_other_programs_give_them(result, tmp_path):

@@ -221,7 +221,7 @@ def test_pretrained_biases_begin_at_the_same_rate_however_fast_new_layers_learn(
 
 @pytest.mark.parametrize("settings", [{"lr": None}, {"lr": None, "lr_factor": 0.1}, {"lr": 0.5}])
 def test_biases_begin_at_an_absolute_rate(settings):
-    """As in YOLOv5: neither lr0 nor lr_factor multiplies ``warmup_bias_lr``."""
+    """Neither lr0 nor lr_factor multiplies ``warmup_bias_lr``, as in YOLOv5."""
     optimizer = build(network(), "SGD", momentum=0.9, weight_decay=0.0, **settings)
     last = RULES["SGD"].lr if settings["lr"] is None else settings["lr"]
     last *= settings.get("lr_factor", 1.0)
@@ -241,7 +241,7 @@ def test_auto_depends_on_the_length_of_the_run():
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_loaded_optimizer_continues_as_an_uninterrupted_one(name):
-    """Also with channels_last weights: the saved state has another memory layout than the weights, and fused kernels
+    """Its weights may be channels_last: the saved state has another memory layout than the weights, and fused kernels
     ignore strides."""
 
     def run(interrupted: bool) -> list[torch.Tensor]:

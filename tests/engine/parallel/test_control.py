@@ -55,7 +55,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, cod
     assert after_step(control, control.flags()) is Action.STOP
     assert control.is_stopped
     with pytest.raises(Stopped) as stopped:
-        control.finish("1 epoch", LAST)
+        control.raise_if_stopped("1 epoch", LAST)
     assert stopped.value.code == code
 
 
@@ -75,7 +75,7 @@ def test_validation_stops_at_a_signal():
     assert control.stops_validation()
     assert control.after_validation() is Action.STOP
     with pytest.raises(Stopped) as stopped:
-        control.finish("1 epoch", LAST)
+        control.raise_if_stopped("1 epoch", LAST)
     assert stopped.value.code == REQUEUE
 
 
@@ -84,7 +84,7 @@ def test_a_request_stops_the_run_without_an_exit_code(in_step):
     control = build()
     control.request_stop()
     assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
-    control.finish("1 epoch", LAST)
+    control.raise_if_stopped("1 epoch", LAST)
     assert (control.is_stopped, control.exit_code) == (True, 0)
 
 
@@ -93,13 +93,13 @@ def test_a_failure_stops_the_run_and_is_its_error():
     control.fail("on_step failed")
     assert after_step(control, control.flags()) is Action.STOP
     with refused("on_step failed"):
-        control.finish("1 epoch", LAST)
+        control.raise_if_stopped("1 epoch", LAST)
 
 
 def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
     """It raises when nothing else is left to do; the other processes end without an error."""
     control = build()
-    control.finish("1 epoch", LAST)
+    control.raise_if_stopped("1 epoch", LAST)
     assert control.late_failure() is None
     monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
     assert str(control.late_failure()) == "on_end failed"
@@ -111,4 +111,4 @@ def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
 def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
     monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
     with pytest.raises(PeerFailure):
-        build().finish("1 epoch", LAST)
+        build().raise_if_stopped("1 epoch", LAST)

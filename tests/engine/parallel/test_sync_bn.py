@@ -37,7 +37,7 @@ def _stats(x, eps):
 
 
 def _gather_stats(x, means, inverses, running_mean, running_var, momentum, eps, counts):
-    """As in the kernel: one process after another, with an integer running count."""
+    """Works like the kernel: one process after another, with an integer running count."""
     average = torch.zeros_like(means[0])
     squares = torch.zeros_like(means[0])
     number = 0

@@ -65,7 +65,7 @@ def test_a_process_ends_after_the_write_of_its_checkpoint():
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
 def test_a_stop_in_a_long_step_is_one_line_that_says_how_to_continue(tmp_path, has_checkpoint):
-    """Such as the first step of --compile, which takes minutes."""
+    """The first step of --compile takes minutes, for example."""
     if has_checkpoint:
         (tmp_path / "last.pt").touch()
     program = f"""

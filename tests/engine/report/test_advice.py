@@ -47,7 +47,7 @@ def costs(**given: float) -> ErrorSplit:
     return ErrorSplit(0.5, np.zeros((2, 6), int), np.tile(cost, (2, 1)), cost, 0.0, 0.0)
 
 
-def text(lines: list[str]) -> str:
+def joined(lines: list[str]) -> str:
     return " ".join(lines)
 
 
@@ -61,17 +61,17 @@ def test_nothing_is_said_about_what_is_not_known():
     ("ap", "rises"), [([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], True), ([0.1, 0.5, 0.6, 0.6, 0.6, 0.6], False)]
 )
 def test_more_epochs_are_advised_while_ap_rises(ap, rises):
-    found = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), last=Path("my runs/exp2/last.pt"))
-    assert ("AP was still rising" in text(how_it_went(found))) == rises
-    assert ("--resume 'my runs/exp2/last.pt' --epochs 12 continues this run" in text(what_to_do(found))) == rises
-    unfinished = replace(found, epochs=7)
-    assert "--resume" not in text(what_to_do(unfinished))
+    facts = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), last=Path("my runs/exp2/last.pt"))
+    assert ("AP was still rising" in joined(how_it_went(facts))) == rises
+    assert ("--resume 'my runs/exp2/last.pt' --epochs 12 continues this run" in joined(what_to_do(facts))) == rises
+    unfinished = replace(facts, epochs=7)
+    assert "--resume" not in joined(what_to_do(unfinished))
 
 
 def test_a_fall_after_the_best_epoch_is_named():
-    found = replace(NOTHING, epochs=6, history=history(metrics__AP=[0.1, 0.5, 0.6, 0.5, 0.45, 0.4]))
-    assert "The best AP was 0.600 in epoch 3; the newest, in epoch 6, is 0.400." in text(how_it_went(found))
-    assert "AP has fallen by 0.200 since the best epoch." in text(how_it_went(found))
+    facts = replace(NOTHING, epochs=6, history=history(metrics__AP=[0.1, 0.5, 0.6, 0.5, 0.45, 0.4]))
+    assert "The best AP was 0.600 in epoch 3; the newest, in epoch 6, is 0.400." in joined(how_it_went(facts))
+    assert "AP has fallen by 0.200 since the best epoch." in joined(how_it_went(facts))
 
 
 @pytest.mark.parametrize(("newest", "named"), [(0.4, True), (0.6, False)])
@@ -79,47 +79,47 @@ def test_the_threshold_of_best_pt_is_named_if_another_epoch_is_the_newest(newest
     scores = {"f1": [0.3, 0.7, 0.5], "precision": [0.3, 0.8, 0.5], "recall": [0.3, 0.625, 0.5]}
     columns = {f"metrics__{name}": values for name, values in scores.items()}
     columns |= {"metrics__AP": [0.1, 0.5, newest], "metrics__confidence": [0.2, 0.31, 0.4]}
-    said = text(how_it_went(replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))))
-    assert "Recommended confidence threshold: 0.400 (the best mean F1, 0.500); there precision is 0.500" in said
+    summary = joined(how_it_went(replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))))
+    assert "Recommended confidence threshold: 0.400 (the best mean F1, 0.500); there precision is 0.500" in summary
     own = "best.pt, of epoch 2, has a threshold of its own: 0.310 (F1 0.700, precision 0.800, recall 0.625)."
-    assert (own in said) == named
+    assert (own in summary) == named
     del columns["metrics__confidence"]  # as in a run that an earlier version started
     older = replace(NOTHING, epochs=3, history=history(**columns), result=scored(600, 600))
-    assert "best.pt" not in text(how_it_went(older))
+    assert "best.pt" not in joined(how_it_went(older))
 
 
 @pytest.mark.parametrize(("val", "overfits"), [([3, 2.5, 2, 2, 2.2, 2.5], True), ([3, 2.5, 2, 1.9, 1.8, 1.7], False)])
 def test_overfitting_is_a_rising_validation_loss(val, overfits):
     columns = history(train__box=[3, 2.5, 2, 1.5, 1.2, 1], val__box=val)
-    found = replace(NOTHING, epochs=6, history=columns)
-    assert ("overfits" in text(how_it_went(found))) == overfits
-    assert ("Against overfitting" in text(what_to_do(found))) == overfits
+    facts = replace(NOTHING, epochs=6, history=columns)
+    assert ("overfits" in joined(how_it_went(facts))) == overfits
+    assert ("Against overfitting" in joined(what_to_do(facts))) == overfits
 
 
 @pytest.mark.parametrize(("waits", "advised"), [([0.3, 0.4, 0.3], True), ([0.9, 0.1, 0.1], False)])
 def test_waiting_for_data_is_judged_by_the_median(waits, advised):
-    found = replace(NOTHING, epochs=3, history=history(speed__data_wait=waits))
-    assert ("training waits for images" in text(what_to_do(found))) == advised
+    facts = replace(NOTHING, epochs=3, history=history(speed__data_wait=waits))
+    assert ("training waits for images" in joined(what_to_do(facts))) == advised
 
 
 def test_small_boxes_and_rare_classes_are_named():
-    advised = text(what_to_do(replace(NOTHING, train=census([100, 7], 8.0))))
+    advised = joined(what_to_do(replace(NOTHING, train=census([100, 7], 8.0))))
     assert "--imgsz 640" in advised
     assert "fewer than 50 training boxes; label more: b (7)." in advised
     assert [*what_to_do(replace(NOTHING, train=census([100, 70], 30.0)))] == []
 
 
 def test_suspicious_labels_and_backgrounds_are_counted():
-    advised = text(what_to_do(replace(NOTHING, suspects=3, backgrounds=2)))
+    advised = joined(what_to_do(replace(NOTHING, suspects=3, backgrounds=2)))
     assert "Check 3 labels" in advised
     assert "Check 2 images without labels that have detections" in advised
 
 
 def test_imbalance_is_named_unless_something_is_done_about_it():
-    found = replace(NOTHING, names=("a", "b", "c"), train=census([2000, 0, 60], 30.0))
-    assert "a has 33 times as many training boxes as c: --repeat-factor" in text(what_to_do(found))
-    assert "times as many" not in text(what_to_do(replace(found, balances=True)))
-    assert "times as many" not in text(what_to_do(replace(found, train=census([500, 0, 60], 30.0))))
+    facts = replace(NOTHING, names=("a", "b", "c"), train=census([2000, 0, 60], 30.0))
+    assert "a has 33 times as many training boxes as c: --repeat-factor" in joined(what_to_do(facts))
+    assert "times as many" not in joined(what_to_do(replace(facts, balances=True)))
+    assert "times as many" not in joined(what_to_do(replace(facts, train=census([500, 0, 60], 30.0))))
 
 
 def test_without_draws_of_the_images_changes_within_the_interval_of_few_objects_are_no_reason_to_do_anything():
@@ -127,10 +127,10 @@ def test_without_draws_of_the_images_changes_within_the_interval_of_few_objects_
     ap = [0.5, 0.52, 0.55, 0.54, 0.622, 0.55]
     few = replace(NOTHING, epochs=6, history=history(metrics__AP=ap), result=scored(6, 6, ap=0.55))
     many = replace(few, result=scored(600, 600, ap=0.55))
-    assert "With 12 objects, AP is known to about ±0.28: on other images it may differ" in text(how_it_went(few))
+    assert "With 12 objects, AP is known to about ±0.28: on other images it may differ" in joined(how_it_went(few))
     assert [*what_to_do(few)] == []
-    assert not {"rising", "fallen"} & set(text(how_it_went(few)).split())
-    assert "rising" in text(how_it_went(many))
+    assert not {"rising", "fallen"} & set(joined(how_it_went(few)).split())
+    assert "rising" in joined(how_it_went(many))
     assert [*what_to_do(many)] == ["Train longer: --resume last.pt --epochs 12 continues this run."]
 
 
@@ -153,10 +153,10 @@ def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, r
     few = replace(NOTHING, epochs=6, history=history(**{column: ap}), result=result, fitness=fitness)
     assert [*what_to_do(few)] == []
     paired = replace(few, ap_of_draws=draws_of(ap, shared=0.2, own=own))
-    assert ("was still rising" in text(how_it_went(paired))) == rises
-    assert ("--resume last.pt --epochs 12" in text(what_to_do(paired))) == rises
+    assert ("was still rising" in joined(how_it_went(paired))) == rises
+    assert ("--resume last.pt --epochs 12" in joined(what_to_do(paired))) == rises
     fallen = replace(paired, history=history(**{column: ap[::-1]}), ap_of_draws=draws_of(ap[::-1], shared=0.2, own=own))
-    assert ("has fallen by 0.300 since the best epoch" in text(how_it_went(fallen))) == rises
+    assert ("has fallen by 0.300 since the best epoch" in joined(how_it_went(fallen))) == rises
     resumed = replace(paired, ap_of_draws={6: paired.ap_of_draws[6]})
     tiny = replace(paired, result=replace(result, num_images=2))
     f1 = replace(paired, fitness=Fitness("f1", "F1"), history=history(metrics__f1=ap))
@@ -165,33 +165,33 @@ def test_epochs_with_few_objects_are_compared_on_the_same_draws_of_images(own, r
 
 
 def test_few_steps_are_named():
-    found = replace(NOTHING, epochs=4, few_steps="the run has only 36 steps; fine-tuning needs about 100: --epochs 12")
-    assert "Train longer: the run has only 36 steps; fine-tuning needs about 100: --epochs 12." in [*what_to_do(found)]
+    facts = replace(NOTHING, epochs=4, few_steps="the run has only 36 steps; fine-tuning needs about 100: --epochs 12")
+    assert "Train longer: the run has only 36 steps; fine-tuning needs about 100: --epochs 12." in [*what_to_do(facts)]
 
 
 def test_classes_without_boxes_are_not_divided_by(recwarn):
     """Neither the only class with boxes, nor one that an earlier class without boxes precedes."""
     for boxes in ([0, 500, 0], [0, 0, 0], [500, 0, 60]):
-        found = replace(NOTHING, names=("a", "b", "c"), train=census(boxes, 30.0))
-        assert "inf" not in text(what_to_do(found))
-        assert "times as many" not in text(what_to_do(found))
+        facts = replace(NOTHING, names=("a", "b", "c"), train=census(boxes, 30.0))
+        assert "inf" not in joined(what_to_do(facts))
+        assert "times as many" not in joined(what_to_do(facts))
     assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]  # NumPy's
 
 
 def test_classes_that_the_data_set_does_not_label_need_no_labels():
-    found = replace(NOTHING, names=("old", "b", "c"), train=census([0, 7, 900], 30.0), ignored=("old",))
-    assert "1 class with fewer than 50 training boxes; label more: b (7)." in [*what_to_do(found)]
+    facts = replace(NOTHING, names=("old", "b", "c"), train=census([0, 7, 900], 30.0), ignored=("old",))
+    assert "1 class with fewer than 50 training boxes; label more: b (7)." in [*what_to_do(facts)]
 
 
 def test_a_set_with_tiles_is_not_advised_to_cut_tiles():
-    found = replace(NOTHING, train=census([100, 70], 8.0), tile=640)
-    assert "or smaller tiles ('tile: 320' in the data set's YAML)." in text(what_to_do(found))
+    facts = replace(NOTHING, train=census([100, 70], 8.0), tile=640)
+    assert "or smaller tiles ('tile: 320' in the data set's YAML)." in joined(what_to_do(facts))
 
 
 def test_without_validation_objects_the_one_thing_to_do_is_to_label_them():
-    found = replace(NOTHING, result=scored(0, 0), train=census([44, 44], 8.0), suspects=3, epochs=6)
-    assert "no objects in 2 validation images" in text(how_it_went(found))
-    (advised,) = what_to_do(found)
+    facts = replace(NOTHING, result=scored(0, 0), train=census([44, 44], 8.0), suspects=3, epochs=6)
+    assert "no objects in 2 validation images" in joined(how_it_went(facts))
+    (advised,) = what_to_do(facts)
     assert advised.startswith("Label the objects in the validation images")
 
 
@@ -222,10 +222,10 @@ def test_kinds_of_errors_that_cost_about_the_same_are_named_together(given, name
 )
 def test_a_larger_size_is_advised_for_inaccurate_boxes_only_where_some_are_small(sides, advised):
     data = census([len(sides), 0], 0.0)._replace(sides_px=np.array(sides))
-    for found in (replace(NOTHING, data=data), NOTHING):
-        found = replace(found, result=scored(600, 600), errors=costs(location=0.05))
+    for facts in (replace(NOTHING, data=data), NOTHING):
+        facts = replace(facts, result=scored(600, 600), errors=costs(location=0.05))
         expected = "0.050 of AP50 is lost because boxes are inaccurate: check that labels are tight and consistent"
-        assert [*what_to_do(found)] == [f"{expected}{advised if found.data else ''}."]
+        assert [*what_to_do(facts)] == [f"{expected}{advised if facts.data else ''}."]
 
 
 @pytest.mark.parametrize(
@@ -234,4 +234,4 @@ def test_a_larger_size_is_advised_for_inaccurate_boxes_only_where_some_are_small
 def test_the_most_frequent_confusion_is_named(count, words):
     result = scored(9, 9)
     result.confusion[0, 1] = count
-    assert f"{words} mistaken for a." in text(where_it_is_wrong(replace(NOTHING, result=result)))
+    assert f"{words} mistaken for a." in joined(where_it_is_wrong(replace(NOTHING, result=result)))

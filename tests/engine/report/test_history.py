@@ -33,7 +33,7 @@ def chart_of(column: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_each_metric_has_its_own_chart(metric):
-    """Also that of one class, a column of ``--fitness``, whose name may have any characters."""
+    """So has that of one class, a column of ``--fitness``, whose name may have any characters."""
     assert chart_of(f"metrics/{metric.name}") == (metric.title, metric.axis)
     fitness = Fitness.parse(f"{metric.name}:a/b:c", ["a/b:c"])
     assert chart_of(fitness.column) == (fitness.name, metric.axis)

@@ -15,9 +15,9 @@ from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding
 from data.labels.report import ScanReport
 from engine.evaluation.analysis import split_errors
-from engine.evaluation.issues import CheckedSplit
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import METRICS, score_detections
+from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject

@@ -44,7 +44,7 @@ def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, 
     checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
     progress = replace(BEFORE)
     keep_best_epoch(single, checkpoint.description, checkpointer, progress)
-    checkpointer.finish()
+    checkpointer.flush()
     assert (progress.best_epoch, progress.best_fitness) == (best, 0.3 if best == 3 else -1.0)
     assert sorted(path.name for path in tmp_path.glob("best?*.pt")) == aside
     if best == 3:

@@ -1,4 +1,4 @@
-"""How the run in a folder continues (``--resume auto``), with some settings or with all of them."""
+"""Continuing the run in a folder (``--resume auto``), with some settings or with all of them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, c
 @pytest.mark.parametrize(
     ("stored", "progress", "settings", "epochs"),
     [
-        # The settings of now decide whether there is anything left, also where they are the defaults.
+        # The current settings decide whether anything is left, even where they are the defaults.
         ({"epochs": EPOCHS // 2}, Progress(epoch=EPOCHS // 2), {}, EPOCHS),
         ({"epochs": EPOCHS // 2}, Progress(epoch=EPOCHS // 2), {"epochs": EPOCHS // 2}, None),
         ({"epochs": EPOCHS // 2}, Progress(epoch=EPOCHS // 4), {}, EPOCHS),
@@ -92,7 +92,7 @@ def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, c
         ({"epochs": 50, "time": 1.0}, Progress(epoch=50), {"epochs": 50}, None),
     ],
 )
-def test_the_settings_of_now_say_whether_a_run_has_ended(folder, stored, progress, settings, epochs):
+def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, progress, settings, epochs):
     saved(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
     plan = plan_of(folder.parent, **settings)
     assert isinstance(plan, RunPlan)

@@ -38,8 +38,8 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path, monkeypat
 
 @pytest.mark.parametrize("last_of", ["newest", "earlier", ""])
 def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: Path, last_of):
-    """Not even one of a later epoch, nor if the newest run has not saved its last.pt yet, or the user has moved that
-    away."""
+    """This holds for one of a later epoch, and if the newest run has not saved its last.pt yet, or the user has moved
+    that file away."""
     saved(tmp_path / "epoch9.pt", Progress(epoch=9), run_id="earlier")
     saved(tmp_path / "epoch1.pt", Progress(epoch=1), run_id="newest")
     if last_of:

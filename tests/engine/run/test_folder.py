@@ -130,7 +130,7 @@ def test_nothing_is_written_where_a_symbolic_link_leads(tmp_path, name):
     ("former", "data", "is_said"),
     [("old.yaml", "new.yaml", True), ("new.yaml", "./new.yaml", False), ("", "new.yaml", False)],
 )
-def test_a_run_over_one_on_other_data_says_so(tmp_path, capsys, former, data, is_said):
+def test_a_run_that_replaces_one_on_other_data_logs_it(tmp_path, capsys, former, data, is_said):
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump({"config": {"data": former}}))
     prepare_process(CPU, RunSettings(TrainConfig(), Hyperparameters()))
     with ExitStack() as stack:

@@ -38,25 +38,25 @@ def test_an_unchanged_resume_prints_nothing():
 
 
 def test_more_epochs_keep_the_position_and_print_the_schedules():
-    where, lines = resumed(inside(), epochs=20)
-    assert where == inside()
+    position, lines = resumed(inside(), epochs=20)
+    assert position == inside()
     assert lines == ["resume: the learning rate continues from its value after 13% of 20 epochs"]
 
 
 def test_another_batch_size_keeps_the_position_among_the_images():
-    where, lines = resumed(inside(), batch_size=16, epoch_batches=5)
-    assert (where.epoch, where.batch, where.step, where.updates) == (2, 3, 13, 13)
-    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    position, lines = resumed(inside(), batch_size=16, epoch_batches=5)
+    assert (position.epoch, position.batch, position.step, position.updates) == (2, 3, 13, 13)
+    assert (position.loss_sums, position.finite_steps) == ([], 0)
     assert "continues at batch 3 of the 5 of epoch 3" in lines[0]
-    where, _ = resumed(inside(), batch_size=4, epoch_batches=20, nominal_batch=20)
-    assert (where.batch, where.updates) == (10, 2 * 4 + 2)
+    position, _ = resumed(inside(), batch_size=4, epoch_batches=20, nominal_batch=20)
+    assert (position.batch, position.updates) == (10, 2 * 4 + 2)
 
 
 @pytest.mark.parametrize(("nominal_batch", "batch", "updates"), [(32, 4, 2 * 3 + 1), (16, 6, 2 * 5 + 3)])
 def test_other_steps_repeat_no_batch_whose_losses_are_counted(nominal_batch, batch, updates):
-    where, lines = resumed(inside(), nominal_batch=nominal_batch)
-    assert (where.epoch, where.batch, where.updates) == (2, batch, updates)
-    assert (where.loss_sums, where.finite_steps) == ([], 0)
+    position, lines = resumed(inside(), nominal_batch=nominal_batch)
+    assert (position.epoch, position.batch, position.updates) == (2, batch, updates)
+    assert (position.loss_sums, position.finite_steps) == ([], 0)
     assert f"continues at batch {batch} of the 10 of epoch 3" in lines[0]
 
 
@@ -66,17 +66,17 @@ def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(
     trained = Progress(
         epoch=2, batch=10, step=30, updates=30, loss_sums=[1.0, 2.0], finite_steps=10, buffers_averaged=True
     )
-    where, lines = resumed(trained, batch_size=batch_size, epoch_batches=epoch_batches)
-    assert (where.epoch, where.batch) == (2, epoch_batches)
-    assert where.step == where.updates == 3 * epoch_batches
-    assert where.mean_losses(["box", "cls"]) == {"box": 0.1, "cls": 0.2}
-    assert where.buffers_averaged
+    position, lines = resumed(trained, batch_size=batch_size, epoch_batches=epoch_batches)
+    assert (position.epoch, position.batch) == (2, epoch_batches)
+    assert position.step == position.updates == 3 * epoch_batches
+    assert position.mean_losses(["box", "cls"]) == {"box": 0.1, "cls": 0.2}
+    assert position.buffers_averaged
     assert "batch" not in "".join(lines)
 
 
 def test_changed_images_restart_the_epoch():
-    where, lines = resumed(inside(), fingerprint="y", epoch_batches=12, images=96)
-    assert (where.epoch, where.batch, where.updates) == (2, 0, 24)
+    position, lines = resumed(inside(), fingerprint="y", epoch_batches=12, images=96)
+    assert (position.epoch, position.batch, position.updates) == (2, 0, 24)
     assert "have changed since the run began" in lines[0]
     assert lines[1] == "resume: begins epoch 3 again"
 
@@ -100,15 +100,15 @@ def test_changed_images_restart_the_epoch():
 )
 def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, keeps):
     values = {"config": dataclasses.replace(STORED["config"], **stored)}
-    where, lines = resumed(inside(), stored=values, **changes)
+    position, lines = resumed(inside(), stored=values, **changes)
     if keeps:
-        assert where == inside()
+        assert position == inside()
     else:
-        assert (where.epoch, where.batch, where.loss_sums) == (2, 0, [])
+        assert (position.epoch, position.batch, position.loss_sums) == (2, 0, [])
         assert "resume: begins epoch 3 again" in lines
 
 
-def test_an_epoch_whose_steps_are_done_stays_so_in_another_order():
+def test_an_epoch_whose_steps_are_done_repeats_none_in_another_order():
     trained = Progress(epoch=2, batch=10, step=30, updates=30, buffers_averaged=True)
     assert resumed(trained, seed=1) == (trained, [])
 

@@ -106,7 +106,7 @@ def test_compilation_options_follow_from_the_settings(ctx, flags, dynamic, cuda_
 @pytest.mark.slow
 @pytest.mark.parametrize("has_regions", [False, True])
 def test_one_loss_graph_serves_all_numbers_of_images_and_boxes(monkeypatch, has_regions):
-    """In training; in validation the loss is not compiled."""
+    """This is about training: in validation, the loss is not compiled."""
     graphs = []
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend=counting(graphs), **options))
@@ -267,7 +267,7 @@ def test_ddp_with_graph_splitting_does_not_use_static_graph(monkeypatch, flags, 
 @pytest.mark.slow
 @pytest.mark.parametrize("virtual_ranks", [0, 2])
 def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
-    """Also proves that the stand-in for CUDA graphs detects sums in reused memory."""
+    """The test also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
     plan = Compilation(images=4, cuda_graphs=True)
     got = steps_taken(*compiled_step(REPLAYED_MEMORY, plan, virtual_ranks=virtual_ranks))

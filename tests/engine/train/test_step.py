@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.assembly.build_step import FullBatch, build_step, check_step_settings
+from engine.assembly.build_step import StepBatches, build_step, check_step_settings
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
@@ -92,7 +92,7 @@ def test_accumulation_equals_the_whole_batch(kind, cuts):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_step_leaves_no_tensor_in_a_reference_cycle(kind):
-    """So its memory is free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
+    """Its memory is then free at once, although the garbage collector seldom runs (`utils.process.entrypoint`)."""
     step, _ = make_step(DistributedContext.single(), kind)
     step([global_batch()], [6], 1)
     step.reader.pop(leave=0)
@@ -210,7 +210,7 @@ def test_the_step_has_no_host_sync(kind, optimizer):
 
 
 def test_norms_count_their_batches_in_one_kernel(monkeypatch):
-    """As torch's own norms count, which add to one counter after another; a frozen norm counts none."""
+    """torch's own norms add to one counter after another. A frozen norm counts none."""
     counters = []
     kernels = []
     for kind in (BatchNorm2d, torch.nn.BatchNorm2d):
@@ -246,7 +246,7 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
         DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
-        steps=StepPlan(1, per_epoch=1, epochs=batches), batch=FullBatch(4),
+        StepBatches(StepPlan(1, per_epoch=1, epochs=batches), 4),
     )  # fmt: skip
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)

@@ -86,7 +86,7 @@ class Saves:
         self.scored.append((pending.progress.epoch, is_best))
 
     def wait(self) -> None: ...
-    def finish(self) -> None: ...
+    def flush(self) -> None: ...
     def check(self) -> None: ...
     def set_epochs(self, epochs: int) -> None: ...
 
@@ -285,7 +285,7 @@ def test_each_epoch_is_saved_with_its_scores():
 
 
 def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
-    """As after a callback that stops the run at the end of an epoch."""
+    """A callback may stop the run at the end of an epoch, for example."""
     trainer = build(Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)), best_epoch=2)
     trainer.fit()
     saves = trainer.checkpointer
@@ -341,7 +341,7 @@ def test_a_pending_epoch_stays_pending_if_a_signal_ends_its_validation():
 
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(epochs):
-    """Also without ``--eval-ranks``, and if no other epoch follows."""
+    """This needs neither ``--eval-ranks`` nor another epoch afterwards."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
     validator = local(pending=pending)

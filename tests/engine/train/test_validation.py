@@ -1,5 +1,5 @@
-"""Which epochs are validated, and training whose last processes validate: the same files as without, whatever happens
-to those processes."""
+"""Choosing the epochs to validate, and training whose last processes validate: the same files as without them, whatever
+happens to these processes."""
 
 from __future__ import annotations
 

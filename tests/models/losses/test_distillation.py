@@ -156,7 +156,7 @@ def test_images_add_up():
 
 
 def test_many_ignored_classes_are_one_region():
-    """As of an image that does not label them: the cells are those of each class's own region."""
+    """An image that does not label the classes has the cells of each class's own region."""
     raw = raw_maps("anchor_free", 2, classes=40)
     rng = np.random.default_rng(0)
     rows = [[i, c, *box] for i in range(2) for box in rng.uniform(0.2, 0.8, (3, 4)) for c in rng.choice(40, 9, False)]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from models.postprocess import box_voting
-from models.postprocess.detections import PostprocessSettings, select_with_and_without_voting
+from models.postprocess.detections import select_with_and_without_voting
+from models.postprocess.selection import PostprocessSettings
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.selection import select
 from tests.models.postprocess.test_detections import brute_force
@@ -57,25 +58,25 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
 
 
 def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
-    found = select(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
+    detections = select(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
     moved = []
     for b in range(len(boxes)):
         expected_scores, expected, classes = by_loops(boxes[b], scores[b], **settings)
-        count = int(found.counts[b])
+        count = int(detections.counts[b])
         assert count == len(expected)
-        np.testing.assert_allclose(found.scores[b, :count], expected_scores, rtol=1e-6)
+        np.testing.assert_allclose(detections.scores[b, :count], expected_scores, rtol=1e-6)
         error = 1e-8 * float(boxes.abs().max())
         order = np.lexsort((classes, *expected.round(2).T, -expected_scores.astype(np.float32)))
-        of_found = found.boxes_xyxy[b, :count].double().numpy()
-        found_classes = found.classes[b, :count].numpy()
-        found_order = np.lexsort((found_classes, *of_found.round(2).T, -found.scores[b, :count].numpy()))
+        of_found = detections.boxes_xyxy[b, :count].double().numpy()
+        found_classes = detections.classes[b, :count].numpy()
+        found_order = np.lexsort((found_classes, *of_found.round(2).T, -detections.scores[b, :count].numpy()))
         np.testing.assert_allclose(of_found[found_order], expected[order], rtol=2e-7, atol=error)
         np.testing.assert_array_equal(found_classes[found_order], classes[order])
-        assert not found.boxes_xyxy[b, count:].any()
-        assert not found.scores[b, count:].any()
-        moved += [not (boxes[b] == box).all(1).any() for box in found.boxes_xyxy[b, :count]]
+        assert not detections.boxes_xyxy[b, count:].any()
+        assert not detections.scores[b, count:].any()
+        moved += [not (boxes[b] == box).all(1).any() for box in detections.boxes_xyxy[b, :count]]
     assert np.mean(moved) >= least_moved
-    return found
+    return detections
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
@@ -91,11 +92,11 @@ def test_the_mean_of_two_boxes_is_that_of_the_paper():
     """An IoU of 0.8, so a weight of exp(-2)."""
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 4]]])
     scores = torch.tensor([[[0.5], [0.25], [0.2]]])
-    found = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
+    detections = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
     weight = 0.25 * math.exp(-2)
-    assert found.counts.tolist() == [2]
-    np.testing.assert_allclose(found.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
-    assert found.boxes_xyxy[0, 1].tolist() == [0, 0, 10, 4]  # overlaps the second box by exactly the threshold
+    assert detections.counts.tolist() == [2]
+    np.testing.assert_allclose(detections.boxes_xyxy[0, 0], [0, 0, 10, (5 + 8 * weight) / (0.5 + weight)], rtol=1e-7)
+    assert detections.boxes_xyxy[0, 1].tolist() == [0, 0, 10, 4]  # overlaps the second box by exactly the threshold
 
 
 def test_a_vote_raises_the_score_by_a_tenth_of_a_noisy_or():
@@ -103,11 +104,11 @@ def test_a_vote_raises_the_score_by_a_tenth_of_a_noisy_or():
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [50, 50, 60, 60], [50, 50, 60, 60], [90, 90, 95, 95]]])
     scores = torch.tensor([[[0.5], [0.25], [0.38], [0.36], [0.38]]])
     settings = {"iou_thres": 0.5, "max_det": 5}
-    found = select(boxes, scores, conf_thres=0.4, **settings)
-    assert found.counts.tolist() == [2]
+    detections = select(boxes, scores, conf_thres=0.4, **settings)
+    assert detections.counts.tolist() == [2]
     expected = [1 - 0.5 * (1 - 0.25 * math.exp(-2)) ** 0.1, 1 - 0.62 * 0.64**0.1]
-    np.testing.assert_allclose(found.scores[0, :2], expected, rtol=1e-6)
-    assert found.boxes_xyxy[0, 1].tolist() == [50, 50, 60, 60]
+    np.testing.assert_allclose(detections.scores[0, :2], expected, rtol=1e-6)
+    assert detections.boxes_xyxy[0, 1].tolist() == [50, 50, 60, 60]
     assert select(boxes, scores, conf_thres=0.4, **settings, box_voting=False).counts.tolist() == [1]
     assert select(boxes, scores, conf_thres=0.1, **settings).scores[0, 2] == scores[0, 4, 0]  # nobody voted
 
@@ -118,10 +119,10 @@ def test_a_box_below_the_least_vote_is_not_raised_by_votes_for_another_one():
     boxes = torch.tensor([[[0, 0, 100, 100], *voters, [20, 0, 120, 100]]], dtype=torch.float)
     scores = torch.tensor([[[0.9]] + [[0.6]] * 30 + [[0.005]]])
     for conf_thres, count in ((0.001, 2), (0.01, 1), (0.25, 1)):
-        found = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.7, max_det=300)
-        assert found.counts.tolist() == [count]
-        assert found.scores[0, 0] > 0.92
-        assert count == 1 or found.scores[0, 1] == scores[0, -1, 0]
+        detections = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.7, max_det=300)
+        assert detections.counts.tolist() == [count]
+        assert detections.scores[0, 0] > 0.92
+        assert count == 1 or detections.scores[0, 1] == scores[0, -1, 0]
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
@@ -137,12 +138,12 @@ def test_max_det_and_class_filter_change_no_detection(count, agnostic, multi_lab
     everything = select(boxes, scores, **settings, max_det=9000)
     assert (everything.counts > (700 if count == 2000 else 5)).all()
     for classes, max_det in ((None, 5), (None, 300), (None, 700), ([2], 300), ([0, 2], 700), ([0, 1, 2], 5)):
-        found = select(boxes, scores, **settings, max_det=max_det, classes=classes)
+        detections = select(boxes, scores, **settings, max_det=max_det, classes=classes)
         for b in range(2):
             chosen = torch.isin(everything.classes[b], torch.tensor(classes or [0, 1, 2])) & (everything.scores[b] > 0)
             expected = [t[b][chosen][:max_det] for t in everything[:3]]
-            assert found.counts[b] == len(expected[0])
-            assert all(torch.equal(t[b, : len(e)], e) for t, e in zip(found[:3], expected))
+            assert detections.counts[b] == len(expected[0])
+            assert all(torch.equal(t[b, : len(e)], e) for t, e in zip(detections[:3], expected))
 
 
 def test_ties_of_scores_and_of_places():
@@ -154,11 +155,12 @@ def test_ties_of_scores_and_of_places():
 
 
 def test_only_the_best_candidates_vote_and_move(monkeypatch):
-    monkeypatch.setattr("models.postprocess.detections.VOTERS", 20)
+    monkeypatch.setattr("models.postprocess.suppression.VOTERS", 20)
     boxes, scores = crowd(3, 90, 2, seed=5)
     scores[1, 40:] = 0
-    found = assert_equals_loops(boxes, scores, conf_thres=0.05, iou_thres=0.6, max_det=300, voters=20, least_moved=0.1)
-    assert (found.counts > 20).any()
+    settings = {"conf_thres": 0.05, "iou_thres": 0.6, "max_det": 300}
+    detections = assert_equals_loops(boxes, scores, **settings, voters=20, least_moved=0.1)
+    assert (detections.counts > 20).any()
 
 
 def test_the_number_of_pairs_compared_together_does_not_change_the_result(monkeypatch):
@@ -175,13 +177,13 @@ def test_the_confidence_threshold_changes_no_detection(conf_thres):
     boxes = torch.cat((boxes, torch.tensor([600.0, 600, 620, 620]).expand(3, 1, 4)), 1)
     scores = torch.cat((scores, torch.full((3, 1, 2), 0.002)), 1)
     lower = select(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
-    found = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.5, max_det=300)
+    detections = select(boxes, scores, conf_thres=conf_thres, iou_thres=0.5, max_det=300)
     shown = (lower.scores > conf_thres).sum(1)
-    assert torch.equal(found.counts, shown)
+    assert torch.equal(detections.counts, shown)
     assert (shown > 0).all()
     assert (shown < lower.counts).all()
     for b, count in enumerate(shown.tolist()):
-        assert all(torch.equal(x[b, :count], y[b, :count]) for x, y in zip(found[:3], lower[:3]))
+        assert all(torch.equal(x[b, :count], y[b, :count]) for x, y in zip(detections[:3], lower[:3]))
 
 
 @pytest.mark.parametrize("conf_thres", [0.001, 0.3])
@@ -191,15 +193,15 @@ def test_one_nms_serves_detections_with_and_without_voting(conf_thres, classes, 
     boxes, scores = crowd(3, 400, 3, seed=9)
     settings = {"conf_thres": conf_thres, "iou_thres": 0.5, "classes": classes, "agnostic": agnostic, "max_det": 30}
     together = select_with_and_without_voting(boxes, scores, PostprocessSettings(**settings))
-    for found, box_voting_is_on in zip(together, (True, False)):
+    for detections, box_voting_is_on in zip(together, (True, False)):
         expected = select(boxes, scores, **settings, box_voting=box_voting_is_on)
-        assert all(torch.equal(*tensors) for tensors in zip(found, expected))
+        assert all(torch.equal(*tensors) for tensors in zip(detections, expected))
     assert not torch.equal(together[0].boxes_xyxy, together[1].boxes_xyxy)
 
 
 @pytest.mark.parametrize("agnostic", [True, False])
 def test_other_images_do_not_change_a_bit(agnostic):
-    """Nor do boxes of other classes, padding, and the image's position in the batch."""
+    """Boxes of other classes, padding, and the image's position in the batch do not, either."""
     boxes, scores = crowd(5, 300, 3, seed=7)
     boxes[1] *= 1e4
     boxes[2] -= 200
@@ -225,14 +227,14 @@ def test_boxes_that_are_no_boxes_stay_and_do_not_vote(strange):
         box = torch.tensor([10.0, 20, 300, 300])
         box[corner] = strange
         more = torch.cat((boxes, box.expand(2, 3, 4)), 1), torch.cat((scores, torch.full((2, 3, 2), 1.5)), 1)
-        found = select(*more, **IOU)
+        detections = select(*more, **IOU)
         unmoved = select(*more, **IOU, box_voting=False)
-        extra = int(found.counts[0] - expected.counts[0])
+        extra = int(detections.counts[0] - expected.counts[0])
         assert extra >= 2
         for b in range(2):
             count = int(expected.counts[b])
-            assert torch.equal(found.boxes_xyxy[b, extra : extra + count], expected.boxes_xyxy[b, :count])
-            first = found.boxes_xyxy[b, :extra]
+            assert torch.equal(detections.boxes_xyxy[b, extra : extra + count], expected.boxes_xyxy[b, :count])
+            first = detections.boxes_xyxy[b, :extra]
             own = unmoved.boxes_xyxy[b, :extra]
             assert torch.equal(first.nan_to_num(), own.nan_to_num())
 

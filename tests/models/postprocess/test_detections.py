@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.postprocess import box_voting
-from models.postprocess import detections as postprocess
-from models.postprocess import nms as suppression
+from models.postprocess import box_voting, nms, suppression
 from tests.helpers.crowd import make_input
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
@@ -16,8 +14,8 @@ from tests.helpers.selection import select
 
 @pytest.fixture(params=["_ON_CPU", "_ON_GPU"], autouse=True)
 def sizes(request, monkeypatch):
-    chosen = getattr(suppression, request.param)
-    monkeypatch.setattr(suppression, "_sizes_for", lambda device: chosen)
+    chosen = getattr(nms, request.param)
+    monkeypatch.setattr(nms, "_sizes_for", lambda device: chosen)
     return chosen
 
 
@@ -64,18 +62,18 @@ def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Te
 
 
 def assert_equals_brute_force(boxes, scores, **settings):
-    found = select(boxes, scores, **settings, box_voting=False)
+    detections = select(boxes, scores, **settings, box_voting=False)
     for b in range(len(boxes)):
         expected = brute_force(boxes[b], scores[b], **settings)
-        count = int(found.counts[b])
+        count = int(detections.counts[b])
         assert count == len(expected)
-        assert found.classes[b, :count].tolist() == [c for _, c, _ in expected]
-        assert found.scores[b, :count].tolist() == [s for s, _, _ in expected]
-        assert torch.equal(found.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
-        assert not found.boxes_xyxy[b, count:].any()
-        assert not found.scores[b, count:].any()
-        assert not found.classes[b, count:].any()
-    return found
+        assert detections.classes[b, :count].tolist() == [c for _, c, _ in expected]
+        assert detections.scores[b, :count].tolist() == [s for s, _, _ in expected]
+        assert torch.equal(detections.boxes_xyxy[b, :count], boxes[b][[n for _, _, n in expected]])
+        assert not detections.boxes_xyxy[b, count:].any()
+        assert not detections.scores[b, count:].any()
+        assert not detections.classes[b, count:].any()
+    return detections
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
@@ -91,9 +89,9 @@ def test_equals_brute_force(multi_label, agnostic, iou_thres):
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("first", [4, 40, 10_000])
 def test_block_and_table_sizes_do_not_change_the_result(monkeypatch, block, first):
-    sizes = suppression._TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
-    monkeypatch.setattr(suppression, "_sizes_for", lambda device: sizes)
-    monkeypatch.setattr(postprocess, "_FIRST_CANDIDATES", first)
+    sizes = nms._TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
+    monkeypatch.setattr(nms, "_sizes_for", lambda device: sizes)
+    monkeypatch.setattr(suppression, "_FIRST_CANDIDATES", first)
     boxes, scores = crowd(3, 80, 3, seed=2)
     scores[1, 5:] = 0.0  # few candidates beside many, of classes with one, several and many
     scores[2, 9:, 1] = 0.0
@@ -106,8 +104,8 @@ def test_ties_and_exact_thresholds_follow_the_rules():
     """Integer boxes: IoU of exactly the threshold does not suppress, equal scores keep the order of boxes."""
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 20], [0, 0, 10, 10], [50, 50, 60, 60], [0, 0, 10, 9]]])
     scores = torch.full((1, 5, 2), 0.5)
-    found = assert_equals_brute_force(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
-    assert found.counts.tolist() == [6]
+    detections = assert_equals_brute_force(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert detections.counts.tolist() == [6]
     rng = np.random.default_rng(0)
     corner = rng.integers(0, 30, (2, 100, 2))
     grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(1, 12, (2, 100, 2))), -1)).float()
@@ -118,10 +116,10 @@ def test_ties_and_exact_thresholds_follow_the_rules():
 def test_the_class_filter_keeps_only_its_classes():
     boxes, scores = crowd(2, 60, 4, seed=6)
     for multi_label in (True, False):
-        found = assert_equals_brute_force(
+        detections = assert_equals_brute_force(
             boxes, scores, conf_thres=0.3, iou_thres=0.5, max_det=99, classes=[0, 3], multi_label=multi_label
         )
-        assert set(torch.cat([c[:n] for c, n in zip(found.classes, found.counts)]).tolist()) == {0, 3}
+        assert set(torch.cat([c[:n] for c, n in zip(detections.classes, detections.counts)]).tolist()) == {0, 3}
     assert not select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[]).counts.any()
     with refused("class 4: the model has classes 0 to 3"):
         select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=9, classes=[1, 4])
@@ -134,27 +132,27 @@ def test_no_candidates_give_no_detections_and_need_few_host_syncs(shape):
     with KernelCount() as count:
         select(boxes, scores * 0, conf_thres=0.5, iou_thres=0.5, max_det=7)
     assert count.waits.total() <= 4
-    found = select(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
-    assert found.boxes_xyxy.shape == (shape[0], 7, 4)
-    assert found.classes.dtype == found.counts.dtype == torch.int64
-    assert not any(t.any() for t in found)
+    detections = select(boxes, scores, conf_thres=0.5, iou_thres=0.5, max_det=7)
+    assert detections.boxes_xyxy.shape == (shape[0], 7, 4)
+    assert detections.classes.dtype == detections.counts.dtype == torch.int64
+    assert not any(t.any() for t in detections)
 
 
 def test_only_the_best_candidates_are_examined(monkeypatch):
-    monkeypatch.setattr(postprocess, "MAX_CANDIDATES", 20)
+    monkeypatch.setattr(suppression, "MAX_CANDIDATES", 20)
     left = torch.arange(50.0) * 20
     boxes = torch.stack((left, left, left + 10, left + 10), -1)[None]
     scores = torch.rand(1, 50, 1, generator=torch.Generator().manual_seed(0))
-    found = select(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
-    assert found.counts.tolist() == [20]
-    assert torch.equal(found.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
+    detections = select(boxes, scores, conf_thres=0.0, iou_thres=0.5, max_det=300)
+    assert detections.counts.tolist() == [20]
+    assert torch.equal(detections.scores[0, :20], scores[0, :, 0].sort(descending=True).values[:20])
 
 
 def test_nan_scores_flat_boxes_and_half_precision_are_handled():
     boxes = torch.tensor([[[5.0, 5, 5, 5], [5, 5, 5, 5], [0, 0, 9, 9], [0, 0, 9, 9]]])
     scores = torch.tensor([[[0.9], [0.8], [0.7], [float("nan")]]])
-    found = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
-    assert found.counts.tolist() == [3]
+    detections = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=10)
+    assert detections.counts.tolist() == [3]
     half = select(boxes.half(), scores.half(), conf_thres=0.1, iou_thres=0.5, max_det=10)
     assert half.scores.dtype == half.boxes_xyxy.dtype == torch.float32
     assert half.counts.tolist() == [3]
@@ -186,17 +184,17 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
     scores[1] = 0
     scores[2, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": iou_thres, "max_det": max_det}
-    found = select(torch.stack((boxes, boxes, few)), scores, **settings, box_voting=False)
+    detections = select(torch.stack((boxes, boxes, few)), scores, **settings, box_voting=False)
     expected = [greedy(boxes, iou_thres, max_det), [], greedy(few[:40], iou_thres, max_det)]
-    assert found.counts.tolist() == [len(kept) for kept in expected]
+    assert detections.counts.tolist() == [len(kept) for kept in expected]
     for b, (kept, source) in enumerate(zip(expected, (boxes, boxes, few))):
-        assert torch.equal(found.boxes_xyxy[b, : len(kept)], source[kept])
-        assert found.boxes_xyxy.is_contiguous()
+        assert torch.equal(detections.boxes_xyxy[b, : len(kept)], source[kept])
+        assert detections.boxes_xyxy.is_contiguous()
 
 
 @pytest.mark.parametrize("max_det", [10, 300])
 def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det):
-    bounded = suppression._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
+    bounded = nms._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
     compared = []
 
     def recorded(a, b, iou_thres):
@@ -204,9 +202,9 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
         compared.append(result.numel())
         return result
 
-    overlaps = suppression.overlaps
-    monkeypatch.setattr(suppression, "_sizes_for", lambda device: bounded)
-    monkeypatch.setattr(suppression, "overlaps", recorded)
+    overlaps = nms.overlaps
+    monkeypatch.setattr(nms, "_sizes_for", lambda device: bounded)
+    monkeypatch.setattr(nms, "overlaps", recorded)
     boxes = torch.stack([many_boxes("scattered")] * 4)
     scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
     scores[..., 1] *= 0.05
@@ -220,7 +218,7 @@ def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
         select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
-    on_gpu = sizes is suppression._ON_GPU
+    on_gpu = sizes is nms._ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", box_voting._PAIRS_ON_GPU)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchvision.ops import box_iou
 
-from models.postprocess.detections import PostprocessSettings
+from models.postprocess.selection import PostprocessSettings
 from models.postprocess.stitching import TileStitcher
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput

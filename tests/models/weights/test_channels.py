@@ -22,7 +22,7 @@ def rgb(tmp_path_factory):
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
 def test_an_image_of_equal_channels_gives_what_it_gives_as_rgb(rgb, channels):
-    """In closed form: the sums of the kernels over the channels are equal."""
+    """The reference is a closed form: the sums of the kernels over the channels are equal."""
     trained, path = rgb
     adapted = build_detector(TINY_MODEL, 2, names=NAMES, seed=4, channels=channels)
     report = transfer_weights(adapted, path)

@@ -18,7 +18,6 @@ from tests.helpers.public_layouts import save_module
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL
 from utils.files import pickle_program
 from utils.files.checkpoint_file import write_safetensors
-from utils.logger import get_logger
 
 
 def pictures() -> Tensor:
@@ -92,8 +91,7 @@ def test_four_levels_imply_larger_images(tmp_path):
     assert (detector.strides, content["imgsz"]) == ((8, 16, 32, 64), 1280)
 
 
-def test_eighty_classes_without_names_get_cocos_names(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(get_logger(), "propagate", True)
+def test_eighty_classes_without_names_get_cocos_names(tmp_path, caplog):
     torch.save(build_detector("yolov5n", 80, seed=1).state_dict(), tmp_path / "bare.pt")
     with caplog.at_level("INFO", logger="lockstep"):
         detector, content = load_detector(tmp_path / "bare.pt")

@@ -81,7 +81,7 @@ class Case:
 
 @contextlib.contextmanager
 def must_work() -> Iterator[None]:
-    """Where a line is a finding."""
+    """Fails if the code ends with a line, which is a finding here."""
     try:
         yield
     except UserError as error:

@@ -41,11 +41,6 @@ from utils.process.result_file import read_result
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> EditableSet:
-    return EditableSet(tmp_path / "set")
-
-
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 
@@ -104,7 +99,7 @@ def test_findings_of_the_scan(data, capsys):
 
 
 def test_a_set_without_labels_or_a_usable_image(data, capsys):
-    """For backgrounds only, the line is that of train.py."""
+    """For a set of backgrounds, the line is that of train.py."""
     for name in EVERY_IMAGE:
         data.write(name, "0 0.3 0.3 0.3 0.3 0.9\n")
     status, out = check(capsys, data.yaml, "--noplots")
@@ -212,7 +207,7 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
 
 
 def test_json_is_alone_on_standard_output(data):
-    """In a process of its own; progress and warnings go to standard error."""
+    """Progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     done = run_python("-m", "tools.check", data.yaml, "--json", "--noplots", code=1)
     assert json.loads(done.stdout)["splits"]["train"]["images"] == 4
@@ -309,16 +304,15 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_what_was_found_is_printed_although_the_page_has_a_bug(data, tmp_path, capsys, monkeypatch, flags):
+def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file, capsys, monkeypatch, flags):
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("tools.check.page._content", fail)
-    monkeypatch.setattr("utils.process.result_file._path", str(tmp_path / "result.jsonl"))
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])
-    result = read_result(tmp_path / "result.jsonl")
+    result = read_result(result_file)
     assert (len(result["issues"]), result["report"]) == (1, None)
     out = capsys.readouterr().out
     if flags:

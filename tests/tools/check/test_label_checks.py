@@ -14,8 +14,8 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import CLIPPED
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import CheckedSplit
-from engine.evaluation.small_boxes import remedy_for_small_boxes, warn_of_small_boxes
+from engine.issues.issue import CheckedSplit
+from engine.issues.small_boxes import remedy_for_small_boxes, warn_of_small_boxes
 from engine.report.census import take_census
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats

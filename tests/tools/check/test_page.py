@@ -13,7 +13,7 @@ import pytest
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
-from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
+from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
@@ -30,11 +30,6 @@ from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 MOST_BYTES = 5_000_000
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> EditableSet:
-    return EditableSet(tmp_path / "set")
 
 
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
@@ -75,7 +70,7 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
 
 
 def drawn_box(photo: np.ndarray, style: str) -> tuple[int, int, int, int]:
-    """Where a photo has the color of a style: x, y, width and height, pixels."""
+    """Returns the box of a photo's pixels that have the color of a style: x, y, width and height."""
     near = np.abs(photo.astype(int) - [*bytes.fromhex(COLORS[style][1:])]).max(2) < 60
     y, x = (np.flatnonzero(near.sum(axis) > 6) for axis in (1, 0))
     return x[0], y[0], x[-1] - x[0], y[-1] - y[0]

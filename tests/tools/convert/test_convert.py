@@ -64,7 +64,7 @@ def test_paths_may_be_relative(write, inside, images, tmp_path, monkeypatch):
 
 
 def test_splits_are_those_of_the_folders(images, tmp_path):
-    """As Roboflow writes them: a file in each of train, valid and test."""
+    """Roboflow writes a file into each of train, valid and test."""
     write_csv(images)
     for split in ("train", "valid"):
         (tmp_path / "all" / split).mkdir(parents=True)
@@ -474,7 +474,7 @@ def unlabel_vott(folder: Path) -> None:
     ids=lambda write: write.__name__,
 )
 def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_path):
-    """In contrast to one with an empty list of objects, three.png."""
+    """three.png, with an empty list of objects, is one."""
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without objects: background" in lines

@@ -110,7 +110,7 @@ def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, ki
 
 
 def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
-    """As Hugging Face writes the configurations of a data set: ``mini/train/0000.parquet`` and ``full/train/...``."""
+    """Hugging Face names the configurations of a data set so: ``mini/train/0000.parquet``, ``full/train/...``."""
     one = images / "one.png"
     two = images / "two.png"
     contents = {path.read_bytes() for path in (one, two)}

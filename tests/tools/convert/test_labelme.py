@@ -59,7 +59,7 @@ def test_a_labelme_file_may_name_its_image_in_another_way(images, tmp_path):
 
 
 def test_a_labelme_file_of_another_image_is_refused(images):
-    """As after a copy: the boxes would be drawn on the other image, and its own one left out."""
+    """After such a copy, the boxes would be drawn on the other image, and their own image left out."""
     write_labelme(images)
     (images / "two.json").write_text((images / "one.json").read_text().replace("cat", "dog"))
     check_refusal(images, "two.json: its 'imagePath' is one.png, but an image is called like the file")

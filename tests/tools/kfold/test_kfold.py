@@ -56,7 +56,7 @@ def test_pooled_scores_are_those_of_pycocotools_on_the_union():
 
 @pytest.mark.parametrize(("global_batch", "batch"), [(512, 32), (8, 8), (-1, 16)])
 def test_a_fold_is_validated_with_batches_that_its_training_has_validated_with(tmp_path, global_batch, batch):
-    """In one process, whatever `--spawn` is: a global batch of eight GPUs would not fit on one."""
+    """One process validates it, whatever `--spawn` is: a global batch of eight GPUs would not fit on one."""
     config = KfoldConfig(batch_size=global_batch, spawn=8, device="0,1", workers=3, single_cls=True, amp="bf16")
     validation = validation_of(config, tmp_path / "best.pt", tmp_path / "fold1.yaml")
     assert (validation.batch_size, validation.device, validation.spawn) == (batch, "0", 0)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,11 +16,13 @@ from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import read_if_scored
+from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
-from utils.process.child import Outcome, RunFailed, RunResult
+from utils.process.result_file import Outcome
+from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 # Runs a command with a disk of 16 KB, which is full, at the folder $0.
@@ -30,6 +31,11 @@ mount -t tmpfs -o size=16k none "$0" || exit 99
 head -c 99k /dev/zero > "$0/filler" 2> /dev/null
 exec "$@"
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_fold, "RETRY_S", 0)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +62,8 @@ def validation_in(folder: Path, *more: str) -> ValConfig:
 def score_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> CrossValidation:
     """Returns the scores of the first fold, scored now or before."""
     monkeypatch.setattr("tools.kfold.cross_validate.train", lambda *_: RunResult(Outcome.DONE))
-    fitness = SimpleNamespace(column="metrics/AP")
-    experiment = SimpleNamespace(folder=SimpleNamespace(path=folder), fitness=fitness)
-    return next(cross_validate(config_of(folder), experiment, folder, signals=None))
+    with StopSignals() as signals:
+        return next(cross_validate(config_of(folder), signals, data_folder=folder, folder=folder))
 
 
 @pytest.mark.usefixtures("preloaded")
@@ -94,10 +99,23 @@ def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
     """Killed for want of memory, it is no failure of the trial either."""
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
     (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
-    message = "fold1 could not be scored: killed by SIGKILL; is there enough memory?"
+    message = (
+        "fold1 could not be scored: killed by SIGKILL; is there enough memory? (it is trained; the same command scores "
+        "it)"
+    )
     with refused(message, RunFailed) as caught:
         score_first(folds, monkeypatch)
-    assert caught.value.result.outcome == Outcome.REFUSED
+    assert caught.value.result.outcome == Outcome.LOST
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_a_scoring_that_fails_once_is_tried_again(folds, monkeypatch, caplog):
+    """Else a program that fills the memory for a moment would end a whole search."""
+    (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
+    killed_once = [["sh", "-c", "kill -9 $$"], command_prefix("score-fold")]
+    monkeypatch.setattr(score_fold, "command_prefix", lambda _: killed_once.pop(0))
+    score_first(folds, monkeypatch)
+    assert "fold1/best.pt: not scored (killed by SIGKILL; is there enough memory?); tried once more" in caplog.text
 
 
 @pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])

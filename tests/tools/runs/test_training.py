@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,13 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs.training import ERRORS, check_has_results, fitness_by_epoch, train
+from tools.runs import training
+from tools.runs.training import ERRORS_TXT, Pruning, check_has_results, fitness_by_epoch, train
+from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
-from utils.process.child import Outcome, RunFailed
+from utils.errors import Stopped
+from utils.process.result_file import Outcome
 from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
@@ -37,7 +42,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 
     with StopSignals() as signals:
         for _ in range(2):
-            assert train(config, folder, "metrics/AP", signals, should_prune).outcome == Outcome.DONE
+            assert train(config, folder, signals, Pruning("metrics/AP", should_prune)).outcome == Outcome.DONE
             written = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
     assert (folder / "last.pt").stat().st_mtime_ns == written
@@ -50,8 +55,12 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     ):
         check_has_results(folder)
     table.write_text("epoch\nx")
-    with StopSignals() as signals, refused(f"{table}: not a results file of this program; move it away"):
-        train(config, folder, "metrics/AP", signals)  # not a training that has nothing to score
+    with StopSignals() as signals:
+        with refused(f"{table}: not a results file of this program; move it away"):
+            train(config, folder, signals, Pruning("metrics/AP", should_prune))  # not one that has nothing to score
+        assert train(config, folder, signals).outcome == Outcome.DONE  # a fold is scored without results.csv
+        with pytest.raises(Stopped):
+            os.kill(os.getpid(), signal.SIGINT)  # is not deferred any more
 
 
 def test_why_a_training_failed(tmp_path):
@@ -59,7 +68,7 @@ def test_why_a_training_failed(tmp_path):
     folder.mkdir(parents=True)
     config = config_of(tmp_path, "--epochs", "5", "--batch-size", "1", "--set", "box=1e38")
     with StopSignals() as signals:
-        result = train(config, folder, "metrics/AP", signals)
+        result = train(config, folder, signals)
     assert result.outcome == Outcome.FAILED
     with refused(
         "stopped: the last 20 steps were not finite. To continue from the last good weights: --resume "
@@ -81,18 +90,26 @@ def test_why_a_training_failed(tmp_path):
     ],
 )
 def test_a_checkpoint_that_is_damaged_or_missing_is_refused(tmp_path, name, content, reason):
-    """So a search ends, and the trial stays unfinished: once last.pt is restored, the trial continues."""
+    """A search then ends, and the trial stays unfinished: once last.pt is restored, the trial continues."""
     (tmp_path / name).write_text(content)
     with StopSignals() as signals:
-        result = train(TrainConfig(), tmp_path, "metrics/AP", signals)
+        result = train(TrainConfig(), tmp_path, signals)
     assert result.outcome == Outcome.REFUSED
     assert result.reason.startswith(f"{tmp_path}{reason}")
     assert (tmp_path / name).read_text() == content
 
 
 def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp_path):
-    (tmp_path / ERRORS).write_text("Traceback ...\n")
+    (tmp_path / ERRORS_TXT).write_text("Traceback ...\n")
     with StopSignals() as signals:
-        result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, "metrics/AP", signals)
+        result = train(TrainConfig(data=str(tmp_path / "none.yaml")), tmp_path, signals)
     assert result.outcome == Outcome.REFUSED
-    assert (tmp_path / ERRORS).read_text().startswith("Traceback ...\n")
+    assert (tmp_path / ERRORS_TXT).read_text().startswith("Traceback ...\n")
+
+
+def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypatch, caplog):
+    commands = [["sh", "-c", "kill -9 $$"], ["true"]]
+    monkeypatch.setattr(training, "command_prefix", lambda _: commands.pop(0))
+    with StopSignals() as signals:
+        assert train(TrainConfig(), tmp_path, signals).outcome == Outcome.DONE
+    assert f"{tmp_path}: killed by SIGKILL; is there enough memory? (tried once more)" in caplog.text

@@ -380,11 +380,18 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
         {"error": "--device 3: no such GPU"},  # before the run has continued
         {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full
     ):
-        child(2, **result, refused=True)
+        child(2, **result, outcome="refused")
         assert error_of(capsys, main, *flags) == f"error: {result['error']}"
         assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
         assert states_of(folder) == ["RUNNING"]
-    child(2, error="not finite", folder="run", refused=False)
+    for has_begun in (False, True):
+        child(2, error="process 1 was killed", begun=has_begun, outcome="lost")
+        assert error_of(capsys, main, *flags) == (
+            f"error: {run}: process 1 was killed (what is trained is kept; the same command continues)"
+        )
+        assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
+        assert states_of(folder) == ["RUNNING"]
+    child(2, error="not finite", folder="run", outcome="failed")
     assert "3 trials have failed" in error_of(capsys, main, *flags)
     assert states_of(folder) == ["FAIL"] * 3
 
@@ -410,7 +417,7 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     _, flags = world
     folder = tmp_path / "search"
     trials = folder / "trials"
-    child(2, error="--device 3: no such GPU", refused=True)
+    child(2, error="--device 3: no such GPU", outcome="refused")
     with FileLock(trials / "0001" / ".trial.lock") as other:
         if is_shared:
             (trials / "0001").mkdir(parents=True)
@@ -421,12 +428,12 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
 
 
 def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
-    """As those of `tools.kfold`: the training images are divided."""
+    """The training images are divided, as for `tools.kfold`."""
     _, flags = world
     data = write_dataset(tmp_path / "set", train=8, val=2)
     data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
     flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
-    child(2, error="--device 3: no such GPU", refused=True)
+    child(2, error="--device 3: no such GPU", outcome="refused")
     assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
     assert "'val'" in error_of(capsys, main, *flags)
 

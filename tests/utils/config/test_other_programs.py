@@ -11,7 +11,7 @@ import yaml
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config.other_programs import table as table_module
-from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.arguments import _RULES, _Argument, flags_of_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
@@ -229,3 +229,11 @@ def test_gains_count_unless_the_recipe_is_yolov5s(tmp_path: Path):
 def test_hyperparameters_that_do_not_exist(item: str, message: str):
     with refused(message):
         with_overrides(Hyperparameters(), [item])
+
+
+@pytest.mark.parametrize("number", range(len(_RULES)))
+def test_each_rule_decides_about_its_example(number):
+    """So none of the rows is shadowed by one above it."""
+    name, _, value = _RULES[number].example.partition("=")
+    argument = _Argument("val" if name == "task" else "train", name, value)
+    assert [bool(rule.applies(argument)) for rule in _RULES].index(True) == number

@@ -63,13 +63,18 @@ KILLED = """
 import os, sys
 from utils.config.settings import TrainConfig
 from utils.config.settings_file import settings_file
-with settings_file(TrainConfig()):
+from utils.child import start
+with settings_file(TrainConfig()), start(["true"]) as child:
+    child.wait()
     os.kill(os.getpid(), int(sys.argv[1]))
 """
 
 
-def test_the_next_start_removes_the_file_of_a_killed_process(tmp_path):
+def test_the_next_start_removes_the_files_of_a_killed_process(tmp_path):
+    """Nobody else can read them, or write settings, which may name code."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    for number, left in ((9, 1), (0, 0)):
+    for number, left in ((9, 2), (0, 0)):
         subprocess.run([sys.executable, "-c", KILLED, str(number)], env=environment, check=False)
-        assert len(list(tmp_path.iterdir())) == left
+        folders = list(tmp_path.iterdir())
+        assert len(folders) == left
+        assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)

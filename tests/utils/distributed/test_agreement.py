@@ -124,7 +124,7 @@ def test_machines_compare_their_data_before_they_fill_a_cache_together(world, tm
 
 
 @pytest.mark.slow
-def test_validation_compares_settings_too(world, tmp_path):
+def test_validation_also_compares_settings(world, tmp_path):
     given = ["--weights", str(write_weights(tmp_path / "w.pt", ["light", "dark"])), "--data", flags(world, tmp_path)[1]]
     given += ["--device", "cpu", "--workers", "0", "--project", str(tmp_path)]
     (error,) = errors_of(tmp_path, [given, [*given, "--imgsz", "96"]], script="val.py")

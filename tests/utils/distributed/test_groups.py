@@ -25,7 +25,7 @@ def _describe(ctx):
     found = []
     for group in (node_group(ctx), one_per_node_group(ctx)):
         assert _sum(group.handle, 2**ctx.rank) == sum(2**r for r in group.ranks)
-        assert group.ranks[group.local_group_rank] == ctx.rank
+        assert group.ranks[group.group_rank] == ctx.rank
         assert dist.get_process_group_ranks(group.handle) == list(group.ranks)
         found.append(group.ranks)
     return found
@@ -71,4 +71,4 @@ def test_groups_that_do_not_divide_the_run_are_one_line(size, message):
 def test_one_process_forms_every_group():
     ctx = DistributedContext.single()
     for group in (node_group(ctx), one_per_node_group(ctx)):
-        assert (group.ranks, group.local_group_rank, group.handle) == ((0,), 0, None)
+        assert (group.ranks, group.group_rank, group.handle) == ((0,), 0, None)

@@ -7,11 +7,13 @@ import cv2
 import numpy as np
 import pytest
 
-from utils.drawing import draw
-from utils.drawing.draw import class_colors, draw_boxes, text_mask
+from utils.drawing import text
+from utils.drawing.draw import class_colors, draw_boxes
 from utils.drawing.figures import (
+    AxisLabels,
     Chart,
     Line,
+    Mark,
     Picture,
     bars_picture,
     chart_picture,
@@ -19,6 +21,7 @@ from utils.drawing.figures import (
     histogram_picture,
     tile_images,
 )
+from utils.drawing.text import text_mask
 
 NAMES = ("Katze", "größer", "снег", "猫")
 
@@ -34,7 +37,7 @@ def test_a_line_of_any_values_is_drawn_and_joins_those_that_are_known(low: float
 
     def drawn(x: np.ndarray, y: np.ndarray) -> Picture:
         lines = [Line("a", x, y), Line("猫", X, X / 4, is_strong=True)]
-        return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=(3.0, "m"), note="n"))
+        return chart_picture(Chart("t", lines, "epoch", "loss", (0, 4), mark=Mark(3.0, "m"), note="n"))
 
     picture = drawn(X, y)
     assert picture.pixels.dtype == np.uint8
@@ -53,7 +56,7 @@ def test_names_are_drawn_as_text(recwarn):
         lines = [Line(name, X, X + i) for i, name in enumerate(names)]
         drawn.append([
             chart_picture(Chart(names[3], lines, names[1], names[3])).pixels,
-            bars_picture(names, np.arange(4.0), ["1"] * 4, ("", "", "")).pixels,
+            bars_picture(names, np.arange(4.0), ["1"] * 4, AxisLabels("", "", "")).pixels,
         ])  # fmt: skip
     assert all(map(np.array_equal, *drawn))
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]  # Matplotlib's
@@ -61,15 +64,15 @@ def test_names_are_drawn_as_text(recwarn):
 
 @pytest.mark.filterwarnings("error")
 def test_other_figures_are_drawn():
-    sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), ("x", "y", "t"), (3.0, "m"))
-    heat = heat_picture(np.array([[0, 1], [2, 4]]), ("x", "y", "t"), "n")
+    sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), AxisLabels("x", "y", "t"), Mark(3.0, "m"))
+    heat = heat_picture(np.array([[0, 1], [2, 4]]), AxisLabels("x", "y", "t"), "n")
     assert min(picture.pixels.std() for picture in (sizes, heat)) > 5
     from matplotlib import _pylab_helpers
 
     assert not _pylab_helpers.Gcf.figs  # pyplot, which has global state, is not used
 
 
-PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), 'xyt').png))"
+PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), AxisLabels(*'xyt')).png))"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +80,8 @@ PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), 
 )
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
-    code = "import numpy as np; from utils.drawing.draw import text_mask; from utils.process.entrypoint import run_main"
-    code += f"; from utils.drawing.figures import heat_picture; {work}"
+    code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.entrypoint import run_main"
+    code += f"; from utils.drawing.figures import AxisLabels, heat_picture; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -114,7 +117,7 @@ def test_every_letter_is_visible():
 
 
 def test_text_is_drawn_without_matplotlib(monkeypatch):
-    caches = draw._default_font, text_mask
+    caches = text._default_font, text_mask
     for cached in caches:
         cached.cache_clear()
     for name in {"matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))}:

@@ -12,7 +12,7 @@ HOSTILE = '<script>alert("1")</script> & \' " onload=x </svg></style><img src=x 
 
 
 def page_of(text: str, table: page.HtmlTable) -> str:
-    picture = ("", page.embed_image(b"\xff\xd8jpeg", "jpeg", text, "photo", 4.0))
+    picture = page.CardPicture("", page.embed_image(b"\xff\xd8jpeg", "jpeg", text, "photo", 4.0))
     return page.render(
         EVERY_PART,
         text,

@@ -3,7 +3,6 @@
 import csv
 import errno
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -45,14 +44,6 @@ def test_spreadsheets_compute_no_text_of_a_table(tmp_path):
     assert (tmp_path / "a.csv").read_bytes() == b'a,"two\nlines"\n1,2.5\n'
 
 
-def test_tables_have_one_writer():
-    """Beside that of results.csv, whose cells are numbers."""
-    root = Path(__file__).parents[3]
-    modules = [path for top in ("data", "engine", "models", "tools", "utils") for path in (root / top).rglob("*.py")]
-    writers = {path.name for path in modules if re.search(r"csv\.(writer\(|DictW)", path.read_text(encoding="utf-8"))}
-    assert writers == {"safe_io.py", "results_csv.py"}
-
-
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_the_old_content_and_names_the_file(tmp_path, error):
     path = tmp_path / "a.txt"
@@ -89,7 +80,7 @@ def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):
 
 
 def test_only_half_written_files_of_killed_processes_are_removed(tmp_path):
-    """Not those of other programs, nor those that a process is writing just now, such as an export next to a run."""
+    """Files of other programs stay, and those that a process is just writing, such as an export next to a run."""
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom utils.files.safe_io import atomic_write\n"
         "context = atomic_write(Path(sys.argv[1]))\ncontext.__enter__().write(b'half')\nos._exit(9)"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.temporary_folder import replace_path, temporary_folder
+from utils.files.temporary_folder import program_folder_name, replace_path, temporary_folder
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -38,6 +40,33 @@ def test_folders_of_killed_processes_are_removed(tmp_path: Path):
     with temporary_folder(target) as folder:
         assert os.listdir(tmp_path) == [folder.name]
     assert not os.listdir(tmp_path)
+
+
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch):
+    """Another process has found it unlocked. A name that only locked folders have would be left behind by a kill."""
+    flock = fcntl.flock
+    unlocked = []
+
+    def remove_first(descriptor: int, flags: int) -> None:
+        if not unlocked:
+            unlocked.extend(tmp_path.iterdir())
+            unlocked[0].rmdir()
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with temporary_folder(tmp_path / "a") as folder:
+        assert folder.is_dir()
+        assert folder not in unlocked
+
+
+def test_folders_of_other_machines_stay(tmp_path: Path, monkeypatch):
+    """They may see no locks of each other where they share /tmp. Names of pods differ in their last characters."""
+    for machine in ("1", "2"):
+        monkeypatch.setattr(os, "uname", lambda machine=machine: SimpleNamespace(nodename=f"{'pod-' * 15}{machine}"))
+        with temporary_folder(tmp_path / program_folder_name("settings")) as folder:
+            left = folder.with_name(f"{folder.name[:-20]}{'0' * 16}.tmp")
+        left.mkdir()
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_folders_of_other_programs_stay(tmp_path: Path):

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -153,8 +154,8 @@ def test_the_storage_of_many_views_is_read_once(tmp_path, monkeypatch):
     torch.save({f"w{i}": values[i : i + 1] for i in range(1000)}, tmp_path / "x.pt")
     opened = []
     with ForeignFile(tmp_path / "x.pt") as file:
-        original = file._zip.open
-        monkeypatch.setattr(file._zip, "open", lambda entry: opened.append(entry) or original(entry))
+        original = ZipFile.open
+        monkeypatch.setattr(ZipFile, "open", lambda zip_file, entry: opened.append(entry) or original(zip_file, entry))
         found = file.state_dict(file.content)
     assert len(opened) == 1
     assert [int(found[f"w{i}"]) for i in range(1000)] == list(range(1000))

@@ -1,4 +1,4 @@
-"""What is sent to which host, and what is read of an answer."""
+"""Requests: logins and redirects by host, and how much of an answer is read."""
 
 import base64
 import contextlib

@@ -90,7 +90,6 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
     monkeypatch, caplog, device, has, processes, expected
 ):
     monkeypatch.setattr("data.loading.worker_count.available_cores", lambda: has)
-    monkeypatch.setattr(get_logger(), "propagate", True)  # which trainings in this process turn off
     with caplog.at_level(logging.INFO, logger="lockstep"):
         log_loader_workers(-1, on_node(processes, device), "val")
     assert loader_workers(-1, on_node(processes, device)) == expected
@@ -100,7 +99,6 @@ def test_the_default_number_of_workers_is_an_equal_part_of_the_cores(
 
 def test_more_workers_than_cores_are_our_line_and_not_torchs(caplog, monkeypatch):
     monkeypatch.setattr("data.loading.worker_count.available_cores", lambda: 2)
-    monkeypatch.setattr(get_logger(), "propagate", True)
     monkeypatch.setattr(get_logger(), "handlers", [])
     for requested in (1, 2):
         log_loader_workers(requested, on_node(2, "cpu"), "val")

@@ -30,7 +30,7 @@ def test_a_map_keeps_the_order_and_is_never_further_ahead(threads, ahead):
 
 @pytest.mark.parametrize("ahead", [None, lambda: 0, lambda: 6])
 def test_an_error_of_the_items_comes_after_the_results_before_it(ahead):
-    """Also through several stages."""
+    """The items may pass through several stages."""
 
     def items():
         yield from range(5)

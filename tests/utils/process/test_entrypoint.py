@@ -1,4 +1,4 @@
-"""How scripts end."""
+"""Exit codes and last lines of scripts."""
 
 import contextlib
 import errno

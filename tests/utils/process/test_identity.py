@@ -1,4 +1,4 @@
-"""Whether another process has ended, as far as it can be observed from here."""
+"""Detects whether another process has ended, as far as it can be observed from here."""
 
 from __future__ import annotations
 

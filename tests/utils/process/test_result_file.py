@@ -11,10 +11,17 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.errors import UserError
-from utils.process.child import start
+from utils.child import start
+from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main
-from utils.process.result_file import RESULT_VARIABLE, read_result, report_begun, take_result_file, write_result
+from utils.process.result_file import (
+    RESULT_VARIABLE,
+    Outcome,
+    read_result,
+    report_begun,
+    take_result_file,
+    write_result,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +47,22 @@ def find_mistake():
     raise UserError("lr0: wrong")
 
 
+def lose_peer():
+    raise PeerLost("process 1 was killed")
+
+
 @pytest.mark.parametrize(
-    ("has_begun", "fail", "is_refused"),
+    ("has_begun", "fail", "outcome"),
     [
-        (True, fill_disk, True),
-        (True, explain_full_disk, True),
-        (True, find_mistake, False),
-        (False, find_mistake, True),
+        (True, fill_disk, Outcome.REFUSED),
+        (True, explain_full_disk, Outcome.REFUSED),
+        (True, find_mistake, Outcome.FAILED),
+        (False, find_mistake, Outcome.REFUSED),
+        (True, lose_peer, Outcome.LOST),
+        (False, lose_peer, Outcome.LOST),
     ],
 )
-def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, is_refused):
+def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, outcome):
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
 
@@ -60,7 +73,16 @@ def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, ha
 
     with pytest.raises(SystemExit):
         run_main(main)
-    assert read_result(result_file)["refused"] is is_refused
+    assert read_result(result_file)["outcome"] == outcome
+
+
+@pytest.mark.parametrize("errors", [[find_mistake, lose_peer], [lose_peer, find_mistake]])
+def test_the_line_of_a_process_counts_more_than_that_of_one_that_has_lost_it(tmp_path, monkeypatch, errors):
+    for fail in errors:
+        monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "result.jsonl"))
+        with pytest.raises(SystemExit):
+            run_main(lambda argv, fail=fail: fail())
+    assert read_result(tmp_path / "result.jsonl") == {"error": "lr0: wrong", "outcome": Outcome.REFUSED}
 
 
 def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monkeypatch, capsys):
@@ -77,8 +99,8 @@ def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp
     write_result(folder="exp")
     with open(result_file, "a") as file:
         file.write('\n{"error": "the disk')
-    write_result(error="lr0: wrong", refused=False)
-    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "refused": False}
+    write_result(error="lr0: wrong", outcome="failed")
+    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "outcome": "failed"}
 
 
 COMMAND = """

@@ -14,7 +14,8 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.process.child import Outcome, start
+from utils.child import start
+from utils.process.result_file import Outcome
 
 
 def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:
@@ -74,12 +75,20 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
 
 
 @pytest.mark.usefixtures("preloaded")
-def test_the_death_of_a_process_is_no_refusal(tmp_path):
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.LOST),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Outcome.REFUSED),  # it would crash again
+        ("sys.exit(3)", Outcome.REFUSED),  # as a callback does
+    ],
+)
+def test_a_parent_learns_whether_another_try_may_succeed(tmp_path, end, outcome):
     program = write_program(tmp_path, sleeping_rank=None)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with start([python(), program, "os.kill(os.getpid(), signal.SIGKILL)"], environment=environment) as child:
+    with start([python(), program, end], environment=environment) as child:
         result = child.wait()
-    assert (result.outcome, result.code) == (Outcome.FAILED, 2)
+    assert (result.outcome, result.code) == (outcome, 2)
 
 
 @pytest.mark.parametrize(("options", "code"), [({}, 143), ({"stop_code": 75}, 75)])
@@ -115,7 +124,7 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
         "print('begun', flush=True); refuse()",
     ],
 )
-def test_a_refusal_is_not_a_stop_to_be_resumed_although_a_signal_came_too(tmp_path, end):
+def test_a_refusal_stays_one_if_a_signal_arrives(tmp_path, end):
     refuse = "def refuse(*_):\n    raise UserError('wrong flag') if os.environ['RANK'] == '1' else PeerFailure('')"
     sleeping_rank = None if "SIGTERM" in end else 0
     program = write_program(tmp_path, definitions=refuse, sleeping_rank=sleeping_rank, stop_code=75)

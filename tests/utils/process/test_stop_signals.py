@@ -44,7 +44,7 @@ def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
 
 
 def test_handlers_are_restored_unless_others_were_set_meanwhile():
-    """By a process that only waits for others, as that of `spawn` does."""
+    """A process that only waits for others sets its own, as that of `spawn` does."""
 
     def handle(*_: object) -> None: ...
 

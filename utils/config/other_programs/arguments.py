@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
 
 from utils.config.flags import flag_name, int_or_text, words_with_values
 from utils.config.other_programs.table import (
@@ -20,60 +23,125 @@ from utils.config.other_programs.table import (
 from utils.errors import UserError
 
 
-def flags_of_argument(command: str, name: str, value: str) -> list[str]:
-    """Returns the flags with the effect of ``name=value``; empty if none is needed. For train:
+@dataclass(frozen=True)
+class _Argument:
+    """An argument of a command, and our flag or hyper-parameter of this name."""
 
-    | argument | flags | because |
-    | --- | --- | --- |
-    | ``plots=False`` | ``--noplots`` | the table lists this value |
-    | ``amp=True`` | none | it is so by default |
-    | ``device=None`` | none | None leaves a setting at its default |
-    | ``lr0=0.1`` | ``--set lr0=0.1`` | it is a hyper-parameter |
-    | ``half=False`` | none | it has no flag here, and asks for nothing |
-    | ``cos_lr=True`` | ``--cos-lr`` | the flag is a switch |
-    | ``freeze=[0, 1]`` | ``--freeze 0 1`` | the flag takes values |
+    command: str
+    name: str
+    value: str
 
-    Raises UserError that says why there are no such flags ("" if the reason is unknown).
-    """
-    listed_flags = flags_of_known_value(command, name, value)
-    if listed_flags is not None:
-        return listed_flags
-    text = normalized(value)
-    if text == "true" and name in table().defaults_if_true:
-        return []
-    hyperparameter = hyperparameter_of(command, name)
-    flag, *fixed_words = same_flag(command, flag_name(name))
-    action = None if name in table().other_meaning else actions_of(command).get(flag)
-    if text == "none" and (hyperparameter or action):
-        return []
-    if len(value.splitlines()) != 1:
-        raise UserError("its value is empty or has several lines")
-    if hyperparameter:
-        return ["--set", f"{hyperparameter}={value}"]
-    if action is None:
-        _check_without_effect(command, name, flag, text)
-        return []
-    is_switch = bool(fixed_words) or isinstance(action, argparse.BooleanOptionalAction) or action.nargs == "?"
-    if is_switch and text in ("true", "false"):
-        return [flag, *fixed_words] if text == "true" else _flags_to_switch_off(flag, action)
-    refusal = table_of(command).refused_values.get(flag, {}).get(text)
-    if refusal:
-        raise UserError(refusal)
-    return words_with_values(flag, _words(value, action))
+    @property
+    def text(self) -> str:
+        """The value as the table has it."""
+        return normalized(self.value)
+
+    @property
+    def listed_flags(self) -> list[str] | None:
+        """Our flags if the table lists this value, else None."""
+        return flags_of_known_value(self.command, self.name, self.value)
+
+    @property
+    def hyperparameter(self) -> str:
+        """Our hyper-parameter of this name, or ""."""
+        return hyperparameter_of(self.command, self.name)
+
+    @property
+    def our_words(self) -> list[str]:
+        """Our flag of this name, with its value if that is always the same: ``--optimizer Adam`` for ``--adam``."""
+        return same_flag(self.command, flag_name(self.name))
+
+    @property
+    def action(self) -> argparse.Action | None:
+        """The action of our flag; None if there is none, or it means something else."""
+        if self.name in table().other_meaning:
+            return None
+        return actions_of(self.command).get(self.our_words[0])
+
+    @property
+    def is_switch(self) -> bool:
+        """Returns whether true and false are values of our flag."""
+        if len(self.our_words) > 1:
+            return True  # it stands for one value
+        action = self.action
+        return isinstance(action, argparse.BooleanOptionalAction) or (action is not None and action.nargs == "?")
+
+    @property
+    def is_without_effect(self) -> bool:
+        """Returns whether the value asks for nothing, or for what is done here anyway."""
+        if self.text in ("false", "none"):
+            return self.name in table().defaults_if_false
+        return self.text == "true" and self.our_words[0] in table_of(self.command).without_effect
+
+    @property
+    def refusal(self) -> str:
+        """The reason for which our flag does not take the value; "" if the table has none."""
+        return table_of(self.command).refused_values.get(self.our_words[0], {}).get(self.text, "")
 
 
-def _flags_to_switch_off(flag: str, action: argparse.Action) -> list[str]:
+class _Rule(NamedTuple):
+    """A row of `_RULES`."""
+
+    example: str  # an argument about which the rule decides: of train, or of val for a refused value
+    applies: Callable[[_Argument], object]
+    flags: Callable[[_Argument], list[str]]  # raises UserError for a refused argument
+
+
+def _refuse_unknown(argument: _Argument) -> NoReturn:
+    """Raises UserError that says why the command has no flag with the meaning of this argument; "" if the table does
+    not say."""
+    other_meaning = table().other_meaning.get(argument.name)
+    raise UserError(other_meaning or reason_for_refusal(argument.command, argument.our_words[0]))
+
+
+def _refuse_lines(_: _Argument) -> NoReturn:
+    raise UserError("its value is empty or has several lines")
+
+
+def _refuse_value(argument: _Argument) -> NoReturn:
+    raise UserError(argument.refusal)
+
+
+def _no_flags(_: _Argument) -> list[str]:
+    return []
+
+
+def _flags_to_switch_off(argument: _Argument) -> list[str]:
     """Returns the flags for a switch that is false: none if that is its default."""
+    action = argument.action
     is_on_by_default = isinstance(action, argparse.BooleanOptionalAction) and action.default is not False
-    return [f"--no-{flag.removeprefix('--')}"] if is_on_by_default else []
+    return [f"--no-{argument.our_words[0].removeprefix('--')}"] if is_on_by_default else []
 
 
-def _check_without_effect(command: str, name: str, flag: str, text: str) -> None:
-    """Raises UserError for an argument that has no flag here, unless its value, as ``text``, changes nothing."""
-    asks_for_nothing = text in ("false", "none") and name in table().defaults_if_false
-    is_on_anyway = text == "true" and flag in table_of(command).without_effect
-    if not asks_for_nothing and not is_on_anyway:
-        raise UserError(table().other_meaning.get(name) or reason_for_refusal(command, flag))
+def _flags_with_value(argument: _Argument) -> list[str]:
+    """Returns our flag with the value of an argument."""
+    assert argument.action is not None, "an argument without a flag has a rule of its own"
+    return words_with_values(argument.our_words[0], _words(argument.value, argument.action))
+
+
+# The flags with the effect of an argument. The first rule that applies counts, so each may take for granted that none
+# above it does.
+_RULES = (
+    _Rule("plots=False", lambda it: it.listed_flags is not None, lambda it: it.listed_flags or []),
+    _Rule("amp=True", lambda it: it.text == "true" and it.name in table().defaults_if_true, _no_flags),
+    _Rule("device=None", lambda it: it.text == "none" and (it.hyperparameter or it.action), _no_flags),
+    _Rule("name=", lambda it: len(it.value.splitlines()) != 1, _refuse_lines),
+    _Rule("lr0=0.1", lambda it: it.hyperparameter, lambda it: ["--set", f"{it.hyperparameter}={it.value}"]),
+    _Rule("half=False", lambda it: it.action is None and it.is_without_effect, _no_flags),
+    _Rule("half=True", lambda it: it.action is None, _refuse_unknown),
+    _Rule("cos_lr=True", lambda it: it.is_switch and it.text == "true", lambda it: it.our_words),
+    _Rule("cos_lr=False", lambda it: it.is_switch and it.text == "false", _flags_to_switch_off),
+    _Rule("task=study", lambda it: it.refusal, _refuse_value),
+    _Rule("batch=16", lambda it: it.action is not None, _flags_with_value),
+)
+
+
+def flags_of_argument(command: str, name: str, value: str) -> list[str]:
+    """Returns the flags with the effect of ``name=value``, by `_RULES`; empty if none is needed. Raises UserError that
+    says why there are no such flags ("" if the reason is unknown)."""
+    argument = _Argument(command, name, value)
+    rule = next(rule for rule in _RULES if rule.applies(argument))
+    return rule.flags(argument)
 
 
 def _words(value: str, action: argparse.Action) -> list[str]:

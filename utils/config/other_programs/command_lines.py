@@ -32,7 +32,7 @@ class _Option:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the first value follows the flag as in ``--flag=value``."""
+        """Returns whether the first value follows the flag as in ``--flag=value``."""
         return "=" in self.words[0]
 
     @property

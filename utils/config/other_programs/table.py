@@ -1,4 +1,4 @@
-"""What command lines, hyper-parameter files and Python names of YOLOv5 and Ultralytics mean here: the table
+"""Translates command lines, hyper-parameter files and Python names of YOLOv5 and Ultralytics: the table
 configs/other_programs.yaml, and its look-ups.
 
 A flag is a word of a command line, such as ``--noval`` (command_lines.py). An argument is a name and a value

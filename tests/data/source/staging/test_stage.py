@@ -234,7 +234,7 @@ def test_changes_of_the_original_are_copied(tmp_path):
 
 @pytest.mark.parametrize("moved", ["labels/train/001.TXT", "images/train/001.txt", "labels/train/001.png.txt"])
 def test_a_label_that_moves_to_an_unusual_place_replaces_the_old_one(tmp_path, moved):
-    """And back: the copy always has the labels of the original."""
+    """The same holds when it moves back: the copy always has the labels of the original."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
     usual = source.parent / "labels" / "train" / "001.txt"
     stage(source, tmp_path / "stage")
@@ -262,7 +262,7 @@ def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monke
 
 
 def test_a_copy_of_a_list_has_the_losses_of_the_original(tmp_path):
-    """Of rows that are missing or repeated, and of an image that is left out because of its labels."""
+    """Losses are missing or repeated rows, and an image that is left out because of its labels."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
     rows = [f"./images/train/00{i}.png" for i in (0, 9, 1, 1, 2, 3)]
     label = source.parent / "labels" / "train" / "003.txt"
@@ -293,7 +293,7 @@ def test_a_split_without_labels_is_refused_before_it_is_copied(tmp_path):
 
 
 def test_a_copy_of_a_folder_has_the_caches_of_its_yaml(tmp_path):
-    """Also if a split that is not copied shares the folder, and has another label file."""
+    """A split that is not copied shares the folder, and has another label file."""
     folder = tmp_path / "set"
     write_three_formats(folder, ["a"], {"1.png": (40, 60)}, {"1.png": [(0, 5, 5, 20, 30)]})
     shutil.copy(folder / "instances.json", folder / "others.json")
@@ -435,7 +435,7 @@ def _run_script(cwd: Path, *words: str) -> str:
 
 
 def test_train_and_val_use_the_copy(tmp_path):
-    """Also with a disk cache; val.py finds the original data of the checkpoint, not the copy."""
+    """A disk cache changes nothing. val.py finds the original data of the checkpoint, not the copy."""
     source = write_dataset(tmp_path / "set", train=4, val=2)
     model = write_model(tmp_path / "tiny.yaml")
     own = ["--device", "cpu", "--workers", "0", "--noplots", "--project", str(tmp_path / "runs"), "--stage"]

@@ -11,16 +11,16 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import IO, Any
 
 from utils.errors import Stopped, UserError
-from utils.process.child_signals import end_with_parent, killed_by
+from utils.files.temporary_folder import program_folder_name, temporary_folder
+from utils.process.child_signals import end_with_parent, is_crash, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.process.result_file import RESULT_VARIABLE, read_result
+from utils.process.result_file import RESULT_VARIABLE, Outcome, read_result
 
 # Exit statuses of processes that a stop signal has ended, and the exit codes that they mean. Negative: the process did
 # not handle the signal yet.
@@ -33,22 +33,12 @@ _STOPPED_CODES = {
 }
 
 
-class Outcome(StrEnum):
-    """How a command has ended."""
-
-    DONE = "done"
-    PRUNED = "pruned"  # ended early by the process that has started it
-    STOPPED = "stopped"  # by a signal; a training that had started can be resumed
-    REFUSED = "refused"  # before it started, or by a full disk: nothing is lost; retrying unchanged would fail again
-    FAILED = "failed"  # while it worked
-
-
 @dataclass(frozen=True)
 class RunResult:
-    """How a command has ended, and what it has written with `utils.process.result_file.write_result`."""
+    """The outcome of a command, and what it has written with `utils.process.result_file.write_result`."""
 
     outcome: Outcome
-    reason: str = ""  # the line that a command would print that was refused or has failed
+    reason: str = ""  # the line that a command prints that was refused or lost, or has failed
     code: int = 0  # exit code; negative: the signal that has killed it
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,30 +50,26 @@ class RunResult:
         if code in _STOPPED_CODES:
             return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], values=values)
         if code < 0:
-            return cls(Outcome.FAILED, killed_by(-code), code, values)
-        outcome = Outcome.REFUSED if values.get("refused") else Outcome.FAILED
+            outcome = Outcome.FAILED if is_crash(-code) else Outcome.LOST
+            return cls(outcome, killed_by(-code), code, values)
+        outcome = Outcome(values.get("outcome", Outcome.FAILED))
         return cls(outcome, values.get("error") or f"exit status {code}", code, values)
 
     @property
     def failed_because_of_peer(self) -> bool:
-        """Whether the process has failed only because another one of its run has, which says why."""
+        """Returns whether the process has failed only because another one of its run has, which says why."""
         return self.code == USER_ERROR and "error" not in self.values
 
-    @property
-    def may_succeed_again(self) -> bool:
-        """Whether the command has failed before it began because another process of its run was lost."""
-        return self.outcome == Outcome.FAILED and bool(self.values.get("may_succeed"))
-
     def check(self) -> None:
-        """Raises `Stopped` if a signal has ended the command, and `RunFailed` if it was refused or has failed."""
+        """Raises `Stopped` if a signal has ended the command, and `RunFailed` unless it is done or pruned."""
         if self.outcome == Outcome.STOPPED:
             raise Stopped(self.code)
-        if self.outcome in (Outcome.REFUSED, Outcome.FAILED):
+        if self.outcome not in (Outcome.DONE, Outcome.PRUNED):
             raise RunFailed(self)
 
 
 class RunFailed(UserError):
-    """Raised when a command that this process has started was refused or has failed."""
+    """Raised when a command that this process has started was refused or lost, or has failed."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.reason)
@@ -126,8 +112,8 @@ def start(
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
     """
     inherited = environment_of_child() if environment is None else environment
-    with TemporaryDirectory() as folder:
-        result_file = Path(folder, "result.jsonl")
+    with temporary_folder(Path(gettempdir(), program_folder_name("result"))) as folder:
+        result_file = folder / "result.jsonl"
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

@@ -35,10 +35,12 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
     """Returns the result of ``decode`` and the decoder's warning about the image, "" if there was none. An image with a
     warning, which may be of another thread's image, is decoded again, alone."""
     process = os.getpid()  # a forked child needs its own
-    watch = _watches.get(process) or _watches.setdefault(process, _Watch())  # one, even if threads race
-    result, output = watch.run(decode)
+    redirection = _redirections.get(process)
+    if redirection is None:
+        redirection = _redirections.setdefault(process, _StderrRedirection())  # the first one, if threads race
+    result, output = redirection.run(decode)
     if _DAMAGE.search(output):
-        result, output = watch.run_alone(decode)
+        result, output = redirection.run_alone(decode)
     damage = _DAMAGE.search(output)
     if damage is None:
         return result, ""
@@ -47,10 +49,10 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
 
 def pass_on() -> None:
     """Forwards what has been captured and restores standard error, before this process ends."""
-    watch = _watches.get(os.getpid())
-    if watch is not None:
+    redirection = _redirections.get(os.getpid())
+    if redirection is not None:
         with contextlib.suppress(OSError):
-            watch.restore()
+            redirection.restore()
 
 
 def exit_at_once(code: int) -> NoReturn:
@@ -59,10 +61,10 @@ def exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-_watches: dict[int, _Watch] = {}  # by process id
+_redirections: dict[int, _StderrRedirection] = {}  # by process id
 
 
-class _Watch:
+class _StderrRedirection:
     """Redirects descriptor 2 while at least one thread decodes.
 
         no thread   --_enter-->   redirected, ``_inside`` threads   --last _leave-->   no thread
@@ -91,18 +93,21 @@ class _Watch:
         return self._decode(decode, start)
 
     def run_alone(self, decode: Callable[[], T]) -> tuple[T, bytes]:
+        """Does the same while no other thread decodes."""
         with self._entrance:
             with self._changed:
                 self._changed.wait_for(lambda: not self._inside)
             return self._decode(decode, self._enter())
 
     def restore(self) -> None:
+        """Gives the process its standard error back, and prints what it has not yet."""
         with self._changed:
             if self._inside:
                 os.dup2(self._terminal, 2)
                 self._forward()
 
     def _enter(self) -> int:
+        """Redirects descriptor 2 for the first thread. Returns the file's size, where this thread's output begins."""
         with self._changed:
             if not self._inside:
                 self._terminal = os.dup(2)
@@ -111,6 +116,7 @@ class _Watch:
             return self._size()
 
     def _decode(self, decode: Callable[[], T], start: int) -> tuple[T, bytes]:
+        """Runs ``decode`` after `_enter`, which has returned ``start``, and leaves."""
         try:
             result = decode()
         finally:
@@ -123,6 +129,7 @@ class _Watch:
         return result, output
 
     def _leave(self) -> None:
+        """Restores descriptor 2 and empties the file after the last thread."""
         self._inside -= 1
         if not self._inside:
             os.dup2(self._terminal, 2)

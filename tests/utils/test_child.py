@@ -10,9 +10,10 @@ import sys
 import pytest
 
 from tests.helpers.processes import ROOT
+from utils.child import RunFailed, start
 from utils.errors import Stopped
-from utils.process.child import Outcome, RunFailed, start
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
+from utils.process.result_file import Outcome
 
 PROGRAM = """
 import os, signal, sys
@@ -29,12 +30,14 @@ BEGUN = "report_begun('exp'); "
     [
         ("write_result(files=['a.onnx'])", Outcome.DONE, ""),
         ("raise UserError('--device 3: no such GPU')", Outcome.REFUSED, "--device 3: no such GPU"),
-        ("raise PeerLost('process 1 was killed')", Outcome.FAILED, "process 1 was killed"),  # the next try may succeed
+        ("raise PeerLost('process 1 was killed')", Outcome.LOST, "process 1 was killed"),
+        (f"{BEGUN}raise PeerLost('process 1 was killed')", Outcome.LOST, "process 1 was killed"),
         (f"{BEGUN}raise UserError('not finite')", Outcome.FAILED, "not finite"),
         (f"{BEGUN}open('/dev/full', 'wb', 0).write(b'x')", Outcome.REFUSED, "the disk or /dev/shm is full"),
         (f"{BEGUN}1 / 0", Outcome.FAILED, "ZeroDivisionError: division by zero"),
         (f"{BEGUN}sys.exit(3)", Outcome.FAILED, "exit status 3"),
-        (f"{BEGUN}os.kill(os.getpid(), signal.SIGKILL)", Outcome.FAILED, "killed by SIGKILL; is there enough memory?"),
+        (f"{BEGUN}os.kill(os.getpid(), signal.SIGKILL)", Outcome.LOST, "killed by SIGKILL; is there enough memory?"),
+        (f"{BEGUN}os.kill(os.getpid(), signal.SIGSEGV)", Outcome.FAILED, "killed by SIGSEGV"),
         (f"{BEGUN}raise Stopped(75)", Outcome.STOPPED, ""),
     ],
 )

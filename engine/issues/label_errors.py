@@ -18,18 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.evaluation.issues import (
-    LABEL_ERRORS,
-    MISSING_LABEL,
-    MOVED,
-    SPURIOUS,
-    SWAPPED,
-    CheckedSplit,
-    Issue,
-    LabelBox,
-)
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from engine.evaluation.result import EvalResult
+from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
@@ -100,127 +91,18 @@ class _ClassTrust(NamedTuple):
     position: np.ndarray  # float64 (C,), a further factor for positions
 
 
-class _Evidence(NamedTuple):
-    """The labels of a split, and what the model says about them."""
-
-    truth: GroundTruth  # M labels
-    table: DetectionTable  # D detections
-    pairs: Pairs  # all P that touch, of any classes
-    matched: _Match
-
-
-class _Suspicion(NamedTuple):
-    """How probable it is that labels have an error of one kind, as far as their classes can be trusted."""
-
-    score: np.ndarray  # float64 (M,)
-    detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
-
-
-def _wrong_labels(
-    evidence: _Evidence, trust: _ClassTrust, is_examined: np.ndarray, min_score: float
-) -> list[_LabelError]:
-    """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
-    ``min_score``."""
-    suspicions = {
-        SWAPPED: _suspect_swapped(evidence, trust),
-        MOVED: _suspect_moved(evidence, trust),
-        SPURIOUS: _suspect_spurious(evidence, trust),
-    }
-    kinds = list(suspicions)
-    scores = np.stack([suspicion.score for suspicion in suspicions.values()])
-    best = scores.argmax(0)
-    errors = []
-    for label in np.flatnonzero(is_examined & (scores.max(0) >= min_score)).tolist():
-        kind = kinds[best[label]]
-        suspicion = suspicions[kind]
-        errors.append(_LabelError(float(suspicion.score[label]), kind, int(suspicion.detection[label]), label))
-    return errors
-
-
-def _missing_labels(evidence: _Evidence, trust: _ClassTrust, min_score: float) -> list[_LabelError]:
-    """Returns an error for each detection without a label whose error scores at least ``min_score``."""
-    table = evidence.table
-    detections, scores = _unlabeled(table, evidence.pairs, evidence.matched)
-    scores = scores * trust.class_and_presence[table.classes[detections]]
-    return [
-        _LabelError(score, MISSING_LABEL, detection, None)
-        for detection, score in zip(detections.tolist(), scores.tolist())
-        if score >= min_score
-    ]
-
-
 def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
     """Returns the weight of a class's label errors, 0 to 1, float64 (C,), by its AP; 0 for nan."""
     return np.where(class_ap >= MIN_AP, np.minimum(class_ap / good_ap, 1), 0)
 
 
-def trust_lines(
-    model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
-) -> list[str]:
-    """Describes how far a model can be trusted about labels.
+class _Evidence(NamedTuple):
+    """The labels of a split, and the detections about them."""
 
-    Args:
-        model: how the sentences name the model.
-        results: by split, of the detections that `find_label_errors` gets.
-        issues: all that are listed.
-    """
-    with_objects = {split: result for split, result in results.items() if result.class_targets.any()}
-    if not with_objects:
-        return []
-    aps = ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in with_objects.items())
-    lines = [f"{model} has {aps}."]
-    for split, result in with_objects.items():
-        ap50 = result.class_metrics["AP50"]
-        ap75 = result.class_metrics["AP75"]
-        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP).tolist()]
-        loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
-        if weak:
-            lines.append(
-                f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
-                "errors are not listed."
-            )
-        if loose.size:
-            classes = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose.tolist()])
-            lines.append(f"On {split} it places boxes of {classes} too loosely to judge where labels are.")
-    scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS and issue.score is not None]
-    if scores:
-        lines.append(
-            f"Of {counted(len(scores), 'listed label error')}, about {sum(scores):.0f} are real if {ERROR_RATE:.0%} of "
-            "the labels have an error of each kind (positions: as estimated); fewer if the labels are better."
-        )
-    return lines
-
-
-def _to_issue(split: CheckedSplit, table: DetectionTable, error: _LabelError) -> Issue:
-    labeled = None if error.label is None else split.box(error.label)
-    suggestion = None
-    if error.detection >= 0:
-        class_id = int(table.classes[error.detection])
-        box = table.boxes_xyxy_px[error.detection]
-        suggestion = LabelBox(split.index.names[class_id], class_id, tuple(box.tolist()))
-    image = int(table.image_index[error.detection]) if error.label is None else split.image_of(error.label)
-    return Issue(
-        kind=error.kind,
-        text=_description(error.kind, labeled, suggestion),
-        split=split.name,
-        images=(split.index.paths[image],),
-        where="" if labeled is None else labeled.where or "",
-        boxes=() if labeled is None else (labeled,),
-        score=round(error.score, 4),
-        suggestion=suggestion,
-    )
-
-
-def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | None) -> str:
-    """Describes a label error, given the box as labeled (None if it is missing) and as it should be (None: removed)."""
-    labeled_name = "" if labeled is None else labeled.class_name
-    name = labeled_name if suggestion is None else suggestion.class_name
-    return {
-        MISSING_LABEL: f"{name} without a label",
-        SPURIOUS: f"{name} where the model sees nothing",
-        SWAPPED: f"{labeled_name} that looks like {name}",
-        MOVED: f"{name} that the model places elsewhere",
-    }[kind]
+    truth: GroundTruth  # M labels
+    table: DetectionTable  # D detections
+    pairs: Pairs  # all P that touch, of any classes
+    matched: _Match
 
 
 class _Match(NamedTuple):
@@ -244,34 +126,32 @@ def _match(truth: GroundTruth, table: DetectionTable, pairs: Pairs) -> _Match:
     return _Match(label, detection, overlap)
 
 
-def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_RATE) -> np.ndarray:
-    """Computes the probability of an error from the likelihoods of the observation with and without it."""
-    wrong = rate * if_wrong
-    right = (1 - rate) * if_right
-    return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
+def _wrong_labels(
+    evidence: _Evidence, trust: _ClassTrust, is_examined: np.ndarray, min_score: float
+) -> list[_LabelError]:
+    """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
+    ``min_score``."""
+    suspicions = {
+        SWAPPED: _suspect_swapped(evidence, trust),
+        MOVED: _suspect_moved(evidence, trust),
+        SPURIOUS: _suspect_spurious(evidence, trust),
+    }
+    kinds = list(suspicions)
+    scores = np.stack([suspicion.score for suspicion in suspicions.values()])
+    best = scores.argmax(0)
+    errors = []
+    for label in np.flatnonzero(is_examined & (scores.max(0) >= min_score)).tolist():
+        kind = kinds[best[label]]
+        suspicion = suspicions[kind]
+        errors.append(_LabelError(float(suspicion.score[label]), kind, int(suspicion.detection[label]), label))
+    return errors
 
 
-def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
-    """Estimates the rate of errors by expectation maximization, within `MIN_MOVED_RATE` and `ERROR_RATE`. Arguments as
-    in `_posterior`."""
-    rate = ERROR_RATE
-    for _ in range(RATE_STEPS if if_wrong.size else 0):
-        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MOVED_RATE, ERROR_RATE))
-    return rate
+class _Suspicion(NamedTuple):
+    """Probabilities that labels have an error of one kind, lowered by the trust in their classes."""
 
-
-def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the largest ``value`` among the ``chosen`` pairs of each label.
-
-    Returns values float64 (M,), 0 where there is none, and their detections int64 (M,), -1 where there is none.
-    """
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.argsort(value[rows], kind="stable")]  # the largest is written last
-    best = np.zeros(labels)
-    detection = np.full(labels, -1)
-    best[pairs.target[rows]] = value[rows]
-    detection[pairs.target[rows]] = pairs.detection[rows]
-    return best, detection
+    score: np.ndarray  # float64 (M,)
+    detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
 
 
 def _suspect_swapped(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
@@ -323,30 +203,16 @@ def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     return _Suspicion(spurious, np.full(len(truth.classes), -1))
 
 
-def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields the rows of each class, ascending."""
-    for c in np.unique(classes):
-        yield np.flatnonzero(classes == c)
-
-
-def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns how many robust standard deviations of their class IoUs (n,) are below its median; at least 0."""
-    result = np.zeros(len(overlap))
-    for rows in _rows_by_class(classes):
-        agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
-        if agreed.size:
-            median = np.median(agreed)
-            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), MIN_DEVIATION)
-            result[rows] = np.maximum((median - overlap[rows]) / deviation, 0)
-    return result
-
-
-def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
-    result = np.ones(len(values))
-    for rows in _rows_by_class(classes):
-        result[rows] = np.searchsorted(np.sort(values[rows]), values[rows], side="right") / len(rows)
-    return result
+def _missing_labels(evidence: _Evidence, trust: _ClassTrust, min_score: float) -> list[_LabelError]:
+    """Returns an error for each detection without a label whose error scores at least ``min_score``."""
+    table = evidence.table
+    detections, scores = _unlabeled(table, evidence.pairs, evidence.matched)
+    scores = scores * trust.class_and_presence[table.classes[detections]]
+    return [
+        _LabelError(score, MISSING_LABEL, detection, None)
+        for detection, score in zip(detections.tolist(), scores.tolist())
+        if score >= min_score
+    ]
 
 
 def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
@@ -392,3 +258,128 @@ def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.nda
         high = np.minimum(np.arange(len(rows)) + half + 1, len(rows))
         result[rows] = np.maximum.accumulate((total[high] - total[low]) / (high - low))
     return result
+
+
+def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_RATE) -> np.ndarray:
+    """Computes the probability of an error from the likelihoods of the observation with and without it."""
+    wrong = rate * if_wrong
+    right = (1 - rate) * if_right
+    return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
+
+
+def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
+    """Estimates the rate of errors by expectation maximization, within `MIN_MOVED_RATE` and `ERROR_RATE`. Arguments as
+    in `_posterior`."""
+    rate = ERROR_RATE
+    for _ in range(RATE_STEPS if if_wrong.size else 0):
+        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MOVED_RATE, ERROR_RATE))
+    return rate
+
+
+def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the largest ``value`` among the ``chosen`` pairs of each label.
+
+    Returns values float64 (M,), 0 where there is none, and their detections int64 (M,), -1 where there is none.
+    """
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(value[rows], kind="stable")]  # the largest is written last
+    best = np.zeros(labels)
+    detection = np.full(labels, -1)
+    best[pairs.target[rows]] = value[rows]
+    detection[pairs.target[rows]] = pairs.detection[rows]
+    return best, detection
+
+
+def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the rows of each class, ascending."""
+    for c in np.unique(classes):
+        yield np.flatnonzero(classes == c)
+
+
+def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Returns how many robust standard deviations of their class IoUs (n,) are below its median; at least 0."""
+    result = np.zeros(len(overlap))
+    for rows in _rows_by_class(classes):
+        agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
+        if agreed.size:
+            median = np.median(agreed)
+            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), MIN_DEVIATION)
+            result[rows] = np.maximum((median - overlap[rows]) / deviation, 0)
+    return result
+
+
+def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
+    result = np.ones(len(values))
+    for rows in _rows_by_class(classes):
+        result[rows] = np.searchsorted(np.sort(values[rows]), values[rows], side="right") / len(rows)
+    return result
+
+
+def _to_issue(split: CheckedSplit, table: DetectionTable, error: _LabelError) -> Issue:
+    labeled = None if error.label is None else split.box(error.label)
+    suggestion = None
+    if error.detection >= 0:
+        class_id = int(table.classes[error.detection])
+        box = table.boxes_xyxy_px[error.detection]
+        suggestion = LabelBox(split.index.names[class_id], class_id, tuple(box.tolist()))
+    image = int(table.image_index[error.detection]) if error.label is None else split.image_of(error.label)
+    return Issue(
+        kind=error.kind,
+        text=_description(error.kind, labeled, suggestion),
+        split=split.name,
+        images=(split.index.paths[image],),
+        where="" if labeled is None else labeled.where or "",
+        boxes=() if labeled is None else (labeled,),
+        score=round(error.score, 4),
+        suggestion=suggestion,
+    )
+
+
+def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | None) -> str:
+    """Describes a label error, given the box as labeled (None if it is missing) and as it should be (None: removed)."""
+    labeled_name = "" if labeled is None else labeled.class_name
+    name = labeled_name if suggestion is None else suggestion.class_name
+    return {
+        MISSING_LABEL: f"{name} without a label",
+        SPURIOUS: f"{name} where the model sees nothing",
+        SWAPPED: f"{labeled_name} that looks like {name}",
+        MOVED: f"{name} that the model places elsewhere",
+    }[kind]
+
+
+def trust_lines(
+    model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
+) -> list[str]:
+    """Describes how far a model can be trusted about labels.
+
+    Args:
+        model: how the sentences name the model.
+        results: by split, of the detections that `find_label_errors` gets.
+        issues: all that are listed.
+    """
+    with_objects = {split: result for split, result in results.items() if result.class_targets.any()}
+    if not with_objects:
+        return []
+    aps = ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in with_objects.items())
+    lines = [f"{model} has {aps}."]
+    for split, result in with_objects.items():
+        ap50 = result.class_metrics["AP50"]
+        ap75 = result.class_metrics["AP75"]
+        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP).tolist()]
+        loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
+        if weak:
+            lines.append(
+                f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
+                "errors are not listed."
+            )
+        if loose.size:
+            classes = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose.tolist()])
+            lines.append(f"On {split} it places boxes of {classes} too loosely to judge where labels are.")
+    scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS and issue.score is not None]
+    if scores:
+        lines.append(
+            f"Of {counted(len(scores), 'listed label error')}, about {sum(scores):.0f} are real if {ERROR_RATE:.0%} of "
+            "the labels have an error of each kind (positions: as estimated); fewer if the labels are better."
+        )
+    return lines

@@ -1,4 +1,4 @@
-"""Decides whether the boxes of a data set are too small for most models, and says what to do about it."""
+"""Boxes of a data set that are too small for most models, and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def median_side(sides_px: np.ndarray) -> float | None:
 
 
 def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int, *, tile: int = 0) -> str | None:
-    """Returns what to do about a median side that is too small for most models; None if it is large enough.
+    """Returns the remedy for a median side that is too small for most models; None if it is large enough.
 
     The remedy is the smallest multiple of ``stride`` at which the side reaches `SMALL_PX`, or (smaller) tiles.
     ``tile``: side of the tiles that the model sees, pixels of the images; 0: it sees whole images.
@@ -39,7 +39,7 @@ def remedy_for_small_boxes(median_side_px: float | None, imgsz: int, stride: int
 
 
 def warn_of_small_boxes(train: DatasetIndex, *, imgsz: int, stride: int) -> None:
-    """Warns if the median training box is too small for most models, and says what to do."""
+    """Warns if the median training box is too small for most models, with the remedy."""
     median = median_side(np.sqrt(train.sides_at(imgsz).prod(1)))
     remedy = remedy_for_small_boxes(median, imgsz, stride, tile=train.tile)
     if remedy:

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from tests.helpers.hostile_files import photo, with_middle
-from utils.process.decoder_warnings import pass_on, watched
+from utils.decoder_warnings import pass_on, watched
 
 
 def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.evaluation.issues import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
-from engine.evaluation.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from engine.evaluation.metrics import score_detections
+from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
+from engine.issues.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
@@ -65,7 +65,7 @@ def assert_no_error(*labels_and_detections, **options) -> None:
 
 
 def test_correct_labels_have_low_scores():
-    """Also those of a class that the model does not know, and those of a model without detections."""
+    """So do labels of a class that the model does not know, and all labels for a model without detections."""
     image, boxes, classes, table = scene()
     for found in (table, table.take(table.classes == 0), table.take([])):
         assert_no_error(image, boxes, classes, found)
@@ -148,7 +148,7 @@ def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
 
 @pytest.mark.parametrize("ap50", [np.nan, 0.0, MIN_AP - 0.01])
 def test_labels_of_classes_that_the_model_hardly_knows_are_not_judged(ap50):
-    """Nor is a label of another class that looks like one of them."""
+    """A label of another class that looks like one of them is not judged, either."""
     split, table = wrong_labels()
     (error,) = find_label_errors(split, table, metrics_of(ap50, 1.0), 0.3)
     assert (error.kind, error.suggestion.class_name) == (MISSING_LABEL, "b")

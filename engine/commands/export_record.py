@@ -1,0 +1,105 @@
+"""The record of the files that a run has exported itself (``--export``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from utils.config.export_formats import EXPORT_FORMATS
+from utils.errors import UserError
+from utils.files.checksum import sha256_of, sha256_of_tree
+from utils.files.safe_io import read_text, write_whole
+from utils.logger import get_logger
+from utils.schema import build
+
+EXPORT_RECORD = ".exports"  # in the folder of a run
+MAX_RECORD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """An export of a run. Checksums say in a copy of the run's folder, too, whose the files are; times do not."""
+
+    weights_sha256: str  # of the checkpoint
+    sha256: str = ""  # of the file, or of the folder; "": not complete, the run was killed while it wrote it
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.sha256)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of the record."""
+
+    files: dict[str, ExportedFile] = field(default_factory=dict)  # by format
+
+
+class ExportRecord:
+    """The files that a run has exported from its checkpoint ``best``, and from earlier ones of the same name.
+
+    A file that is not in the record, or is another one by now, is the user's: the run does not replace it.
+    """
+
+    def __init__(self, best: Path) -> None:
+        self._best = best
+        self._path = best.with_name(EXPORT_RECORD)
+        self._checksum = sha256_of(best)
+        self._files = self._read()
+
+    def missing(self, formats: Sequence[str]) -> list[str]:
+        """Returns those of ``formats`` that the run has to export: not yet from this checkpoint, nor hidden by a file
+        of the user, of which a warning tells."""
+        missing = []
+        for name in formats:
+            path = self._path_of(name)
+            recorded = self._files.get(name)
+            if not path.exists() or (recorded is not None and not recorded.is_complete):
+                missing.append(name)
+            elif recorded is None or recorded.sha256 != sha256_of_tree(path):
+                get_logger().warning(
+                    "--export %s: %s is not an export of this run, and stays; remove it to have it exported", name, path
+                )
+            elif recorded.weights_sha256 != self._checksum:
+                missing.append(name)
+        return missing
+
+    @contextmanager
+    def exporting(self, formats: Sequence[str]) -> Iterator[None]:
+        """Records the files of ``formats`` as the run's while the block writes them, so that a run that is killed there
+        replaces them at its next start. Those that failed leave the record when the block ends."""
+        for name in formats:
+            self._files[name] = ExportedFile(self._checksum)
+        self._write()
+        try:
+            yield
+        finally:
+            self._files = {name: file for name, file in self._files.items() if file.is_complete}
+            self._write()
+
+    def add(self, name: str, path: Path) -> None:
+        """Records the file ``path`` of the format ``name``, which is complete."""
+        self._files[name] = ExportedFile(self._checksum, sha256_of_tree(path))
+        self._write()
+
+    def _path_of(self, name: str) -> Path:
+        """Returns the path of an export without options (`engine.export.exporter.file_path`)."""
+        return self._best.with_name(self._best.stem + EXPORT_FORMATS[name].suffix)
+
+    def _read(self) -> dict[str, ExportedFile]:
+        """Returns the files in the record; none if it is missing or damaged."""
+        try:
+            return dict(build(_Content, json.loads(read_text(self._path, MAX_RECORD_BYTES)), str(self._path)).files)
+        except (UserError, ValueError, RecursionError):
+            return {}
+
+    def _write(self) -> None:
+        """Writes the record. Should the disk be full, the formats are exported all the same."""
+        content = _Content(self._files)
+        try:
+            write_whole(self._path, json.dumps(asdict(content)))
+        except OSError as error:
+            get_logger().warning("%s: cannot be written (%s)", self._path, error.strerror or error)

@@ -1,0 +1,70 @@
+"""A training as hooks see it, without its loop."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.progress import Progress
+from engine.optim.schedule import StepPlan
+from engine.parallel.control import RunControl
+from engine.parallel.watchdog import Watchdog
+from engine.run.run import RunSettings, StartedFrom, TrainingRun
+from tests.helpers.run_checkpoints import STORED, checkpoint_of
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.process.stop_signals import StopSignals
+
+SINGLE = DistributedContext.single()
+
+
+@dataclass
+class HookTraining:
+    """Implements `engine.hooks.hook.Training` with a real run, plan, control and checkpointer. A test gives the parts
+    of the model and the loader that its hook reads."""
+
+    run: TrainingRun
+    checkpointer: Checkpointer
+    ctx: DistributedContext = SINGLE
+    progress: Progress = field(default_factory=Progress)
+    steps: StepPlan = StepPlan(accumulate=1, per_epoch=1, epochs=1)
+    step: Any = None
+    loader: Any = None
+    step_samples: int = 0
+    data_wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.epochs = self.steps.epochs
+        self.started = time.monotonic()
+        self.control = RunControl(self.ctx, Watchdog(StopSignals()))
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def set_epochs(self, epochs: int) -> None:
+        self.epochs = epochs
+
+
+def hook_training(
+    folder: Path = Path(),
+    *,
+    config: TrainConfig | None = None,
+    run_id: str = "run",
+    started_from: StartedFrom | None = None,
+    ctx: DistributedContext = SINGLE,
+    **parts: Any,
+) -> HookTraining:
+    """Returns a training in ``folder``. ``parts``: fields of `HookTraining`."""
+    description = checkpoint_of(config=config or STORED["config"]).description
+    settings = RunSettings(description.config, description.hyp)
+    run = TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=started_from)
+    checkpointer = Checkpointer(folder, ctx=ctx, description=description)
+    return HookTraining(run, checkpointer, ctx=ctx, **parts)
+
+
+def started_from(progress: Progress, **stored: Any) -> StartedFrom:
+    """Returns what a run knows of the checkpoint from which it continues. ``stored``: see `checkpoint_of`."""
+    return StartedFrom.of(checkpoint_of(progress=progress, **stored))
