@@ -25,8 +25,11 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
     images. A single data set, which a model with more classes uses, keeps its ids and digests."""
     names = spec.as_labeled().names
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
+    index = indexes[0]
+    if len(indexes) > 1:
+        index = _concatenate(indexes, origins=_origins(parts))
     index = replace(
-        indexes[0] if len(indexes) == 1 else _concatenate(indexes, origins=_origins(parts)),
+        index,
         report=_joined_report(parts, spec, split),
         fingerprint=digest_of([part.used.fingerprint for part in parts], names),
     )
