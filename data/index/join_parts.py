@@ -110,8 +110,10 @@ def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
     """Returns the category id of each of ``names``. A class that the index lacks has the id of the category of its
     name, or else one above all others."""
     id_of = dict(zip(index.names, index.category_ids))
-    others = {class_key(each.name): each.id for each in index.categories if each.id not in index.category_ids}
-    largest = max([*index.category_ids, *(each.id for each in index.categories)])
+    others = {
+        class_key(category.name): category.id for category in index.categories if category.id not in index.category_ids
+    }
+    largest = max([*index.category_ids, *(category.id for category in index.categories)])
     free_ids = itertools.count(largest + 1)
     for name in names:
         if name not in id_of:

@@ -69,8 +69,8 @@ class MatchedEntries(NamedTuple):
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first those whose file names are the images' names in the split, then all
     others by name."""
-    named = _images_of_splits(request)
-    images = [each.image for each in named]
+    candidates = _images_of_splits(request)
+    images = [candidate.image for candidate in candidates]
     names = ImageNames([image.name for image in images])
 
     entry_of = _match_names_in_split(entries, images)
@@ -84,7 +84,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
     matched = MatchedEntries(entry_of={}, of_other_images={origin: [] for origin in _OTHER_ORIGINS}, unmatched=[])
     for image_number, number in entry_of.items():
-        origin = named[image_number].origin
+        origin = candidates[image_number].origin
         if origin is Origin.THIS_SPLIT:
             matched.entry_of[image_number] = entries[number]
         else:

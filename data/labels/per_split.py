@@ -120,10 +120,10 @@ class LabelsPerSplit:
         self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], unmatched: Sequence[UnmatchedEntry]
     ) -> UserError:
         """Makes the error about a file that names none of the split's images."""
-        for each in unmatched:
-            if each.has_name:
-                shown = one_line(each.entry.file_name)[:200]
-                message = f"{self._name}: image {each.entry.image_id}: {shown} {each.reason}"
+        for other in unmatched:
+            if other.has_name:
+                shown = one_line(other.entry.file_name)[:200]
+                message = f"{self._name}: image {other.entry.image_id}: {shown} {other.reason}"
                 return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
