@@ -69,8 +69,8 @@ def write_set(
     """Writes splits, with all classes of the labels, to the new folder ``out``.
 
     Args:
-        spec: the whole data set: its other splits tell which labels of a common file or folder are lost in none of
-            those that are written.
+        spec: with all splits, also those that are not written: what a common label file has of their images is not
+            lost.
         max_bytes: size of a tar file, unless an image is larger.
         splits: names of the splits to write; empty: all.
         max_bad: see `IndexSettings`.
@@ -98,8 +98,8 @@ def write_set(
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
-    """Returns the indexes of ``splits`` by name. What they name is looked for before the first is scanned. Raises
-    UserError as `load_index`, with the flag that leaves out a split."""
+    """Returns the indexes of ``splits`` by name. Folders and lists of all of them are looked for before the first is
+    scanned. Raises UserError as `load_index`, with the flag that leaves out a split."""
     for split in splits:
         spec.split(split)  # raises UserError for a name that the data set does not have
     for split in splits:
