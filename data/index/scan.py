@@ -64,7 +64,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
 
     labels = ScannedLabels(listing, read.source, read.images, read.table, outcomes.findings)
     check_names_fit(labels, len(cleaned.boxes.image), spec, split)
-    messages = advice_on_scan(labels, cleaned.box_advice, spec, split)
+    messages = advice_on_scan(labels, cleaned.box_advice, spec)
     advice = [Finding(split, kinds.MISREAD, message) for message in messages]
     findings = [*listing.findings, *read.source.findings, *advice, *outcomes.findings]
 
@@ -72,7 +72,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels, spec, split)))
+    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels)))
     return SplitScan(index.recounted(), read.source, findings)
 
 
