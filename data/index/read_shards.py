@@ -33,7 +33,7 @@ class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
     categories: list[tuple[int, str, bool]]  # see `Category`
-    category_ids: list[Count]
+    category_ids: list[int]
     ledger: Ledger
     advice: list[str]
     notes: list[str]
