@@ -49,7 +49,7 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (CLIPPED, "cat", 0)
     doubled = next(issue for issue in box_pairs(split) if issue.images == ("images/train/0.png",))
     assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
-    where = split.parts[0].source.where(0, int(trained.line[1]))
+    where = split.parts[0].source.where(0, int(trained.row_number[1]))
     assert doubled.where == where
 
 
