@@ -70,8 +70,8 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
     tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
     parts = joined_parts(splits.values())
     _check_parts(parts, pixels, tile, path)
-    for split, source in splits.items():
-        notes += replaced_separators(_entries(values[split]), source.paths, f"{path}: {split}")
+    for name, split in splits.items():
+        notes += replaced_separators(_entries(values[name]), split.paths, f"{path}: {name}")
     for part in parts:
         notes += part.notes
     spec = DatasetSpec(
