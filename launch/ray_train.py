@@ -207,7 +207,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
             [*command_prefix("train"), settings], cwd=working_folder, environment=environment, start_new_session=True
         ) as child,
     ):
-        refusal = report_until_done(folder, child, rank)
+        refusal = refusal_of(report_until_done(folder, child, rank))
         if refusal:
             child.process.kill()  # it may wait for the one that was refused; nothing is lost
             return refusal
@@ -241,9 +241,9 @@ def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, 
     return {name: str(value) for name, value in variables.items()}
 
 
-def report_until_done(folder: Path, child: Child, rank: int) -> str:
+def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult | None]:
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
-    the line of a process that was refused; "" if none was.
+    the results of all processes, by rank; None for one that still runs.
 
     A refused process ends before those that miss it, but this round may have seen it alive; the next one will not.
     """
@@ -259,7 +259,7 @@ def report_until_done(folder: Path, child: Child, rank: int) -> str:
                 write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
         if was_over:
-            return refusal_of(results)
+            return results
         was_over = is_over(results)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)

@@ -47,7 +47,7 @@ def build_step(
     """
     import torch
 
-    from engine.assembly.build_step import FullBatch
+    from engine.assembly.build_step import StepBatches
     from engine.assembly.build_step import build_step as build
     from engine.optim.schedule import step_plan
     from engine.run.run import RunSettings
@@ -66,8 +66,7 @@ def build_step(
         RunSettings(config, hyp),
         detector,
         detector.head.build_loss(hyp).to(ctx.device),
-        steps=step_plan(config, epoch_batches=100 if images else 1),
-        batch=FullBatch(config.batch_size),
+        StepBatches(step_plan(config, epoch_batches=100 if images else 1), config.batch_size),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
+from data.labels.categories import Category
 from data.labels.clean import PARSER_VERSION
 from data.labels.findings import Finding
 from data.labels.ledger import Ledger
@@ -27,7 +28,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
 
-CACHE_VERSION = 10  # increase it when the arrays, the metadata or their meaning change, also that of the losses
+CACHE_VERSION = 11  # increase it when the arrays, the metadata or their meaning change, also that of the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
             arrays[f"{name}.offsets"] = flat.offsets
     meta = {
         "fingerprint": index.fingerprint,
+        "categories": index.categories,
         "category_ids": index.category_ids,
-        "unused_category_ids": index.unused_category_ids,
         "totals": report.totals,
         "ledger": report.ledger.content(),
         "advice": report.advice,
@@ -182,6 +183,6 @@ def restored_index(
         ),
         fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
+        categories=tuple(Category(*category) for category in meta["categories"]),
         category_ids=tuple(meta["category_ids"]),
-        unused_category_ids=meta["unused_category_ids"],
     )

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
+from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
 from data.labels.report import FindingTable, ScanReport
@@ -91,9 +92,8 @@ class DatasetIndex(LabelArrays):
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, also of unused ones
     selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
     image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
-    category_ids: tuple[int, ...] = ()  # by class, from COCO JSON; empty: the class numbers
-    # Ids of the COCO JSON's categories that are no class, by name: no other class may have them.
-    unused_category_ids: Mapping[str, int] = field(default_factory=dict)
+    categories: tuple[Category, ...] = ()  # all of the COCO JSON, whichever are classes; empty: another format
+    category_ids: tuple[int, ...] = ()  # by class; empty: the class numbers
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
     # int64 (N, 2): which `Scan` has read each image, and its position in ``Scan.source.images``; None: not known.

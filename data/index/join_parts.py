@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -21,26 +22,40 @@ from utils.strings import FlatStrings, class_key
 
 def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:
     """Joins what is used of the data sets that a split joins. A class that one of them does not label is ignored in its
-    images."""
+    images. A single data set, which a model with more classes uses, keeps its ids and digests."""
     names = spec.as_labeled().names
-    indexes = [part.used for part in parts]
-    paths = (index.path(i) for index in indexes for i in range(len(index)))
-    index = DatasetIndex(
-        names=names,
-        root=spec.root,
-        paths=FlatStrings.of(relative_name(path, spec.root) for path in paths),
-        **concatenated([_with_names(index, names) for index in indexes]),
+    indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
+    index = replace(
+        indexes[0] if len(indexes) == 1 else _concatenate(indexes, origins=_origins(parts)),
         report=_joined_report(parts, spec, split),
-        fingerprint=digest_of([index.fingerprint for index in indexes], names),
-        image_files=_one_digest([index.image_files for index in indexes]),
-        selection=_one_digest([index.selection for index in indexes]),
-        pixels=spec.pixels,
-        origins=_origins(parts),
-        image_ids=indexes[0].image_ids if len(indexes) == 1 else None,
-        category_ids=_category_ids(indexes, names),
+        fingerprint=digest_of([part.used.fingerprint for part in parts], names),
     )
     scans = tuple(scan for part in parts for scan in part.full.scans)
     return FullSplit(index.recounted(), scans=scans, parts=tuple(parts))
+
+
+def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None) -> DatasetIndex:
+    """Returns one index of several with the same root and classes, without a report. Ids of COCO JSONs are not kept, as
+    they may contradict each other."""
+    return DatasetIndex(
+        names=indexes[0].names,
+        root=indexes[0].root,
+        paths=FlatStrings.of(path for index in indexes for path in index.paths),
+        **concatenated(indexes),
+        report=ScanReport.of(()),
+        image_files=digest_of([index.image_files for index in indexes]),
+        selection=digest_of([index.selection for index in indexes]),
+        pixels=indexes[0].pixels,
+        origins=origins,
+    )
+
+
+def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
+    """Returns the index with paths relative to ``root``."""
+    if index.root == root:
+        return index
+    paths = FlatStrings.of(relative_name(index.path(i), root) for i in range(len(index)))
+    return replace(index, root=root, paths=paths)
 
 
 def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) -> ScanReport:
@@ -53,28 +68,6 @@ def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) 
         findings += [_finding_of_part(finding, split, part.spec, spec) for finding in report.findings]
     ledger = Ledger.joined([part.used.report.ledger for part in parts])
     return ScanReport(dict(totals), FindingTable.of(findings), ledger)
-
-
-def _category_ids(indexes: Sequence[DatasetIndex], names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the category ids of the classes ``names``: those of a single COCO JSON, also of its categories
-    that the data set does not use; a class that it does not have gets a free one. Returns none for several data sets,
-    whose ids may contradict each other."""
-    if len(indexes) > 1 or indexes[0].image_ids is None:
-        return ()
-    (index,) = indexes
-    free_ids = itertools.count(max([*index.unused_category_ids.values(), *index.category_ids], default=-1) + 1)
-    id_of_class = dict(zip(index.names, index.category_ids))
-    unused_id_of = {class_key(name): i for name, i in index.unused_category_ids.items()}
-    for name in names:
-        if name not in id_of_class:
-            unused_id = unused_id_of.pop(class_key(name), None)
-            id_of_class[name] = next(free_ids) if unused_id is None else unused_id
-    return tuple(id_of_class[name] for name in names)
-
-
-def _one_digest(digests: Sequence[str]) -> str:
-    """Returns a digest of the parts' ``digests``: that of a single part itself, so that it shares its caches."""
-    return digests[0] if len(digests) == 1 else digest_of(digests)
 
 
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
@@ -101,7 +94,26 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
     position_of = {name: i for i, name in enumerate(names)}
     number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)  # last: that of -1
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
-    return _with_ignored_classes(replace(index, classes=number_of_class[index.classes]), missing)
+    renumbered = replace(
+        index,
+        names=tuple(names),
+        classes=number_of_class[index.classes],
+        category_ids=_category_ids(index, names) if index.categories else (),
+    )
+    return _with_ignored_classes(renumbered, missing)
+
+
+def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
+    """Returns the category id of each of ``names``. A class that the index lacks has the id of the category of its
+    name, or else one above all others."""
+    id_of = dict(zip(index.names, index.category_ids))
+    others = {class_key(each.name): each.id for each in index.categories if each.id not in index.category_ids}
+    largest = max([*index.category_ids, *(each.id for each in index.categories)])
+    free_ids = itertools.count(largest + 1)
+    for name in names:
+        if name not in id_of:
+            id_of[name] = others.pop(class_key(name)) if class_key(name) in others else next(free_ids)
+    return tuple(id_of[name] for name in names)
 
 
 def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIndex:

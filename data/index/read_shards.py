@@ -24,24 +24,28 @@ from utils.pixels import RGB8
 from utils.schema import Count, check
 from utils.strings import class_difference
 
-VERSION = 8  # increase it when the layout or the meaning of the arrays or the metadata changes
+VERSION = 9  # increase it when the layout or the meaning of the arrays or the metadata changes
+_VERSION_WITHOUT_CATEGORIES = 8  # is read, too, see `_categories_of_ids`
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
 class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
+    categories: list[tuple[int, str, bool]]  # see `Category`
     category_ids: list[Count]
-    unused_category_ids: dict[str, int]
     ledger: Ledger
     advice: list[str]
     notes: list[str]
 
 
 def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
-    """Reads a split in shards. Raises UserError as `open_labeled_shards`."""
-    shards = open_labeled_shards(path, spec)
-    index = restored_index(shards.meta, shards.arrays, spec.as_labeled().names, path)
+    """Reads a split in shards. Raises UserError if they are malformed, incomplete, or have other classes than
+    ``spec``."""
+    shards = open_shards(path)
+    meta = _checked_meta(shards, spec)
+    _check_tar_files(path, meta["shards"])
+    index = restored_index(meta, shards.arrays, spec.as_labeled().names, path)
     index = replace(index, image_files=_image_files(shards))
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
@@ -59,22 +63,32 @@ def _image_files(shards: Shards) -> str:
     return digest.hexdigest()
 
 
-def open_labeled_shards(path: Path, spec: DatasetSpec) -> Shards:
-    """Opens shards from which `restored_index` can restore an index. Raises UserError if they are malformed,
-    incomplete, or have other classes than ``spec``."""
-    shards = open_shards(path)
-    names = spec.as_labeled().names
+def _checked_meta(shards: Shards, spec: DatasetSpec) -> dict[str, Any]:
+    """Returns the metadata from which `restored_index` can restore an index. Raises UserError if it or the arrays are
+    malformed, or have other classes than ``spec``."""
+    path = shards.path
+    meta = shards.meta
     try:
-        if shards.meta["version"] != VERSION:
-            raise ValueError(f"version {shards.meta['version']}, of another version of this program")
-        _check(check(shards.meta, _Meta, str(path)), shards.arrays, len(shards))
-        difference = class_difference(names, shards.meta["names"])
+        if meta["version"] == _VERSION_WITHOUT_CATEGORIES:
+            meta = meta | {"categories": _categories_of_ids(meta, shards.arrays)}
+        elif meta["version"] != VERSION:
+            raise ValueError(f"version {meta['version']}, of another version of this program")
+        _check(check(meta, _Meta, str(path)), shards.arrays, len(shards))
+        difference = class_difference(spec.as_labeled().names, meta["names"])
         if difference:
             raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
-    _check_tar_files(path, shards.meta["shards"])
-    return shards
+    return meta
+
+
+def _categories_of_ids(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[int, str, bool]]:
+    """Returns the categories of shards that have the id of each class, and by name the ids of all other categories."""
+    if "image_ids.data" not in arrays:  # not from a COCO JSON: the ids are the class numbers
+        return []
+    used = set(arrays["classes"].tolist())
+    classes = [(i, name, n in used) for n, (i, name) in enumerate(zip(meta["category_ids"], meta["names"]))]
+    return classes + [(i, name, False) for name, i in meta["unused_category_ids"].items()]
 
 
 def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:
@@ -109,6 +123,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "area_px": np.isfinite(arrays["area_px"]).all(),
         "totals": meta["totals"]["images"] == count,
         "category_ids": len(meta["category_ids"]) in (0, num_names),
+        "categories": len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]),
     }
     for name in ("incomplete", "crowd", "repeated"):  # a file may hold bytes that are no booleans
         checks[name] = (arrays[name].view(np.uint8) <= 1).all()

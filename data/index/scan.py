@@ -14,6 +14,7 @@ from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
 from data.index.read_images import ImageScan, finding_of, read_images
 from data.labels import findings as kinds
+from data.labels.categories import id_of_merged, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
@@ -67,7 +68,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     advice = [Finding(split, kinds.MISREAD, message) for message in messages]
     findings = [*listing.findings, *read.source.findings, *advice, *outcomes.findings]
 
-    index = _index_of_all(read, cleaned.boxes, outcomes, spec, names=class_names(spec, settings.single_cls))
+    index = _index_of_all(read, cleaned.boxes, outcomes, spec, single_cls=settings.single_cls)
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
@@ -113,7 +114,7 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
 
 
 def _index_of_all(
-    read: _ReadSplit, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, names: tuple[str, ...]
+    read: _ReadSplit, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, single_cls: bool
 ) -> DatasetIndex:
     """Returns the index of all N images, including those that are not used, with an empty report."""
     source = read.source
@@ -126,13 +127,21 @@ def _index_of_all(
     }
     image_ids = source.image_ids
     return DatasetIndex(
-        names=names,
+        names=class_names(spec, single_cls),
         root=spec.root,
         paths=FlatStrings.of(image.name for image in source.images),
         **select_arrays(arrays),
         report=ScanReport.of(()),
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
-        category_ids=source.category_ids,
-        unused_category_ids=source.unused_category_ids,
+        categories=source.categories,
+        category_ids=_category_ids(source, spec, single_cls=single_cls),
         origins=origins_of_scan(count),
     )
+
+
+def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
+    """Returns `DatasetIndex.category_ids` of a split whose classes are those of the labels, or merged to one."""
+    if not source.categories:
+        return ()
+    ids = ids_of_classes(source.categories, spec.names)
+    return (id_of_merged(source.categories, ids),) if single_cls else ids

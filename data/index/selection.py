@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex, digest_of
 from data.index.index_settings import IndexSettings
+from data.labels.categories import id_of_merged
 from data.labels.findings import NO_LABEL
 from data.labels.ledger import WARNED_SHARE
 from data.labels.report import ScanReport
@@ -64,12 +64,23 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
 
 
 def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Selects the training images that are held out ("val"), or the others ("train")."""
+    """Selects the training images that are held out ("val"), or the others ("train"). Warns, for "val", of images that
+    were held out when the run began and are not usable any more. Raises UserError if none is."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
-    if not is_held_out.any():
+    missing = sorted(spec.held_out.difference(index.paths))
+    if len(missing) == len(spec.held_out):
         raise UserError(
             f"{spec.source}: 'train' has none of the {counted(len(spec.held_out), 'image')} held out for validation "
             "when the run began; name its data set with --data"
+        )
+    if missing and split == "val":
+        get_logger().warning(
+            "%s: %d of %s held out for validation when the run began are not among its usable images now, first %s; "
+            "one that has got another name is trained on",
+            spec.source,
+            len(missing),
+            counted(len(spec.held_out), "image"),
+            missing[0],
         )
     positions = np.flatnonzero(is_held_out == (split == "val"))
     return selection.keep(positions, split, selection.fingerprint, sorted(spec.held_out))
@@ -78,42 +89,40 @@ def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split
 def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> DatasetIndex:
     """Returns all images with only the boxes of ``spec.classes``, numbered from 0; with ``single_cls`` all are 0.
     ``index`` has the classes of the labels."""
-    number_of_label = _numbers_of_labels(spec, single_cls=single_cls)
+    number_of_label = _numbers_of_labels(spec)
+    if single_cls:
+        number_of_label = np.minimum(number_of_label, 0)
     # Regions in which all classes are ignored have no class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
-    ids_of_labels = index.category_ids or range(len(number_of_label))
-    category_ids = _category_ids(ids_of_labels, _numbers_of_labels(spec, single_cls=False), spec)
-    if single_cls:
-        category_ids = (min(category_ids),)
-    other_ids = {name: i for name, i in zip(index.names, ids_of_labels) if i not in category_ids}
     result = replace(
         index,
         names=class_names(spec, single_cls),
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
-        category_ids=category_ids,
-        unused_category_ids={**index.unused_category_ids, **other_ids},
+        category_ids=_category_ids(index, spec, single_cls=single_cls),
     )
     return result.with_boxes(classes != _LEFT_OUT)
 
 
-def _numbers_of_labels(spec: DatasetSpec, *, single_cls: bool) -> np.ndarray:
+def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
     """Returns the number that each of the L classes of the labels has in a run, int32 (L,), `IGNORED` or
     `_LEFT_OUT`."""
     number_of_name = {IGNORED: IGNORED}
     for number, position in enumerate(spec.classes or range(len(spec.names))):
-        number_of_name[position] = 0 if single_cls else number
+        number_of_name[position] = number
     position_of_label = spec.class_of or range(len(spec.names))
     return np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
 
 
-def _category_ids(ids: Sequence[int], number_of_label: np.ndarray, spec: DatasetSpec) -> tuple[int, ...]:
-    """Returns the category id of each used class: that of the first of the classes that it merges. ``ids``: those of
-    the classes of the labels."""
+def _category_ids(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
+    """Returns the category id of each used class: that of the first of the classes that it merges, or with
+    ``single_cls`` that of `id_of_merged`. ``index`` has the classes of the labels."""
+    numbers = _numbers_of_labels(spec).tolist()
     id_of_number: dict[int, int] = {}
-    for category_id, number in zip(ids, number_of_label.tolist()):
+    for category_id, number in zip(index.category_ids or range(len(numbers)), numbers):
         id_of_number.setdefault(number, category_id)
-    return tuple(id_of_number[number] for number in range(len(spec.classes or spec.names)))
+    used_ids = tuple(id_of_number[number] for number in range(len(spec.classes or spec.names)))
+    return (id_of_merged(index.categories, used_ids),) if single_cls else used_ids
 
 
 def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:

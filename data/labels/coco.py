@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from data.labels.categories import Category
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.image_entries import ImageEntry
 from data.labels.label_format import TOP_LEFT, LabelFiles, LabelFormat, LabelRequest, LabelSource
@@ -150,13 +151,13 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
         if category_id is not None:
             used_categories.add(category_id)
         entry_of[image_id].labels.add(_parse_annotation(annotation, position, category_id, categories))
-    category_ids = _category_ids(categories.name_of, names, used_categories, path)
+    if names is not None:
+        _check_used_names(categories.name_of, names, used_categories, path)
     return SplitFile(
         images=list(entry_of.values()),
-        category_ids=category_ids,
+        categories=tuple(Category(i, name, i in used_categories) for i, name in sorted(categories.name_of.items())),
         annotation_ids=[a.get("id", i) if isinstance(a, dict) else i for i, a in enumerate(annotations)],
         strays=strays,
-        unused_category_ids={name: i for i, name in sorted(categories.name_of.items()) if i not in category_ids},
     )
 
 
@@ -291,29 +292,15 @@ def _sorted_categories(text: str, path: Path) -> list[dict]:
     raise UserError(f"{path}: has no categories to take the names from; is it a COCO JSON?")
 
 
-def _category_ids(
-    category_name: dict[int, str], names: tuple[str, ...] | None, used: Set[int], path: Path
-) -> tuple[int, ...]:
-    """Returns the category id of each class, as results in COCO's format name it.
-
-    If all objects are of one class (``names`` None), it has the smallest id of the file. Of several categories of one
-    name, the one that annotations have counts: Roboflow's root may be called like a class. A class that the file does
-    not have gets an id above all of its own.
-
-    ``used``: the ids that annotations have. Raises UserError if two categories of one name have annotations:
-    pycocotools would score them as two classes.
-    """
-    if names is None:
-        return (min(category_name, default=0),)
-    id_of: dict[str, int] = {}
-    for category_id, name in sorted(category_name.items()):
-        previous = id_of.get(name)
-        if previous is None or previous not in used:
-            id_of[name] = category_id
-        elif category_id in used and name in names:
-            raise _same_name(name, previous, category_id, path)
-    first_free = max(category_name, default=-1) + 1
-    return tuple(id_of.get(name, first_free + number) for number, name in enumerate(names))
+def _check_used_names(name_of: dict[int, str], names: Sequence[str], used_ids: Set[int], path: Path) -> None:
+    """Raises UserError if two categories of the name of one class have annotations: pycocotools would score them as two
+    classes. ``name_of``: names of the categories by id; ``used_ids``: the ids that annotations have."""
+    used_id_of: dict[str, int] = {}
+    for category_id in sorted(used_ids):
+        name = name_of[category_id]
+        if name in used_id_of and name in names:
+            raise _same_name(name, used_id_of[name], category_id, path)
+        used_id_of[name] = category_id
 
 
 def _same_name(name: str, first: int, second: int, path: Path) -> UserError:

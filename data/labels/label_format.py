@@ -5,11 +5,12 @@ A format is a module of this package with a `LabelFormat`, which `data.labels.fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
 from data.split_files import ImageFile, LabelFile, OtherImages
@@ -30,8 +31,7 @@ class LabelSource(Protocol):
 
     normalized: bool  # coordinates are fractions of the image size, not pixels
     images: list[ImageFile]  # those that have labels in this source, or may have
-    category_ids: tuple[int, ...]  # by class
-    unused_category_ids: Mapping[str, int]  # ids of categories that are no class, by name
+    categories: tuple[Category, ...]  # of the label file; empty if the format has none
     findings: list[Finding]
 
     @property
@@ -42,7 +42,8 @@ class LabelSource(Protocol):
         """Reads the labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
 
     def where(self, i: int, line: int | None = None) -> str:
-        """Returns the label file of ``images[i]``, and the line in it, for the report."""
+        """Returns the label file of ``images[i]``, for the report, and where in it a row is. ``line``: as the rows that
+        `read` has returned have it: a line, or the number of an object or annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +111,16 @@ class LabelPerImage:
     """Reads labels from one file per image; a `LabelSource`."""
 
     image_ids: list[int | str] | None = None
-    unused_category_ids: Mapping[str, int] = {}
+    categories: tuple[Category, ...] = ()
 
     def __init__(self, request: LabelRequest, parse: Callable[[bytes], RawLabels], *, normalized: bool) -> None:
         self.images = request.images
         self.normalized = normalized
         self.findings: list[Finding] = []
-        self.category_ids = (0,) if request.names is None else tuple(range(len(request.names)))
         self._files = request.files
         self._root = request.root
         self._parse = parse
+        self._without_lines: set[int] = set()  # images whose rows are told apart by number; see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
@@ -132,7 +133,13 @@ class LabelPerImage:
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None
-        return self._parse(data)
+        labels = self._parse(data)
+        if not labels.is_by_line:
+            self._without_lines.add(i)
+        return labels
 
     def where(self, i: int, line: int | None = None) -> str:
-        return self._files[i].name if line is None else f"{self._files[i].name}:{line}"
+        name = self._files[i].name
+        if line is None:
+            return name
+        return f"{name}: object {line}" if i in self._without_lines else f"{name}:{line}"

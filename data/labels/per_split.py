@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from data.labels.absent_images import AbsentImages, Owner, SplitSizes
+from data.labels.categories import Category
 from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, Origin, UnmatchedEntry, match_entries
 from data.labels.label_format import LabelRequest
@@ -19,10 +20,9 @@ class SplitFile(NamedTuple):
     """The content of a label file of a split, with classes matched by name."""
 
     images: list[ImageEntry]
-    category_ids: tuple[int, ...]  # by class; an unused id for a class that the file does not have
+    categories: tuple[Category, ...]
     annotation_ids: Sequence[Any]  # by position
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
-    unused_category_ids: Mapping[str, int] = {}  # ids of categories that are no class, by name
 
 
 class LabelsPerSplit:
@@ -39,8 +39,7 @@ class LabelsPerSplit:
         file names none of the split's images."""
         self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
-        self.category_ids = file.category_ids
-        self.unused_category_ids = file.unused_category_ids
+        self.categories = file.categories
         matched = match_entries(file.images, request)
         if not matched.entry_of:
             raise self._nothing_fits(request.images, file.images, matched.unmatched)

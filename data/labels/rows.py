@@ -39,6 +39,7 @@ class RawLabels(NamedTuple):
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
     named_image: str = ""  # the image that the label file itself names
+    is_by_line: bool = True  # False: rows have numbers, from 1, in place of lines, as several are on one line
 
     @property
     def num_labeled(self) -> int:

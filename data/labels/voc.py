@@ -6,6 +6,7 @@ pixels. ``difficult`` objects are treated like all others.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +27,20 @@ _BOX_TAGS = ("bndbox", "xmin")  # an element with one of these children has a bo
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
-    """Parses a file to rows in pixels, with the image size that the file states. Lines are those of ``<object>``.
-    ``class_ids``: by name; None: every object is of class 0. Raises LabelFileError if it is not a VOC annotation."""
+    """Parses a file to rows in pixels, with the image size that the file states.
+
+    Rows have the line of their ``<object>``, or its number if two begin on one line. ``class_ids``: by name; None:
+    every object is of class 0. Raises LabelFileError if it is not a VOC annotation.
+    """
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
     is_known = all(side.isdecimal() and len(side) < 10 and int(side) for side in size)  # some tools write zeros
     size_hw = (int(size[0]), int(size[1])) if is_known else None
-    labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip())
-    for element in _boxed(root):
-        line = int(element.attrib[LINE])
+    elements = list(_boxed(root))
+    lines = [int(element.attrib[LINE]) for element in elements]
+    have_own_lines = len(set(lines)) == len(lines)
+    labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip(), is_by_line=have_own_lines)
+    for element, line in zip(elements, lines if have_own_lines else itertools.count(1)):
         if element.tag == "object":
             labels.add(_parse_object(element, line, class_ids))
         else:

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.assembly.build_step import FullBatch, build_step
+from engine.assembly.build_step import StepBatches, build_step
 from engine.optim.build import resolve_optimizer
 from engine.optim.schedule import StepPlan
 from engine.parallel.virtual_ranks import resolve_virtual_ranks
@@ -221,8 +221,7 @@ def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
         _settings_alone(config, settings.hyp, steps, virtual_ranks=shards_here if virtual_ranks else 0),
         copy.deepcopy(search.model),
         search.criterion,
-        steps=steps,
-        batch=FullBatch(images_here),
+        StepBatches(steps, images_here),
     )
     side = largest_side(config, search.model)
     labels = box_labels(BOXES * samples, search.model.num_classes, ignores=config.keep_old)

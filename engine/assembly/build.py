@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 
 from data.loading.build import build_train_loader, open_train_samples
-from engine.assembly.build_step import FullBatch, build_step
+from engine.assembly.build_step import StepBatches, build_step, loaded_parameters
 from engine.assembly.choices import choose_batch_size, choose_remaining
-from engine.assembly.loss_and_validation import build_criterion, build_validation, choose_class_weights
+from engine.assembly.loss_and_validation import build_run_criterion, build_validation
 from engine.assembly.process_setup import advice_on_memory, prepare_process
-from engine.assembly.run_checks import check_model, check_settings, check_splits
+from engine.assembly.run_checks import check_settings
 from engine.assembly.run_data import open_run_data
 from engine.assembly.run_description import data_identity, describe_run
 from engine.assembly.run_hooks import build_hooks, open_hook_resources
-from engine.assembly.start_log import log_start, log_steps, warn_of_short_run
-from engine.assembly.starting_model import build_run_model, fit_anchors, loaded_parameters
+from engine.assembly.start_log import log_start
+from engine.assembly.starting_model import build_run_model
 from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.export.trial import try_export
-from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
@@ -55,16 +53,11 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, plan)
-    starting_model = build_run_model(ctx, plan, data.spec)
+    starting_model = build_run_model(ctx, plan, data)
     model = starting_model.model
-    check_model(ctx, planned, model, data)
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index
-    if plan.checkpoint is None:  # else the model has those of the checkpoint
-        fit_anchors(ctx, planned, model, train_index)
-    class_weights = choose_class_weights(planned.config, model, train_index)
-    teacher = data.build_teacher(model)
-    criterion = build_criterion(ctx, planned, model, class_weights=class_weights, teacher=teacher)
+    criterion = build_run_criterion(ctx, plan, model, train_index, data.build_teacher(model))
 
     # The loaders, which need the batch size.
     sized = choose_batch_size(ctx, planned, model, criterion, samples)
@@ -72,16 +65,14 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     warn_of_unused_settings(ctx, sized, model.head, channels=model.channels, tile=data.spec.tile)
     train_loader = build_train_loader(ctx, sized.config, sized.hyp, data.spec, stride=model.stride, samples=samples)
     validation = build_validation(ctx, sized, data.spec, model, criterion)
-    check_splits(ctx, data, train_index, validation.loader.index, imgsz=sized.config.imgsz, stride=model.stride)
+    data.check_splits(ctx, train_index, validation.loader.index, imgsz=sized.config.imgsz, stride=model.stride)
 
     # The steps, and with their number the last settings: from here on none is open.
-    steps = step_plan(sized.config, len(train_loader))
-    settings = choose_remaining(ctx, sized, data.spec, samples, model, steps)
+    batches = StepBatches.of(train_loader, sized.config)
+    settings = choose_remaining(ctx, sized, data.spec, samples, model, batches.steps)
     try_export(ctx, settings.config, model)
-    warn_of_short_run(ctx, settings.config, steps)
-    loaded = loaded_parameters(starting_model, settings, steps, plan.started_from)
-    step = build_step(ctx, settings, model, criterion, steps=steps, batch=FullBatch.of(train_loader), loaded=loaded)
-    log_steps(plan, settings, step, steps)
+    loaded = loaded_parameters(starting_model.pretrained, settings, batches.steps, plan.started_from)
+    step = build_step(ctx, settings, model, criterion, batches, loaded)
 
     # The state of the checkpoint, if there is one.
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
@@ -91,7 +82,6 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
         progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
         pending = pending_epoch(ctx, plan.checkpoint)
-        plan = replace(plan, checkpoint=None)  # its tensors are in place; the caller frees them
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
@@ -101,24 +91,18 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run,
-        step,
-        validation,
-        control,
-        description=description,
-        data_source=plan.data_source,
-        pending=pending,
-        stack=stack,
+        run, step, validation, control, description=description, data_source=plan.data_source, pending=pending
     )
-    hooks = build_hooks(ctx, run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
+    stack.callback(validator.close)
+    hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(settings.config)
+    log_start(plan, settings, step, batches.steps)
     return Trainer(
         run=run,
         step=step,
         loader=train_loader,
-        steps=steps,
+        steps=batches.steps,
         progress=progress,
         control=control,
         checkpointer=checkpointer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,12 +12,12 @@ from data.loading.loader import InfiniteDataLoader
 from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
-from engine.optim.schedule import StepPlan
+from engine.optim.schedule import StepPlan, new_layers_lr_mult, step_plan
 from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.run.run import RunSettings
+from engine.run.run import RunSettings, StartedFrom
 from engine.train.compile import check_compilation, plan_compilation
 from engine.train.step import StepSettings, TrainStep
 from models.detector import Detector
@@ -33,18 +34,19 @@ CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # in a run; cuDNN's search for the fastest 
 
 
 @dataclass(frozen=True)
-class FullBatch:
-    """Properties of a full batch: of every batch but the last one of an epoch, which may be smaller."""
+class StepBatches:
+    """The steps of a run and their batches. A full batch is any but the last one of an epoch, which may be smaller."""
 
-    images: int  # over all ranks
+    steps: StepPlan
+    images: int  # of a full batch, over all ranks
     has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
 
     @staticmethod
-    def of(train: InfiniteDataLoader) -> FullBatch:
-        """Describes the batches of a loader. Regions to ignore are crowds, and objects that borders of moving tiles
+    def of(train: InfiniteDataLoader, config: TrainConfig) -> StepBatches:
+        """Plans the steps of a loader's batches. Regions to ignore are crowds, and objects that borders of moving tiles
         cut."""
         has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
-        return FullBatch(train.global_images(0), has_regions)
+        return StepBatches(step_plan(config, len(train)), train.global_images(0), has_regions)
 
 
 def check_step_settings(ctx: DistributedContext, config: TrainConfig) -> None:
@@ -73,9 +75,7 @@ def build_step(
     settings: RunSettings,
     model: Detector,
     criterion: Criterion,
-    *,
-    steps: StepPlan,
-    batch: FullBatch,
+    batches: StepBatches,
     loaded: LoadedParameters = NOTHING_LOADED,
 ) -> TrainStep:
     """Builds the step of a run, with the model wrapped for its devices and compiled. `check_step_settings` accepts the
@@ -94,9 +94,9 @@ def build_step(
     )
     optimizer = build_optimizer(model, config.optimizer, optimizer_settings, loaded)
     ema = ModelEma(model, decay=hyp.ema_decay, tau=hyp.ema_tau)
-    step_settings = choose_step_settings(ctx, settings, steps, batch)
+    step_settings = choose_step_settings(ctx, settings, batches)
     autocast = partial(step_settings.autocast, ctx.device)
-    strategy = build_strategy(ctx, config, model=model, optimizer=optimizer, steps=steps, autocast=autocast)
+    strategy = build_strategy(ctx, config, model=model, optimizer=optimizer, steps=batches.steps, autocast=autocast)
     compilation = step_settings.compilation
     if compilation is not None:
         compilation.apply(model, criterion)
@@ -104,15 +104,36 @@ def build_step(
     return TrainStep(strategy, criterion, optimizer, ema, step_settings)
 
 
-def choose_step_settings(
-    ctx: DistributedContext, settings: RunSettings, steps: StepPlan, batch: FullBatch
-) -> StepSettings:
+def loaded_parameters(
+    pretrained: Mapping[str, Sequence[int]], settings: RunSettings, steps: StepPlan, started_from: StartedFrom | None
+) -> LoadedParameters:
+    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
+    the run began.
+
+    Args:
+        pretrained: see `engine.assembly.starting_model.StartingModel`.
+        settings: of the run, with ``lr_mult``.
+        started_from: the checkpoint from which the run continues; None: it begins.
+    """
+    lr_mult = settings.hyp.lr_mult
+    if lr_mult is None:
+        raise ValueError("lr_mult must be chosen before the step is built")
+    new_lr_mult = None if started_from is None else started_from.description.new_lr_mult
+    if new_lr_mult is None:
+        new_lr_mult = new_layers_lr_mult(steps.known_total)
+    return LoadedParameters(new_rows=pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)
+
+
+def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches: StepBatches) -> StepSettings:
     """Returns how the steps of a run compute: autocast, clipping, compilation, the search for kernels."""
     config = settings.config
+    steps = batches.steps
     compilation = None
     if config.compile:
         shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
-        compilation = plan_compilation(config, ctx, images=batch.images, shards=shards, has_regions=batch.has_regions)
+        compilation = plan_compilation(
+            config, ctx, images=batches.images, shards=shards, has_regions=batches.has_regions
+        )
     has_one_size = not (config.deterministic or config.multi_scale or config.rect)
     searches = has_one_size and steps.known_total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
@@ -120,7 +141,7 @@ def choose_step_settings(
         clip_norm=settings.hyp.clip_norm,
         skip_zero_grads=config.skip_zero_grads,
         compilation=compilation,
-        benchmark_images=batch.images if searches else 0,
+        benchmark_images=batches.images if searches else 0,
     )
 
 

@@ -15,16 +15,60 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
-from engine.run.run import RunSettings
+from engine.run.run import RunPlan, RunSettings
 from engine.train.validation import RunValidation
+from models.autoanchor import check_anchors
 from models.detector import Detector
 from models.losses.base import Criterion, class_weights
 from models.losses.distillation import Teacher
 from models.postprocess.selection import ValidationSettings
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
+from utils.distributed.context import DistributedContext, broadcast_object
 from utils.logger import get_logger
 from utils.strings import listed
+
+
+def build_run_criterion(
+    ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex, teacher: Teacher | None
+) -> Criterion:
+    """Builds the loss of a training, with what follows from its training split: the anchors of a new run's ``model``,
+    which are fitted here, and the weights of the classes."""
+    settings = plan.settings
+    if plan.checkpoint is None:  # else the model has those of the checkpoint
+        _fit_anchors(ctx, settings, model, train)
+    class_weights = _choose_class_weights(settings.config, model, train)
+    return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
+
+
+def _fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
+    """Checks the anchors of a model, if it has any, against the boxes of the training split, and fits new ones.
+
+    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
+    """
+    anchors = model.head.anchors
+    if anchors is None:
+        return
+    config = settings.config
+    fitted = None
+    if ctx.is_main:
+        sides = train.sides_at(config.imgsz)
+        refit = not config.noautoanchor
+        message = check_anchors(sides, model.head, anchor_t=settings.hyp.anchor_t, refit=refit, seed=config.seed)
+        get_logger().info("%s", message)
+        fitted = anchors.cpu()
+    anchors.copy_(broadcast_object(ctx, fitted))
+
+
+def _choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
+    """Returns the factors of the classes in the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes
+    count alike. ``train``: the training split."""
+    if not config.cls_pw:
+        return None
+    weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
+    by_weight = weights.argsort(descending=True, stable=True).tolist()
+    shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
+    get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
+    return weights
 
 
 def build_criterion(
@@ -37,24 +81,12 @@ def build_criterion(
 ) -> Criterion:
     """Builds the loss of the model's head, with the anchors that it has by now, on the device.
 
-    ``class_weights``: of `choose_class_weights`, computed from the training split.
+    ``class_weights``: of `_choose_class_weights`, computed from the training split.
     """
     criterion = model.head.build_loss(
         settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights
     )
     return criterion.to(ctx.device)
-
-
-def choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
-    """Returns the factors of the classes in the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes
-    count alike. ``train``: the training split."""
-    if not config.cls_pw:
-        return None
-    weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
-    by_weight = weights.argsort(descending=True, stable=True).tolist()
-    shown = [f"{model.names[c]} {weights[c]:.3g}" for c in by_weight]
-    get_logger().info("--cls-pw %g: weights in the loss: %s", config.cls_pw, listed(shown))
-    return weights
 
 
 def build_validation(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from data.folds.held_out import hold_out_validation
+from data.index.index import DatasetIndex
+from data.index.shared_images import warn_of_shared_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.metrics import Fitness
+from engine.issues.small_boxes import warn_of_small_boxes
 from engine.run.run import RunPlan
 from models.detector import Detector
 from models.losses.distillation import Teacher
@@ -27,6 +30,16 @@ class RunData:
     def build_teacher(self, model: Detector) -> Teacher | None:
         """Builds the teacher as the loss of ``model`` takes it, if there is one."""
         return None if self.teacher is None else self.teacher.build(model)
+
+    def check_splits(
+        self, ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex, *, imgsz: int, stride: int
+    ) -> None:
+        """Raises UserError if the validation split has no objects for ``--fitness``. Warns about data that would spoil
+        the result."""
+        self.fitness.check_objects(val.ground_truth())
+        if ctx.is_main:
+            warn_of_shared_images(self.spec, train, val)
+            warn_of_small_boxes(train, imgsz=imgsz, stride=stride)
 
 
 def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:

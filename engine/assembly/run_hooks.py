@@ -49,7 +49,6 @@ def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources
 
 
 def build_hooks(
-    ctx: DistributedContext,
     run: TrainingRun,
     step: TrainStep,
     train_loader: InfiniteDataLoader,
@@ -60,6 +59,7 @@ def build_hooks(
 ) -> list[Hook]:
     """Builds the hooks of a run, in the order in which they are called."""
     config = run.config
+    ctx = step.ctx
     hooks: list[Hook] = [Checkpoints(config.save_minutes * 60), NonFiniteSteps(), ProgressBar()]
     if config.image_weights:
         hooks.append(ClassWeights(train_loader))

@@ -8,24 +8,21 @@ from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, few_steps_warning
 from engine.run.run import RunPlan, RunSettings
 from engine.train.step import TrainStep
-from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
 
 
-def warn_of_short_run(ctx: DistributedContext, config: TrainConfig, steps: StepPlan) -> None:
-    """Warns of a run with too few steps for a good detector, unless ``--time`` decides their number."""
-    warning = few_steps_warning(steps, from_weights=bool(config.weights))
-    if warning and ctx.is_main and not config.time:
-        get_logger().warning("%s", warning)
+def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
+    """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
+    starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number.
 
-
-def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
-    """Logs the optimizer and its rates with the reasons for them, and the number and size of steps. ``settings``: with
-    what was open in those of ``plan``."""
+    ``settings``: those of ``plan``, with what they left open.
+    """
     config = settings.config
     log = get_logger()
+    warning = few_steps_warning(steps, from_weights=bool(config.weights))
+    if warning and step.ctx.is_main and not config.time:
+        log.warning("%s", warning)
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
     log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
     log.info(
@@ -38,12 +35,8 @@ def log_steps(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
         config.imgsz,
         str(step.amp_dtype or torch.float32).removeprefix("torch."),
     )
-
-
-def log_start(config: TrainConfig) -> None:
-    """Logs that the training starts."""
     compiles = " and compiles the model" if config.compile else ""
-    get_logger().info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+    log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
 
 
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:

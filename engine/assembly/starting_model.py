@@ -1,4 +1,4 @@
-"""The model that a run starts from: built, filled with starting weights, with frozen layers and fitted anchors."""
+"""The model that a run starts from: built, filled with starting weights, with frozen layers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from data.index.index import DatasetIndex
 from data.source.dataset_spec import DatasetSpec, class_names
+from engine.assembly.process_setup import check_kernels
+from engine.assembly.run_data import RunData
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.optim.build import LoadedParameters
-from engine.optim.schedule import StepPlan, new_layers_lr_mult
-from engine.run.run import RunPlan, RunSettings, StartedFrom
-from models.autoanchor import check_anchors
+from engine.run.run import RunPlan
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
@@ -26,7 +24,7 @@ from models.weights.transfer import fill_model
 from utils.config.checks import check_image_size
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_same_model
-from utils.distributed.context import DistributedContext, broadcast_object
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.strings import class_difference, counted
@@ -43,14 +41,15 @@ class StartingModel:
     origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
 
 
-def build_run_model(ctx: DistributedContext, plan: RunPlan, spec: DatasetSpec) -> StartingModel:
+def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> StartingModel:
     """Builds the model of a run on its device: with starting weights, or, for a run that continues, as its checkpoint
     describes it (`restore_run` loads the weights).
 
-    Raises UserError for a model or weights that cannot be used with the data set, and when the processes do not have
-    the same.
+    Raises UserError for a model or weights that cannot be used with the settings, the data set or the teacher, and when
+    the processes do not have the same.
     """
     config = plan.settings.config
+    spec = data.spec
     if plan.checkpoint is None:
         names = class_names(spec, config.single_cls)
         starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
@@ -59,7 +58,11 @@ def build_run_model(ctx: DistributedContext, plan: RunPlan, spec: DatasetSpec) -
     else:
         starting_model = _rebuild_starting_model(ctx, config, spec, plan.checkpoint)
         read_tensors = list(plan.checkpoint.state.model.values())
-    check_same_model(ctx, starting_model.model, read_tensors)
+    model = starting_model.model
+    check_same_model(ctx, model, read_tensors)
+    check_kernels(config, model, ctx.device)
+    if data.teacher is not None:
+        data.teacher.check(spec, model)
     return starting_model
 
 
@@ -165,43 +168,3 @@ def freeze_layers(model: Detector, layers: Collection[int]) -> None:
 
 def _keep_statistics(module: nn.Module, _inputs: tuple) -> None:
     module.training = False
-
-
-def fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
-    """Checks the anchors of a new run's model, if it has any, against the boxes of the training split, and fits new
-    ones.
-
-    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
-    """
-    anchors = model.head.anchors
-    if anchors is None:
-        return
-    config = settings.config
-    hyp = settings.hyp
-    fitted = None
-    if ctx.is_main:
-        sides = train.sides_at(config.imgsz)
-        refit = not config.noautoanchor
-        message = check_anchors(sides, model.head, anchor_t=hyp.anchor_t, refit=refit, seed=config.seed)
-        get_logger().info("%s", message)
-        fitted = anchors.cpu()
-    anchors.copy_(broadcast_object(ctx, fitted))
-
-
-def loaded_parameters(
-    starting_model: StartingModel, settings: RunSettings, steps: StepPlan, started_from: StartedFrom | None
-) -> LoadedParameters:
-    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
-    the run began.
-
-    Args:
-        settings: of the run, with ``lr_mult``.
-        started_from: the checkpoint from which the run continues; None: it begins.
-    """
-    lr_mult = settings.hyp.lr_mult
-    if lr_mult is None:
-        raise ValueError("lr_mult must be chosen before the step is built")
-    new_lr_mult = None if started_from is None else started_from.description.new_lr_mult
-    if new_lr_mult is None:
-        new_lr_mult = new_layers_lr_mult(steps.known_total)
-    return LoadedParameters(new_rows=starting_model.pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

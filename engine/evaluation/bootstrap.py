@@ -26,14 +26,14 @@ _CELLS = 1 << 22  # draws times detections computed at a time; bounds the memory
 class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.
 
-    A detection is ignored if it matches an object that does not count, or matches none and is outside the range of
-    areas or in a crowd region; otherwise it is a true or a false positive. Most match nothing at any threshold: for
-    them it suffices to know whether they are ignored. Only the n others have an outcome for each threshold.
+    A detection is ignored if it matches an object that does not count, such as a crowd region; otherwise it is a true
+    or a false positive. Most are false positives at all thresholds, or ignored at all: for them ``counted`` suffices.
+    The n others have an outcome for each threshold.
     """
 
     image: np.ndarray  # int64 (D,)
     counted: np.ndarray  # bool (D,), not ignored at some threshold
-    matching: np.ndarray  # int64 (n,), rows that match an object at some threshold, ascending
+    matching: np.ndarray  # int64 (n,), rows of the others, ascending; each matches an object at some threshold
     true_positive: np.ndarray  # bool (n, T)
     ignored: np.ndarray  # bool (n, T)
     targets: np.ndarray  # int64 (N,), objects in each image
@@ -67,7 +67,7 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
 def _outcomes_of_class(
     image: np.ndarray, true_positive: np.ndarray, false_positive: np.ndarray, *, targets: np.ndarray
 ) -> ClassOutcomes:
-    """Finds the detections of a class that match an object at some threshold.
+    """Finds the detections of a class whose outcome depends on what they match.
 
     Args:
         image: int64 (D,), of each detection of the class.
@@ -76,7 +76,7 @@ def _outcomes_of_class(
     """
     counts = true_positive | false_positive
     is_counted = counts.any(axis=1)
-    # A detection that is ignored at some thresholds only matches, at these, an object that does not count.
+    # Detections that are ignored at some thresholds, but not at all, match an object that does not count.
     matching = np.flatnonzero(true_positive.any(axis=1) | (is_counted & ~counts.all(axis=1)))
     return ClassOutcomes(
         image=image,

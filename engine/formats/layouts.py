@@ -126,20 +126,36 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     """
     kept = rows.permute(2, 0, 1)[..., None]  # (6, B, D, 1)
     voters = pairs.permute(2, 0, 1)[:, :, None]  # (6, B, 1, K)
+    is_other = numbers[..., None] != torch.arange(pairs.shape[1], device=pairs.device)
+    weights = _weights_of_votes(kept, voters, is_other, iou_thres)
+    boxes = _moved_boxes(kept, voters, weights)
+    scores = raised_scores(kept[4, ..., 0], log_misses(weights).sum(-1))
+    return torch.cat((boxes, scores[None], kept[5:, ..., 0])).permute(1, 2, 0)
+
+
+def _weights_of_votes(kept: Tensor, voters: Tensor, is_other: Tensor, iou_thres: float) -> Tensor:
+    """Computes the weight of each pair's vote on each kept box: (B, D, K), 0 where it has none.
+
+    Args:
+        kept: (6, B, D, 1), as the rows of `voted_rows`.
+        voters: (6, B, 1, K).
+        is_other: bool (B, D, K), False for the kept box itself.
+    """
     voter_scores = voters[4]
     overlap, union = overlap_and_union(kept[:4], voters[:4])
-    is_other = numbers[..., None] != torch.arange(pairs.shape[1], device=pairs.device)
     is_same_class = kept[5] == voters[5]
     votes = (overlap > union * iou_thres) & is_same_class & (voter_scores > MIN_VOTING_SCORE) & is_other
-    weights = torch.where(votes, voter_scores * vote_weights(overlap / union), 0.0)
+    return torch.where(votes, voter_scores * vote_weights(overlap / union), 0.0)
+
+
+def _moved_boxes(kept: Tensor, voters: Tensor, weights: Tensor) -> Tensor:
+    """Computes the weighted means of kept boxes and their voters: (4, B, D). Arguments: see `_weights_of_votes`."""
     # Infinite boxes have no vote, but 0 * inf is NaN.
     finite = torch.where(voters[:4].abs() < MAX_COORDINATE, voters[:4], 0.0)
-    kept_boxes = kept[:4, ..., 0]  # (4, B, D)
-    kept_scores = kept[4, ..., 0]
-    mean = ((weights * finite).sum(-1) + kept_boxes * kept_scores) / (weights.sum(-1) + kept_scores)
-    boxes = torch.where(kept_boxes.abs() < MAX_COORDINATE, mean, kept_boxes)
-    scores = raised_scores(kept_scores, log_misses(weights).sum(-1))
-    return torch.cat((boxes, scores[None], kept[5:, ..., 0])).permute(1, 2, 0)
+    boxes = kept[:4, ..., 0]
+    scores = kept[4, ..., 0]
+    mean = ((weights * finite).sum(-1) + boxes * scores) / (weights.sum(-1) + scores)
+    return torch.where(boxes.abs() < MAX_COORDINATE, mean, boxes)
 
 
 def make_layout(

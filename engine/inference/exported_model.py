@@ -45,7 +45,10 @@ def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -
         reopen = partial(open_exported, path.absolute(), device=device, nms=nms, trust=trust)
         model = ExportedModel(session, parse_metadata(session.metadata), path, device, reopen)
     if nms and model.nms_iou is None:
-        raise UserError(f"{path}: --nms: its detections need no NMS; export the other branch with export.py --nms")
+        raise UserError(
+            f"{path}: --nms: its detections need no NMS; leave it out or, if the checkpoint has two branches, export "
+            "the other one with export.py --nms"
+        )
     return model
 
 

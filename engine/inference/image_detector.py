@@ -86,26 +86,37 @@ class ImageDetector:
         thread may do it while the model runs.
         """
         size = self.images_at_once(batch_size)
+        for canvas_hw, rows in self._rows_by_canvas(images, settings).items():
+            for start in range(0, len(rows), size):
+                yield self._letterboxed(images, rows[start : start + size], canvas_hw, settings)
+
+    def _rows_by_canvas(
+        self, images: Sequence[np.ndarray], settings: ResolvedSettings
+    ) -> dict[tuple[int, int], list[int]]:
+        """Groups the numbers of images by the height and width of their canvas."""
         rule = self.model.canvases(settings.imgsz)
         by_canvas: dict[tuple[int, int], list[int]] = {}
-        for index, image in enumerate(images):
+        for row, image in enumerate(images):
             height, width = image.shape[:2]
             canvas_hw = (height, width)  # tiles are cut from whole images
             if not self.tiles:
                 canvas_hw = rule.canvas_hw(canvas_hw)
-            by_canvas.setdefault(canvas_hw, []).append(index)
+            by_canvas.setdefault(canvas_hw, []).append(row)
+        return by_canvas
+
+    def _letterboxed(
+        self, images: Sequence[np.ndarray], rows: list[int], canvas_hw: tuple[int, int], settings: ResolvedSettings
+    ) -> Canvases:
+        """Letterboxes the images ``rows``."""
+        started = time.perf_counter()
         dtype = torch.uint8 if self.model.pixels.bits == 8 else torch.uint16
-        for canvas_hw, indices in by_canvas.items():
-            for start in range(0, len(indices), size):
-                started = time.perf_counter()
-                rows = indices[start : start + size]
-                shape = (len(rows), *canvas_hw, self.model.pixels.channels)
-                pixels = torch.empty(shape, dtype=dtype, pin_memory=self._on_gpu)
-                image_hw = [(images[row].shape[0], images[row].shape[1]) for row in rows]
-                fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
-                for row, fit, canvas in zip(rows, fits, pixels.numpy()):
-                    letterbox(images[row], canvas_hw, fit, canvas)
-                yield Canvases(rows, pixels, image_hw, fits, time.perf_counter() - started)
+        shape = (len(rows), *canvas_hw, self.model.pixels.channels)
+        pixels = torch.empty(shape, dtype=dtype, pin_memory=self._on_gpu)
+        image_hw = [(images[row].shape[0], images[row].shape[1]) for row in rows]
+        fits = [fit_letterbox(hw, canvas_hw, None if self.tiles else settings.imgsz) for hw in image_hw]
+        for row, fit, canvas in zip(rows, fits, pixels.numpy()):
+            letterbox(images[row], canvas_hw, fit, canvas)
+        return Canvases(rows, pixels, image_hw, fits, time.perf_counter() - started)
 
     def detect(self, prepared: Iterable[Canvases], settings: ResolvedSettings) -> list[ImageDetections]:
         """Detects in letterboxed images. Returns the detections of each image, in the order of the images."""

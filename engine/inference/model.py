@@ -67,16 +67,25 @@ class InferenceModel(nn.Module):
 
     @property
     def trained_classes(self) -> list[int | str]:
-        """``--classes`` of the training, as names; maybe as numbers in files of earlier versions."""
+        """``--classes`` of the training, as names. Files of earlier versions have what was typed, maybe numbers; these
+        are returned where ``names`` are not those of the classes."""
         words = self.stored("used_classes")
         if words:
             return [word for word in words if type(word) in (int, str)] if isinstance(words, list) else []
-        return typed_classes(self.stored_words("classes"))
+        typed = typed_classes(self.stored_words("classes"))
+        if typed and not self.has_merged_classes and not self.has_kept_classes:
+            return list(self.names)
+        return typed
 
     @property
     def has_merged_classes(self) -> bool:
         """True if all classes of its data set count as one (``--single-cls`` of the training)."""
         return self.stored("single_cls") is True
+
+    @property
+    def has_kept_classes(self) -> bool:
+        """True if it has classes of a teacher which its data set may not label (``--keep-old`` of the training)."""
+        return self.stored("keep_old") is True
 
     @property
     def num_classes(self) -> int:

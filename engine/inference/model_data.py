@@ -40,7 +40,7 @@ def open_model_data(
     spec = open_data(source, ctx)
     if not source.classes:
         spec = with_classes(spec, classes_to_score(model, spec, single_cls=single_cls))
-        if has_kept_classes(model) and not single_cls:
+        if model.has_kept_classes and not single_cls:
             spec = spec.extended(model.names, str(model.path))
     check_channels(model, spec)
     if not single_cls:
@@ -77,7 +77,7 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
                 "with --classes"
             )
         return common
-    if has_kept_classes(model):
+    if model.has_kept_classes:
         return trained_classes_in(model, spec)
     return model.names if set(model.names).issubset(spec.names) else ()
 
@@ -97,11 +97,6 @@ def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
         )
         get_logger().warning(message, model.path, spec.source, listed(names) or "none")
     return names
-
-
-def has_kept_classes(model: InferenceModel) -> bool:
-    """Returns True for a model with classes of a teacher which its data set may not label (``--keep-old``)."""
-    return model.stored("keep_old") is True
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:

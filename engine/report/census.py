@@ -94,55 +94,77 @@ def census_content(
     """Returns the content of the census. The first census is of the training split if there is one."""
     names = indexes[0].names
     first = censuses[0]
-    sides = [page.UNKNOWN if c.median_side_px is None else f"{c.median_side_px:.1f} px" for c in censuses]
-    columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
-    order = np.argsort(-first.class_boxes, kind="stable")
     return CensusSection(
-        splits=page.HtmlTable(
-            columns,
-            [(c.split, c.images, c.backgrounds, c.boxes, c.most_in_image, side) for c, side in zip(censuses, sides)],
-            "The splits. A background is an image without boxes; a side is the square root of a box's area",
-        ),
+        splits=_split_table(censuses, imgsz),
         censuses=censuses,
-        figures={c.split: _figures(c, names, imgsz) for c in censuses if c.boxes},
+        figures={census.split: _figures(census, names, imgsz) for census in censuses if census.boxes},
         imgsz=imgsz,
         min_side_px=SMALL_PX,
         remedy=remedy_for_small_boxes(first.median_side_px, imgsz, stride, tile=indexes[0].tile),
-        classes=page.HtmlTable(
-            ("class", *(f"{c.split}: {unit}" for c in censuses for unit in ("boxes", "images"))),
-            [
-                [names[c], *(int(v[c]) for census in censuses for v in (census.class_boxes, census.class_images))]
-                for c in order
-            ],
-            "Boxes and images of each class",
-        ),
-        scans=[
-            ScanLines(c.split, i.report, list(map(str, itertools.islice(i.report.findings, MAX_SCAN_LINES))))
-            for c, i in zip(censuses, indexes)
-        ],
+        classes=_class_table(censuses, names),
+        scans=[_scan_lines(census.split, index.report) for census, index in zip(censuses, indexes)],
     )
+
+
+def _scan_lines(split: str, report: ScanReport) -> ScanLines:
+    first_findings = itertools.islice(report.findings, MAX_SCAN_LINES)
+    return ScanLines(split, report, [str(finding) for finding in first_findings])
+
+
+def _split_table(censuses: Sequence[Census], imgsz: int) -> page.HtmlTable:
+    columns = ("split", "images", "backgrounds", "boxes", "most boxes in an image", f"median side at --imgsz {imgsz}")
+    rows = []
+    for census in censuses:
+        side = page.UNKNOWN if census.median_side_px is None else f"{census.median_side_px:.1f} px"
+        rows.append((census.split, census.images, census.backgrounds, census.boxes, census.most_in_image, side))
+    caption = "The splits. A background is an image without boxes; a side is the square root of a box's area"
+    return page.HtmlTable(columns, rows, caption)
+
+
+def _class_table(censuses: Sequence[Census], names: Sequence[str]) -> page.HtmlTable:
+    """Lists the classes, those with the most boxes in the first census first."""
+    columns = ["class"]
+    counts: list[np.ndarray] = []
+    for census in censuses:
+        columns += [f"{census.split}: boxes", f"{census.split}: images"]
+        counts += [census.class_boxes, census.class_images]
+    order = np.argsort(-censuses[0].class_boxes, kind="stable")
+    rows: list[list[str | int]] = [[names[c], *(int(values[c]) for values in counts)] for c in order]
+    return page.HtmlTable(columns, rows, "Boxes and images of each class")
 
 
 def _figures(census: Census, names: Sequence[str], imgsz: int) -> dict[str, Picture]:
     """Draws the number, sizes and centers of the boxes of a split that has boxes. Returns pictures by title."""
+    return {
+        "boxes of classes": _class_bars(census, names),
+        "sizes of boxes": _size_histogram(census, imgsz),
+        "centers of boxes": _center_map(census),
+    }
+
+
+def _class_bars(census: Census, names: Sequence[str]) -> Picture:
+    """Draws the number of boxes of each class, or of the `MAX_BARS` most frequent ones."""
     order = np.argsort(-census.class_boxes, kind="stable")[:MAX_BARS]
-    subset = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
     counts = census.class_boxes[order]
-    classes = bars_picture(
-        [names[c] for c in order],
-        counts,
-        [f"{n:,}" for n in counts],
-        AxisLabels("", "boxes", f"Boxes of {subset} ({census.split})"),
-    )
-    small = float((census.sides_px < SMALL_PX).mean())
+    subset = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
+    labels = AxisLabels("", "boxes", f"Boxes of {subset} ({census.split})")
+    return bars_picture([names[c] for c in order], counts, [f"{count:,}" for count in counts], labels)
+
+
+def _size_histogram(census: Census, imgsz: int) -> Picture:
+    """Draws the numbers of boxes by their sides, in steps of a factor of the square root of 2."""
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
     counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
-    mark = Mark(SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
     labels = AxisLabels("side, square root of the area (px)", "boxes", f"Box sizes at --imgsz {imgsz} ({census.split})")
-    sizes = histogram_picture(edges, counts, labels, mark, f"{small:.0%} below {SMALL_PX:g} px")
+    mark = Mark(SMALL_PX, f"{SMALL_PX:g} px") if edges[0] <= SMALL_PX <= edges[-1] else None
+    small = float((census.sides_px < SMALL_PX).mean())
+    return histogram_picture(edges, counts, labels, mark, f"{small:.0%} below {SMALL_PX:g} px")
+
+
+def _center_map(census: Census) -> Picture:
+    """Draws the numbers of boxes by the position of their centers."""
     labels = AxisLabels(
         "x (fraction of the image's width)", "y (fraction of its height)", f"Centers of the boxes ({census.split})"
     )
-    centers = heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")
-    return {"boxes of classes": classes, "sizes of boxes": sizes, "centers of boxes": centers}
+    return heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")

@@ -44,10 +44,10 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
     confidence = result.curve_confidence
     axis = "confidence threshold"
     curves = {
-        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, (recall, precision)),
-        "F1": _Curves("F1", confidence, result.curve_f1, (axis, "F1"), mark=best),
-        "P": _Curves("Precision", confidence, result.curve_precision, (axis, precision)),
-        "R": _Curves("Recall", confidence, result.curve_recall, (axis, recall)),
+        "PR": _Curves("Precision and recall", result.pr_recall, result.pr_precision, recall, precision),
+        "F1": _Curves("F1", confidence, result.curve_f1, axis, "F1", mark=best),
+        "P": _Curves("Precision", confidence, result.curve_precision, axis, precision),
+        "R": _Curves("Recall", confidence, result.curve_recall, axis, recall),
     }
     by_ap = with_objects[np.argsort(class_ap50[with_objects], kind="stable")]
     charts = {name: each.chart(by_ap, names, "mean") for name, each in curves.items()}
@@ -61,7 +61,8 @@ class _Curves(NamedTuple):
     title: str
     x: np.ndarray  # float64 (S,)
     y: np.ndarray  # float64 (C, S)
-    axes: tuple[str, str]  # labels of x and y
+    x_label: str
+    y_label: str
     mark: Mark | None = None
 
     def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
@@ -78,7 +79,7 @@ class _Curves(NamedTuple):
             lines = [Line(mean_label, self.x, self.y[np.sort(classes)].mean(0), is_strong=True)]
             lines += [Line(class_labels[c], self.x, self.y[c]) for c in drawn]
         title = f"{self.title} at IoU {FOREGROUND_IOU}"
-        return Chart(title, lines, *self.axes, (0, 1), (0, 1.02), mark=self.mark, note=note)
+        return Chart(title, lines, self.x_label, self.y_label, (0, 1), (0, 1.02), mark=self.mark, note=note)
 
 
 def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -> Picture:

@@ -12,13 +12,13 @@ from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, SPURIOUS, CheckedSp
 from engine.report.photos import COLORS, CROP_SIDE, Album, Outline, PhotoFile, Version, in_window, outlines
 from utils.boxes import clip_xyxy, scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.detections import DetectionTable
-from utils.drawing.page import Card, code
+from utils.drawing.page import Card, LegendEntry, code
 
 LABEL_LEGEND = (
-    ("label that the error is about", COLORS["label"]),
-    ("other labels", COLORS["correct"]),
-    ("detection, or suggested box", COLORS["location"]),
-    ("suggested box without a label", COLORS["missed"]),
+    LegendEntry("label that the error is about", COLORS["label"]),
+    LegendEntry("other labels", COLORS["correct"]),
+    LegendEntry("detection, or suggested box", COLORS["location"]),
+    LegendEntry("suggested box without a label", COLORS["missed"]),
 )
 STYLES = {MISSING_LABEL: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
 MAX_LABEL_ERRORS = 60

@@ -17,16 +17,16 @@ from engine.report.gallery import source_of
 from engine.report.photos import COLORS, PHOTO_SIDE, Album, Outline, Version, outlines
 from utils.boxes import xywh_to_xyxy
 from utils.detections import DetectionTable
-from utils.drawing.page import Card
+from utils.drawing.page import Card, LegendEntry
 from utils.labels import GroundTruth
 
 # Name of each kind of error, in the order of `KINDS`, and style of its box.
 KIND_WORDS = ("wrong class", "badly placed", "wrong class and badly placed", "duplicate", "spurious", "missed")
 KIND_STYLES = ("class", "location", "both", "duplicate", "spurious", "missed")
 KIND_LEGEND = (
-    ("correct", COLORS["correct"]),
-    *((words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
-    ("label, not found", COLORS["label"]),
+    LegendEntry("correct", COLORS["correct"]),
+    *(LegendEntry(words, COLORS[style]) for words, style in zip(KIND_WORDS, KIND_STYLES)),
+    LegendEntry("label, not found", COLORS["label"]),
 )
 MAX_CARDS = 40
 MAX_GALLERY_BYTES = 1_800_000  # size of the gallery's JPEG files together

@@ -58,7 +58,7 @@ class WorstImagesSection:
 
     errors: ImageErrors
     gallery: Sequence[page.Card]
-    legend: Sequence[tuple[str, str]]
+    legend: Sequence[page.LegendEntry]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LabelsSection:
     trust: Sequence[str]
     issues: Sequence[Issue]
     gallery: Sequence[page.Card]
-    legend: Sequence[tuple[str, str]]
+    legend: Sequence[page.LegendEntry]
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class Validator(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Ends the processes that validate, if there are others. The caller of `fit` calls it, however that ends."""
+        ...
+
 
 @dataclass(frozen=True)
 class CompletedRun:

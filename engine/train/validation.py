@@ -5,7 +5,6 @@ them."""
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,6 +77,9 @@ class LocalValidator:
             self.pending = None
         return action
 
+    def close(self) -> None:
+        pass
+
     def _run(self, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
         loader = self.validation.loader
@@ -127,6 +129,9 @@ class RemoteValidator:
             return action
         return self._local.collect(epoch, is_closing=is_closing)
 
+    def close(self) -> None:
+        self._service.close()
+
 
 def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that need the scores of an epoch before the next one begins."""
@@ -143,17 +148,15 @@ def build_validator(
     description: RunDescription,
     data_source: DataSource,
     pending: PendingEpoch | None,
-    stack: ExitStack,
 ) -> Validator:
-    """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate; they
-    end when ``stack`` is closed. ``pending``: see `LocalValidator`."""
+    """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate.
+    ``pending``: see `LocalValidator`."""
     ctx = step.ctx
     local = LocalValidator(validation, step, control, pending=pending)
     if not ctx.eval_ranks:
         return local
     setup = build_setup(run.settings, step, description, data_source, validation.loader.index)
     service = ValidationService(ctx, validation.evaluator, setup)
-    stack.callback(service.close)
     return RemoteValidator(ctx, local, service, control)
 
 

@@ -24,28 +24,44 @@ _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before v
 _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one runs only if slots stay empty
 
 
-def order_sides(boxes_xyxy: Tensor) -> Tensor:
-    """Gives boxes (B, N, 4) with swapped sides no area: moves the right and the lower side to the opposite one."""
-    low, high = boxes_xyxy.split(2, -1)
-    return torch.cat((low, torch.maximum(low, high)), -1)
+def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> Suppressed:
+    """Runs NMS with ``iou_thres``, so that box voting may follow if ``settings`` say so. See `select_detections`."""
+    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
+    label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
+    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, lowest_score)
+    batch, _, num_classes = scores.shape
+    groups = _Groups(batch, 1 if settings.agnostic else num_classes, iou_thres)
+    wanted = None
+    needed = settings.max_det
+    if settings.classes is not None:
+        wanted = class_mask(settings.classes, scores)
+        needed = MAX_CANDIDATES  # other classes are dropped afterwards
+        if not settings.agnostic:
+            candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
+    max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
+    keep = _keep(candidates, groups, needed=needed, max_kept=max_kept)
+    return Suppressed(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
 
 
-def eligible_labels(scores: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
-    """Returns the scores and the classes with which boxes may be detected, both (B, N, L): L is C with ``multi_label``,
-    else 1, the best class of each box. ``scores``: (B, N, C)."""
-    if multi_label:
-        return scores, torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-    best = scores.max(-1, keepdim=True)
-    return best.values, best.indices
+@dataclass(frozen=True, kw_only=True)
+class Suppressed:
+    """Candidates after NMS, from which detections are taken with or without box voting."""
 
+    candidates: _CandidateSet
+    keep: Tensor  # bool (M,) what NMS keeps; may be more than ``max_det`` per image
+    groups: _Groups
+    settings: PostprocessSettings
+    wanted: Tensor | None  # bool (C,) classes to return; None: all
 
-def class_mask(classes: Sequence[int], scores: Tensor) -> Tensor:
-    """Returns which of the model's classes are in ``classes``: bool (C,)."""
-    known = range(scores.shape[-1])
-    unknown = set(classes).difference(known)
-    if unknown:
-        raise UserError(f"class {min(unknown)}: the model has classes 0 to {known[-1]}")
-    return torch.tensor([c in classes for c in known], device=scores.device)
+    def detections(self, *, voted: bool) -> Detections:
+        """Returns the best kept candidates; with ``voted``, suppressed ones have moved them."""
+        if voted and self.candidates.max_per_image > 1:
+            kept = _vote(self.candidates, self.keep, self.groups)
+        else:
+            kept = self.candidates.take(self.keep)
+        if self.wanted is not None:
+            kept = kept.take(self.wanted[kept.classes])
+        return _fill_slots(kept, self.groups.batch, self.settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +108,28 @@ class _Groups(NamedTuple):
         return nms_keep(candidates.boxes, self.of(candidates), groups, self.iou_thres, max_kept)
 
 
-def _starts(image: Tensor, batch: int) -> Tensor:
-    """Returns where each image starts in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike
-    bincount, this does not make the host wait."""
-    return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
+def order_sides(boxes_xyxy: Tensor) -> Tensor:
+    """Gives boxes (B, N, 4) with swapped sides no area: moves the right and the lower side to the opposite one."""
+    low, high = boxes_xyxy.split(2, -1)
+    return torch.cat((low, torch.maximum(low, high)), -1)
 
 
-def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
-    """Numbers the elements of each image from 0, in ascending ``image`` (M,): int64 (M,)."""
-    return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
+def eligible_labels(scores: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
+    """Returns the scores and the classes with which boxes may be detected, both (B, N, L): L is C with ``multi_label``,
+    else 1, the best class of each box. ``scores``: (B, N, C)."""
+    if multi_label:
+        return scores, torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+    best = scores.max(-1, keepdim=True)
+    return best.values, best.indices
 
 
-def _best_first(image: Tensor, score: Tensor) -> Tensor:
-    """Returns the order (M,) by image, then by descending score. The sort is stable."""
-    order = score.argsort(descending=True, stable=True)
-    return order[image[order].argsort(stable=True)]
+def class_mask(classes: Sequence[int], scores: Tensor) -> Tensor:
+    """Returns which of the model's classes are in ``classes``: bool (C,)."""
+    known = range(scores.shape[-1])
+    unknown = set(classes).difference(known)
+    if unknown:
+        raise UserError(f"class {min(unknown)}: the model has classes 0 to {known[-1]}")
+    return torch.tensor([c in classes for c in known], device=scores.device)
 
 
 def _collect_candidates(boxes: Tensor, scores: Tensor, classes: Tensor, lowest_score: float) -> _CandidateSet:
@@ -136,46 +159,6 @@ def _collect_candidates(boxes: Tensor, scores: Tensor, classes: Tensor, lowest_s
         max_per_image=max_per_image,
     )
     return candidates.take(rank < MAX_CANDIDATES) if is_crowded else candidates
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suppressed:
-    """Candidates after NMS, from which detections are taken with or without box voting."""
-
-    candidates: _CandidateSet
-    keep: Tensor  # bool (M,) what NMS keeps; may be more than ``max_det`` per image
-    groups: _Groups
-    settings: PostprocessSettings
-    wanted: Tensor | None  # bool (C,) classes to return; None: all
-
-    def detections(self, *, voted: bool) -> Detections:
-        """Returns the best kept candidates; with ``voted``, suppressed ones have moved them."""
-        if voted and self.candidates.max_per_image > 1:
-            kept = _vote(self.candidates, self.keep, self.groups)
-        else:
-            kept = self.candidates.take(self.keep)
-        if self.wanted is not None:
-            kept = kept.take(self.wanted[kept.classes])
-        return _fill_slots(kept, self.groups.batch, self.settings)
-
-
-def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> Suppressed:
-    """Runs NMS with ``iou_thres``, so that box voting may follow if ``settings`` say so. See `select_detections`."""
-    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
-    label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
-    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, lowest_score)
-    batch, _, num_classes = scores.shape
-    groups = _Groups(batch, 1 if settings.agnostic else num_classes, iou_thres)
-    wanted = None
-    needed = settings.max_det
-    if settings.classes is not None:
-        wanted = class_mask(settings.classes, scores)
-        needed = MAX_CANDIDATES  # other classes are dropped afterwards
-        if not settings.agnostic:
-            candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
-    max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
-    keep = _keep(candidates, groups, needed=needed, max_kept=max_kept)
-    return Suppressed(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
 
 
 def _needed_for_classes(candidates: _CandidateSet, wanted: Tensor, box_voting: bool) -> Tensor:
@@ -231,3 +214,20 @@ def _fill_slots(kept: _CandidateSet, batch: int, settings: PostprocessSettings) 
 
     counts = kept.image.new_zeros(batch).index_add_(0, kept.image, is_returned.long())
     return Detections(padded(kept.boxes), padded(kept.scores), padded(kept.classes), counts)
+
+
+def _starts(image: Tensor, batch: int) -> Tensor:
+    """Returns where each image starts in ascending ``image`` (M,): int64 (batch + 1,), the last one M. Unlike
+    bincount, this does not make the host wait."""
+    return torch.searchsorted(image, torch.arange(batch + 1, device=image.device))
+
+
+def _numbers_in_image(image: Tensor, batch: int) -> Tensor:
+    """Numbers the elements of each image from 0, in ascending ``image`` (M,): int64 (M,)."""
+    return torch.arange(len(image), device=image.device) - _starts(image, batch)[image]
+
+
+def _best_first(image: Tensor, score: Tensor) -> Tensor:
+    """Returns the order (M,) by image, then by descending score. The sort is stable."""
+    order = score.argsort(descending=True, stable=True)
+    return order[image[order].argsort(stable=True)]

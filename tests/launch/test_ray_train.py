@@ -136,7 +136,8 @@ def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, mon
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
     with start(["true"]) as child:
-        assert ray_train.report_until_done(tmp_path, child, rank=0) == REFUSED.reason
+        results = ray_train.report_until_done(tmp_path, child, rank=0)
+    assert ray_train.refusal_of(results) == REFUSED.reason
 
 
 class Context:

@@ -18,6 +18,7 @@ from tests.helpers.same_content import same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
+from utils.files.locks import FileLock
 from utils.process.ports import free_port
 
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
@@ -108,13 +109,15 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
     same_run(whole, tmp_path / "exp")
 
 
-def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path, capsys):
+def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path, capsys, monkeypatch):
     """The second gets a line that names the first, however it was started; a killed one blocks nobody, nor do its
     remaining loader processes."""
     with Processes(tmp_path / "log.txt", odd="save:2;slow:0.2") as run:
         run.ranks(1, *flags(world, tmp_path, "--epochs", "50"))
         run.until((tmp_path / "exp" / "last.pt").exists)
         first = run.started[0]
+        acquire = FileLock.acquire
+        monkeypatch.setattr(FileLock, "acquire", lambda lock, patience_s=0.0: acquire(lock))  # the first does not end
         for argv in (["--resume", tmp_path / "exp"], flags(world, tmp_path, "--exist-ok")):
             line = error_of(capsys, train.main, *argv)
             (pid,) = re.findall(r"exp: another process is training this run \(process (\d+) on ", line)

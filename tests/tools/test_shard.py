@@ -25,6 +25,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.label_checks import scan_dataset, scan_issues
 from tools.shard.__main__ import main
@@ -223,15 +224,38 @@ def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Pat
     assert [read_bytes(index.path(i)) for i in range(len(index))] == before
 
 
-def test_a_missing_split_may_be_left_out(source: Path, tmp_path: Path):
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_split_without_images_may_be_left_out(source: Path, tmp_path: Path, is_empty: bool):
     values = yaml.safe_load(source.read_text())
     source.write_text(yaml.safe_dump(values | {"test": "images/test"}))
+    reason = "images/test: not found (named by ...); ..."
+    if is_empty:
+        (source.parent / "images" / "test").mkdir()
+        reason = "images/test: no images found for 'test' (looked for ...)"
     out = tmp_path / "out"
-    with refused("images/test: not found (named by ...); ...; or name the splits to write with --split"):
-        main([str(source), str(out)])
-    main([str(source), str(out), "--split", "val", "--cache-dir", str(tmp_path / "cache")])
+    with refused(f"{reason}; or write the other splits alone: --split train val"):
+        main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
+    with refused("has no 'tset' split, only train, val, test; add 'tset: <folder>'"):
+        main([str(source), str(out), "--split", "val", "tset"])
+    main([str(source), str(out), "--split", "val", "val", "--cache-dir", str(tmp_path / "cache")])
     assert list(load_dataset_spec(out).splits) == ["val"]
     assert len(index_of(out, "val")) == len(index_of(source, "val"))
+
+
+def test_labels_of_splits_that_are_not_written_are_not_lost(tmp_path: Path):
+    """One COCO JSON for the images of three lists; of the last list, two are missing."""
+    objects = {f"{i}.png": [(0, 2, 3, 20, 30)] for i in range(9)}
+    write_three_formats(tmp_path, ["light"], dict.fromkeys(objects, (48, 64)), objects)
+    for split, numbers in {"train": range(4), "val": range(4, 6), "test": range(6, 9)}.items():
+        (tmp_path / f"{split}.txt").write_text("".join(f"./images/train/{i}.png\n" for i in numbers))
+    for i in range(7, 9):
+        (tmp_path / f"images/train/{i}.png").unlink()
+    data = tmp_path / "d.yaml"
+    data.write_text("train: train.txt\nval: val.txt\ntest: test.txt\nnames: [light]\nannotations: instances.json\n")
+    main([str(data), str(tmp_path / "out"), "--split", "train", "val", "--cache-dir", str(tmp_path / "cache")])
+    for split, count in (("train", 4), ("val", 2)):
+        index = index_of(tmp_path / "out", split)
+        assert (len(index), index.report.ledger.losses) == (count, ())
 
 
 def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -342,6 +366,23 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
 def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: str, value: object, message: str):
     with refused(f"train.shards: {message}"):
         index_of(changed_index(source, tmp_path / "out", name, value))
+
+
+def test_shards_of_the_version_before_categories_are_read(tmp_path: Path):
+    objects = {"a.png": [(0, 2, 3, 20, 30)], "b.png": [(1, 2, 3, 20, 30)]}
+    write_three_formats(tmp_path, ["light", "dark"], dict.fromkeys(objects, (48, 64)), objects)
+    data = tmp_path / "d.yaml"
+    data.write_text("train: images/train\nval: images/train\nnames: [dark, cat]\nannotations: instances.json\n")
+    write_set(load_dataset_spec(data), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.9)
+    options = {"max_bad": 0.9, "single_cls": True}
+    now = index_of(tmp_path / "out", **options)
+    assert (now.categories, now.category_ids) == (((10, "light", True), (20, "dark", True)), (20,))
+    meta, arrays = open_arrays(tmp_path / "out" / "train.shards")
+    del meta["categories"]
+    write_arrays(tmp_path / "out" / "train.shards", meta | {"version": 8, "unused_category_ids": {"light": 10}}, arrays)
+    before = index_of(tmp_path / "out", **options)
+    assert before.category_ids == now.category_ids
+    assert sorted(before.categories) == [(10, "light", False), (20, "dark", True), (22, "cat", False)]
 
 
 def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):

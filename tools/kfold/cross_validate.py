@@ -102,7 +102,7 @@ def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: Sto
         raise RunFailed(RunResult(Outcome.FAILED, f"{run.name}: no epoch could be scored"))
     result = run_scoring(validation_of(config, best, data))
     if result.reason:
-        reason = f"{run.name} could not be scored: {result.reason}; it is trained, and the same command scores it"
+        reason = f"{run.name} could not be scored: {result.reason} (it is trained; the same command scores it)"
         result = replace(result, reason=reason)
     result.check()
     return read_fold(run / DETECTIONS_FILE)

@@ -56,18 +56,18 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     ``pruning`` needs cannot be read.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
-    reports = None if pruning is None else _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
+    reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
     result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        get_logger().warning("%s: %s; tried once more", folder, result.reason)
+        get_logger().warning("%s: %s (tried once more)", folder, result.reason)
         result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        reason = f"{folder}: {result.reason}; what is trained is kept, and the same command continues"
+        reason = f"{folder}: {result.reason} (what is trained is kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
     return result
 
 
-def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports | None) -> RunResult:
+def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports) -> RunResult:
     """Runs a process of train.py until it ends, and returns how the training has ended.
 
     | pruned | a signal came | the training |
@@ -85,26 +85,24 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
         ) as child,
     ):
         result = _wait(child, signals, reports)
-    if reports is not None and result.outcome == Outcome.DONE:
+    if result.outcome == Outcome.DONE:
         reports.report_new(is_final=True)
-    if reports is not None and reports.is_pruned:
+    if reports.is_pruned:
         return RunResult(Outcome.PRUNED)
     if signals.received:
         return RunResult(Outcome.STOPPED, code=signals.code)
     return result
 
 
-def _wait(child: Child, signals: StopSignals, reports: _EpochReports | None) -> RunResult:
+def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResult:
     """Waits for the end of the child, which a signal or ``reports`` stop, and returns how it has ended."""
     is_stopping = False
     while True:
         result = child.poll()
-        if reports is not None:
-            reports.report_new()
+        reports.report_new()
         if result is not None:
             return result
-        is_pruned = reports is not None and reports.is_pruned
-        if not is_stopping and (is_pruned or signals.received):
+        if not is_stopping and (reports.is_pruned or signals.received):
             child.process.terminate()  # the training saves before it ends
             is_stopping = True
         with suppress(subprocess.TimeoutExpired):
@@ -112,9 +110,10 @@ def _wait(child: Child, signals: StopSignals, reports: _EpochReports | None) -> 
 
 
 class _EpochReports:
-    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until that ends the training."""
+    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until that ends the training. Without
+    one, does not read the file."""
 
-    def __init__(self, table: Path, epochs: int, pruning: Pruning) -> None:
+    def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
         self._table = table
         self._epochs = epochs  # of the training
         self._pruning = pruning
@@ -124,6 +123,8 @@ class _EpochReports:
     def report_new(self, *, is_final: bool = False) -> None:
         """Reports the epochs since the last call. If the table cannot be read, raises UserError if ``is_final``, else
         leaves them to a later call."""
+        if self._pruning is None:
+            return
         try:
             rows = list(fitness_by_epoch(self._table, self._pruning.column))
         except UserError:

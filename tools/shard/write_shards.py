@@ -7,11 +7,11 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tarfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,39 +46,41 @@ def shard_data(config: ShardConfig) -> None:
     """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and as `write_set`."""
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
     write_set(
-        _with_splits(spec, config.split),
+        spec,
         Path(config.out),
         config.megabytes * 10**6,
+        splits=config.split,
         workers=config.workers,
         cache_dir=config.cache_dir,
         max_bad=config.max_bad,
     )
 
 
-def _with_splits(spec: DatasetSpec, names: Sequence[str]) -> DatasetSpec:
-    """Returns the data set with only the splits ``names``; empty: all. Raises UserError if one of them is missing."""
-    splits = {name: spec.split(name) for name in names or spec.splits}
-    for name in splits:
-        try:
-            spec.check_split(name)
-        except UserError as error:
-            raise UserError(f"{error}; or name the splits to write with --split") from None
-    return replace(spec, splits=splits)
-
-
 def write_set(
-    spec: DatasetSpec, out: Path, max_bytes: int, *, workers: int = 8, cache_dir: str = "", max_bad: float = 0.1
+    spec: DatasetSpec,
+    out: Path,
+    max_bytes: int,
+    *,
+    splits: Sequence[str] = (),
+    workers: int = 8,
+    cache_dir: str = "",
+    max_bad: float = 0.1,
 ) -> None:
-    """Writes all splits, with all classes of the labels, to the new folder ``out``.
+    """Writes splits, with all classes of the labels, to the new folder ``out``.
 
-    ``max_bytes``: size of a tar file, unless an image is larger. Raises UserError as `load_index`, and if ``out``
-    exists or the disk is too small.
+    Args:
+        spec: the whole data set: its other splits tell which labels of a common file or folder are lost in none of
+            those that are written.
+        max_bytes: size of a tar file, unless an image is larger.
+        splits: names of the splits to write; empty: all.
+        max_bad: see `IndexSettings`.
+
+    Raises UserError as `load_index`, and if ``out`` exists or the disk is too small.
     """
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
-    labeled = spec.as_labeled()
     settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
-    indexes = {split: load_index(labeled, split, settings) for split in spec.splits}
+    indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(out.absolute()) as temporary:
@@ -93,6 +95,23 @@ def write_set(
             os.rename(folder, out)
     except OSError as error:
         raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
+    """Returns the indexes of ``splits`` by name. The UserError about one that cannot be written says how to write the
+    others alone. All are looked for before the first is scanned."""
+    indexes = {}
+    try:
+        for split in splits:
+            spec.check_split(split)
+        for split in splits:
+            indexes[split] = load_index(spec, split, settings)
+    except UserError as error:
+        others = [name for name in splits if name != split]
+        if not others or split not in spec.splits:
+            raise
+        raise UserError(f"{error}; or write the other splits alone: --split {shlex.join(others)}") from None
+    return indexes
 
 
 def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:

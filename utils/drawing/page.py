@@ -40,6 +40,13 @@ class HtmlTable(NamedTuple):
     caption: str
 
 
+class LegendEntry(NamedTuple):
+    """The meaning of a color in the pictures of a gallery."""
+
+    text: str
+    color: str  # of CSS
+
+
 class CardPicture(NamedTuple):
     """A picture on a card."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 
-_SAMPLE = 1 << 16  # bytes that are looked at
+_SAMPLE_BYTES = 1 << 16
 _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -15,7 +15,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's
 _KANA = re.compile("[\u3041-\u30ff]")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 _PAIR = re.compile(rb"[\x81-\xfe][\xa1-\xfe]")  # of a character of two bytes
-_LAST_COMMON_OF_BIG5 = 0xC6  # first byte of the last characters that are in common use
+_BIG5_LAST_COMMON_LEAD = 0xC6  # first byte of the last characters that are in common use
 _HANGUL_ONLY = re.compile("[\x00-\x7f\uac00-\ud7a3]*")
 _XML_ENCODING = re.compile(rb"""\s*<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
 # Encodings of several bytes per character, by Python's names, and the codec that reads them: with the additions that
@@ -83,7 +83,7 @@ def probable_encoding(data: bytes) -> str:
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return name
-    sample = data[:_SAMPLE]
+    sample = data[:_SAMPLE_BYTES]
     if 0.4 < sample.count(0) / max(len(sample), 1) < 0.7:
         return "UTF-16"
     if _BINARY.search(sample):
@@ -95,7 +95,7 @@ def probable_encoding(data: bytes) -> str:
     if _decoded(sample, "gb2312"):
         korean = _decoded(sample, "euc_kr")
         return "GBK or EUC-KR" if korean and _HANGUL_ONLY.fullmatch(korean) else "GBK"
-    if _decoded(sample, "big5") and all(lead <= _LAST_COMMON_OF_BIG5 for lead in _leading_bytes(sample)):
+    if _decoded(sample, "big5") and all(lead <= _BIG5_LAST_COMMON_LEAD for lead in _leading_bytes(sample)):
         return "Big5"
     return "GBK" if _decoded(sample, "gb18030") else "Windows-1252"
 

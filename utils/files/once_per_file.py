@@ -12,8 +12,8 @@ Content = TypeVar("Content")
 
 
 def once_per_file(read: Callable[[Path], Content]) -> Callable[[Path], Content]:
-    """Decorates a function of a large file, so that it is only called again if the size or time of the file is another
-    one. What it returns should be small, and is shared by its callers, who must not change it. Errors are not
+    """Decorates a function that reads a large file: it is called again only after the size or time of the file has
+    changed. Its result should be small, and is shared by all callers, who must not change it. Errors are not
     remembered."""
     contents: dict[Path, tuple[tuple[int, int, int], Content]] = {}
 

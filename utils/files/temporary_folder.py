@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -37,9 +38,10 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
 
 
 def program_folder_name(purpose: str) -> str:
-    """Returns the name of a `temporary_folder` in the folder for temporary files of the system. It names this machine:
-    where machines share that folder, one may not see the locks of another."""
-    return f"lockstep-{purpose}-{os.uname().nodename}"
+    """Returns the name of a `temporary_folder` in the folder for temporary files of the system. It differs between
+    machines: where they share that folder, one may not see the locks of another."""
+    machine = hashlib.blake2b(os.uname().nodename.encode(), digest_size=4).hexdigest()  # names of pods may be long
+    return f"lockstep-{purpose}-{machine}"
 
 
 def _prefix(path: Path) -> str:

@@ -265,6 +265,8 @@ def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, c
     assert index.category_ids == (56, 20, 10)
     some = load_dataset_spec(tmp_path / "d.yaml").use_classes(["light"])
     assert load(some.extended(("Dark", "cat", "Bird"), "old.pt"), "val").category_ids == (20, 56, 55, 10)
+    merged = load_dataset_spec(tmp_path / "d.yaml").extended(("dark",), "old.pt")
+    assert load(merged, "val", single_cls=True).category_ids == (10,)  # the smallest that annotations have
     truth = index.ground_truth()
     found = np.flatnonzero(~truth.crowd)
     table = DetectionTable(

@@ -15,6 +15,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.categories import Category, id_of_merged, ids_of_classes
 from data.labels.clean import MIN_SIDE_PX, clean_rows
 from data.labels.coco import read_coco
 from data.labels.findings import (
@@ -30,8 +31,8 @@ from data.labels.findings import (
 )
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, LabelRequest
 from data.labels.other_formats import format_of_labels
-from data.labels.rows import LabelFileError, row_table, shape_of
-from data.labels.voc import object_names, parse_voc
+from data.labels.rows import LINE, LabelFileError, row_table, shape_of
+from data.labels.voc import VOC, object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import FileStamp, ImageFile, LabelFile
@@ -283,6 +284,33 @@ def test_label_files_in_another_encoding_say_which_it_is(data, encoding, tmp_pat
             parse_voc(b"<annotation>\n\n<object>" + data + b"</object></annotation>", {})
 
 
+@pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])
+def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator, location):
+    box = "<bndbox><xmin>{}</xmin><ymin>2</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
+    objects = [f"<object><name>dog</name>{box.format(x1)}</object>" for x1 in (1, "x", 5)]
+    (tmp_path / "a.xml").write_text(separator.join(["<annotation>", *objects, "</annotation>"]))
+    image = ImageFile("a.png", "a.png", None)
+    source = VOC.read(LabelRequest([image], [LabelFile("a.xml", FileStamp(1, 1))], tmp_path, ("dog",)))
+    labels = source.read(0)
+    assert source.where(0, labels.problems[0].line) == location
+    assert len({source.where(0, row[LINE - 1]) for row in labels.rows}) == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "merged"),
+    [
+        ((18,), 18),  # one class, with its own id
+        ((1, 18, 20), 18),  # the smallest with annotations: a root of Roboflow's has none
+        ((1, 5), 1),  # none has annotations
+        ((99,), 18),  # none is in the file, so all annotations are of the merged class
+    ],
+)
+def test_a_merged_class_has_the_id_of_a_class_that_it_merges(ids, merged):
+    categories = [Category(i, f"c{i}", is_used=i >= 18) for i in (1, 5, 18, 20)]
+    assert id_of_merged(categories, ids) == merged
+    assert id_of_merged([], ids) == min(ids)
+
+
 def test_coco_keeps_crowd_area_and_ids(tmp_path):
     annotations = [
         {"id": 40, "image_id": 9, "category_id": 5, "bbox": [1, 2, 10, 20], "area": 77.5, "iscrowd": 0},
@@ -291,11 +319,10 @@ def test_coco_keeps_crowd_area_and_ids(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(coco(annotations)))
     file = read_coco(path, ("b", "c", "a"))
-    assert file.category_ids == (5, 7, 1)  # 'c' gets an id that the file doesn't use
+    assert ids_of_classes(file.categories, ("b", "c", "a")) == (5, 7, 1)  # 'c' gets an id that the file doesn't use
     (image,) = file.images
     assert (image.file_name, image.image_id, image.labels.size_hw) == ("x.jpg", 9, (100, 200))
     assert image.labels.rows == [(0, 1, 2, 11, 22, 77.5, 0, 0, 0), (2, 1, 2, 11, 22, 200, 1, 1, 0)]
-    assert read_coco(path, None).category_ids == (1,)
     assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0]
 
 

@@ -77,12 +77,6 @@ def folder(tmp_path) -> Folder:
     return Folder(tmp_path / "set")
 
 
-@pytest.fixture
-def lines(caplog):
-    with caplog.at_level(logging.INFO, "lockstep"):
-        yield caplog
-
-
 def beside(folder: Folder) -> None:
     folder.write(label="images/train/{}.txt")
 

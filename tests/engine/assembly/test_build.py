@@ -17,17 +17,16 @@ import yaml
 from torch.utils._pytree import tree_leaves
 
 from data.samples.augmented import AugmentedImages
-from engine.assembly import build, choices, run_checks
+from engine.assembly import choices, run_checks
 from engine.assembly.build import build_training
-from engine.assembly.starting_model import StartingModel, loaded_parameters
+from engine.assembly.build_step import loaded_parameters
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.hooks.hook import Action, Hook, Hooks, Training
 from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
-from engine.run.folder import claim_folder
 from engine.run.plan import plan_run
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import RunSettings
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -160,11 +159,6 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         checkpoints.append(weakref.ref(checkpoint.state))
         return checkpoint
 
-    def claim_once_freed(*arguments: object) -> TrainingRun:
-        gc.collect()
-        assert [reference() for reference in checkpoints] == [None]  # its memory is free once it is loaded
-        return claim_folder(*arguments)
-
     class Stops(Hook):
         def after_step(self, trainer: Training) -> Action:
             if trainer.progress.updates == 1:
@@ -177,12 +171,13 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert 0 < trainer.progress.batch < len(trainer.loader)
         state = state_of(trainer)
     monkeypatch.setattr(Checkpoint, "read", noted)
-    monkeypatch.setattr(build, "claim_folder", claim_once_freed)
     with built("--resume", "runs/exp/last.pt") as resumed:
         assert (resumed.progress.epoch, resumed.progress.batch, resumed.progress.updates) == position
         assert (resumed.epochs, resumed.step.optimizer.name, resumed.run.folder) == (2, "SGD", Path("runs/exp"))
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
+        gc.collect()
+        assert [reference() for reference in checkpoints] == [None]  # its memory is free while the run trains
 
 
 def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
@@ -276,5 +271,5 @@ def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
     checkpoint = SimpleNamespace(description=SimpleNamespace(new_lr_mult=stored)) if stored else None
     settings = RunSettings(TrainConfig(epochs=10), Hyperparameters(lr_mult=0.5))
     steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
-    loaded = loaded_parameters(StartingModel(None, {}, {}), settings, steps, checkpoint)
+    loaded = loaded_parameters({}, settings, steps, checkpoint)
     assert loaded.new_lr_mult == factor

@@ -43,7 +43,8 @@ SETTINGS = RunSettings(CONFIG, Hyperparameters()).by_name()
 class MemoryService:
     """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
 
-    flag, name = "note", "Memory"
+    flag = "note"
+    name = "Memory"
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -365,7 +366,8 @@ def steps_of(files: list[Path]) -> list[int]:
 
     steps = []
     for data in (path.read_bytes() for path in files):
-        at, parts = 7, b""
+        at = 7
+        parts = b""
         while at + 7 <= len(data):
             if at % 32768 > 32768 - 7:  # the rest of a block holds no header
                 at += -at % 32768
@@ -384,7 +386,8 @@ def steps_of(files: list[Path]) -> list[int]:
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
     write_dataset(tmp_path / "set", train=12, val=4)
-    model, project = write_model(tmp_path / "tiny.yaml"), tmp_path / "runs"
+    model = write_model(tmp_path / "tiny.yaml")
+    project = tmp_path / "runs"
     flags = ["--data", str(tmp_path / "set" / "data.yaml"), "--model", str(model), "--project", str(project), *SMALL]
     with Processes(tmp_path / "log") as processes:
         script = [python(), "train.py"]
@@ -408,7 +411,8 @@ def test_a_killed_and_resumed_training_is_one_tracked_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_server_that_is_down_costs_a_warning(tmp_path, monkeypatch):
-    data, model = write_dataset(tmp_path / "set", train=8, val=4), write_model(tmp_path / "tiny.yaml")
+    data = write_dataset(tmp_path / "set", train=8, val=4)
+    model = write_model(tmp_path / "tiny.yaml")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     flags = ["--project", tmp_path / "runs", "--epochs", "2", "--tracker", "mlflow", *SMALL]

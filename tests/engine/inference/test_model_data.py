@@ -33,6 +33,7 @@ WORKERS = ["vest", "person"]
         ({"keep_old": True}, ["person", "helmet"], False, []),
         ({"classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
         ({"classes": ["Helmet ", "shoe"], "single_cls": True}, ["object"], True, ["helmet"]),
+        ({"classes": ["2"]}, ["vest"], True, ["vest"]),  # val.py --single-cls of a model with names
         ({"classes": ["0", "7"], "single_cls": True}, ["object"], True, ["helmet"]),
         ({"used_classes": ["1"], "keep_old": True}, ["person", "1"], False, []),  # a name, not a number
         ({"used_classes": [1], "keep_old": True}, ["person", "vest"], False, ["vest"]),

@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.evaluation.metrics import METRICS, Fitness
+from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch
+from engine.optim.schedule import StepPlan, build_schedule
 from engine.train.epoch_results import EpochResults
+from models.detector import build_detector
+from tests.helpers.scoring import make_ground_truth, make_table
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL
+from utils.boxes import xywh_to_xyxy
+from utils.config.settings import Hyperparameters
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
 
 MAIN = DistributedContext.single()
+SCORES = [f"metrics/{metric.name}" for metric in METRICS]
 
 
-def result_of(ap: float) -> SimpleNamespace:
-    return SimpleNamespace(
-        metrics={"AP": ap},
-        class_ap=np.array([ap]),
-        threshold=0.5,
-        extras={"val/box": 1.0},
+def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
+    """The result of a validation in which the objects of all classes have this AP."""
+    classes = np.arange(len(names))
+    boxes = np.tile([10.0, 10, 50, 50], (len(names), 1))
+    truth = make_ground_truth(boxes, classes, classes * 0, boxes[:, 2], classes, len(names), len(names))
+    table = make_table(classes, xywh_to_xyxy(boxes), np.full(len(names), 0.5), classes)
+    result = score_detections(truth, table, len(names))
+    return replace(
+        result,
+        metrics=result.metrics | {"AP": ap},
+        class_metrics=result.class_metrics | {"AP": np.full(len(names), ap)},
+        best_confidence=0.5,
         plain_confidence=0.25,
-        scored_confidence=None,
+        extras={"val/box": 1.0},
     )
 
 
 def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores():
-    optimizer = SimpleNamespace(set_rates=lambda *_: None, rates=lambda: {"lr/bias": 0.1})
-    step = SimpleNamespace(criterion=SimpleNamespace(names=("box",)), optimizer=optimizer)
+    step = make_train_step(MAIN, build_detector(TINY_MODEL, 2))
+    schedule = build_schedule(Hyperparameters(), StepPlan(accumulate=1, per_epoch=1, epochs=4), cosine=False)
+    losses = ["train/box", "train/cls", "train/dfl"]
+    rates = list(step.optimizer.rates())
     progress = Progress()
     results = EpochResults(Fitness.parse("AP", ["a"]))
     bests = []
     for progress.epoch, ap in ((1, 0.2), (2, 0.1), (3, None), (4, 0.3)):
-        progress.count_losses((4.0,), is_finite=True)
-        epoch = Epoch(progress.epoch, results.training_row(step, schedule=None, progress=progress))
+        progress.count_losses((4.0, 2.0, 1.0), is_finite=True)
+        epoch = Epoch(progress.epoch, results.training_row(step, schedule=schedule, progress=progress))
         if ap is not None:
             epoch.result = result_of(ap)
         results.complete(MAIN, epoch, progress, seconds=5.0)
         bests.append(epoch.is_best)
-        scores = [] if ap is None else ["metrics/AP", "metrics/confidence", "val/box"]
-        assert list(epoch.row) == ["time", "train/box", *scores, "lr/bias"]
+        scores = [] if ap is None else [*SCORES, "metrics/confidence", "val/box"]
+        assert list(epoch.row) == ["time", *losses, *scores, *rates]
         assert (epoch.row["time"], epoch.row["train/box"]) == (5.0, 4.0)
     assert bests == [True, False, False, True]
     assert (progress.best_epoch, progress.confidence, progress.plain_confidence) == (4, 0.5, 0.25)
@@ -58,9 +76,8 @@ def test_the_row_of_a_pending_epoch_keeps_its_time():
 def test_the_line_of_an_epoch_fits_into_80_columns(capsys, fitness, rest):
     """The score that decides comes last, or by name if it is that of a class."""
     configure_logging(True)
-    result = result_of(0.5)
-    result.metrics = {metric.name: 0.5 for metric in METRICS}
-    result.class_metrics = {"f1": np.array([1.0, 0.0])}
+    metrics = {metric.name: 0.5 for metric in METRICS}
+    result = replace(result_of(0.5), metrics=metrics, class_metrics={"AP": np.ones(2), "f1": np.array([1.0, 0.0])})
     epoch = Epoch(1, result=result)
     EpochResults(Fitness.parse(fitness, ["dog", "cat"])).complete(MAIN, epoch, Progress(epoch=1), seconds=1.0)
     line = "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.assembly.build_step import FullBatch, build_step, check_step_settings
+from engine.assembly.build_step import StepBatches, build_step, check_step_settings
 from engine.assembly.starting_model import freeze_layers
 from engine.optim.schedule import StepPlan
 from engine.parallel.ddp import parallelize
@@ -246,7 +246,7 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
         DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
-        steps=StepPlan(1, per_epoch=1, epochs=batches), batch=FullBatch(4),
+        StepBatches(StepPlan(1, per_epoch=1, epochs=batches), 4),
     )  # fmt: skip
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)

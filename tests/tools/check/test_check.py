@@ -41,11 +41,6 @@ from utils.process.result_file import read_result
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> EditableSet:
-    return EditableSet(tmp_path / "set")
-
-
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 

@@ -32,11 +32,6 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 MOST_BYTES = 5_000_000
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> EditableSet:
-    return EditableSet(tmp_path / "set")
-
-
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
     """The page of the issues that need no model, and of ``more``; and all these issues."""
     spec = load_dataset_spec(data.yaml)

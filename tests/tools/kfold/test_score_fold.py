@@ -100,8 +100,8 @@ def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
     (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
     message = (
-        "fold1 could not be scored: killed by SIGKILL; is there enough memory?; it is trained, and the same command "
-        "scores it"
+        "fold1 could not be scored: killed by SIGKILL; is there enough memory? (it is trained; the same command scores "
+        "it)"
     )
     with refused(message, RunFailed) as caught:
         score_first(folds, monkeypatch)

@@ -112,4 +112,4 @@ def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypa
     monkeypatch.setattr(training, "command_prefix", lambda _: commands.pop(0))
     with StopSignals() as signals:
         assert train(TrainConfig(), tmp_path, signals).outcome == Outcome.DONE
-    assert f"{tmp_path}: killed by SIGKILL; is there enough memory?; tried once more" in caplog.text
+    assert f"{tmp_path}: killed by SIGKILL; is there enough memory? (tried once more)" in caplog.text

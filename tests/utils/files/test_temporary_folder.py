@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.helpers.messages import refused
-from utils.files.temporary_folder import replace_path, temporary_folder
+from utils.files.temporary_folder import program_folder_name, replace_path, temporary_folder
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
@@ -56,6 +57,16 @@ def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path: Pa
     with temporary_folder(tmp_path / "a") as folder:
         assert folder.is_dir()
         assert folder not in unlocked
+
+
+def test_folders_of_other_machines_stay(tmp_path: Path, monkeypatch):
+    """They may see no locks of each other where they share /tmp. Names of pods differ in their last characters."""
+    for machine in ("1", "2"):
+        monkeypatch.setattr(os, "uname", lambda machine=machine: SimpleNamespace(nodename=f"{'pod-' * 15}{machine}"))
+        with temporary_folder(tmp_path / program_folder_name("settings")) as folder:
+            left = folder.with_name(f"{folder.name[:-20]}{'0' * 16}.tmp")
+        left.mkdir()
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_folders_of_other_programs_stay(tmp_path: Path):

@@ -75,7 +75,7 @@ class _Argument:
 
     @property
     def refusal(self) -> str:
-        """Why our flag does not take the value; "" if the table does not say."""
+        """The reason for which our flag does not take the value; "" if the table has none."""
         return table_of(self.command).refused_values.get(self.our_words[0], {}).get(self.text, "")
 
 

@@ -1,0 +1,36 @@
+"""Holds the categories of a COCO JSON, by whose ids results in COCO's format name the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Category(NamedTuple):
+    """A category of a COCO JSON."""
+
+    id: int
+    name: str
+    is_used: bool  # annotations have its id
+
+
+def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tuple[int, ...]:
+    """Returns the category id of each class.
+
+    Of several categories of one name, takes the used one: Roboflow's root may be called like a class. A class without a
+    category gets an id above all of the file's.
+    """
+    id_of: dict[str, int] = {}
+    for category in sorted(categories, key=lambda category: (not category.is_used, category.id)):
+        id_of.setdefault(category.name, category.id)
+    first_free = max((category.id for category in categories), default=-1) + 1
+    return tuple(id_of.get(name, first_free + number) for number, name in enumerate(names))
+
+
+def id_of_merged(categories: Sequence[Category], ids: Iterable[int]) -> int:
+    """Returns the category id of a class that merges those with ``ids``: the smallest one that annotations have. If the
+    file has none of these classes, all of its annotations are of the merged one."""
+    ids = set(ids)
+    file_ids = {category.id for category in categories}
+    used_ids = {category.id for category in categories if category.is_used}
+    return min(ids & used_ids or ids & file_ids or used_ids or ids)
