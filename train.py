@@ -85,9 +85,7 @@ def _train(
         if isinstance(plan, EndedRun):
             completed = open_completed(ctx, plan)
         else:
-            trainer = build_training(ctx, plan, watchdog, stack)
-            del plan  # and with it the state of its checkpoint, which is in place
-            completed = trainer.fit()
+            completed = build_training(ctx, plan, watchdog, stack).fit()
     return completed if ctx.is_main else None
 
 

@@ -61,6 +61,19 @@ def read_folder(folder: Path) -> FolderContent:
     return FolderContent(values, yaml, f"{folder}: {' and '.join(labels.formats)}; {places}")
 
 
+def yaml_of_folder(folder: Path) -> Path | None:
+    """Returns the YAML that `read_folder` reads in place of ``folder``, without searching for images; None if there is
+    none, or if it only names the classes, or if the folder cannot be listed: opening it says why."""
+    try:
+        folder = _unpacked(folder)
+        yaml = _own_yaml(folder)
+        if yaml is None or _has_names_only(load_yaml(yaml, text_under=CLASS_KEYS), yaml, folder):
+            return None
+    except OSError:
+        return None
+    return yaml
+
+
 def _unpacked(folder: Path) -> Path:
     """Returns the folder below ``folder`` that has all of its content, as after unpacking an archive."""
     for _ in range(_MAX_WRAPPING_FOLDERS):

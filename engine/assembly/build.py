@@ -17,13 +17,12 @@ from engine.assembly.start_log import log_start
 from engine.assembly.starting_model import build_run_model
 from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.progress import Progress
 from engine.export.trial import try_export
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
-from engine.run.restore import EpochData, pending_epoch, restore_run
+from engine.run.restore import EpochData, read_run_checkpoint, restore_run
 from engine.run.run import RunPlan
 from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
@@ -53,7 +52,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, plan)
-    starting_model = build_run_model(ctx, plan, data)
+    checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
+    starting_model = build_run_model(ctx, planned, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index
@@ -69,19 +69,17 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
 
     # The steps, and with their number the last settings: from here on none is open.
     batches = StepBatches.of(train_loader, sized.config)
-    settings = choose_remaining(ctx, sized, data.spec, samples, model, batches.steps)
+    settings = choose_remaining(ctx, sized, samples, model, batches.steps)
     try_export(ctx, settings.config, model)
-    loaded = loaded_parameters(starting_model.pretrained, settings, batches.steps, plan.started_from)
+    loaded = loaded_parameters(starting_model.pretrained, settings, batches.steps, checkpoint)
     step = build_step(ctx, settings, model, criterion, batches, loaded)
 
     # The state of the checkpoint, if there is one.
     identity = data_identity(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
-    progress = Progress()
-    pending = None
-    if plan.checkpoint is not None:
-        epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
-        progress = restore_run(ctx, plan.checkpoint, step, settings.config, epoch_data)
-        pending = pending_epoch(ctx, plan.checkpoint)
+    epoch_data = EpochData.of(train_loader, fingerprint=identity["fingerprint"])
+    position = restore_run(ctx, checkpoint, step, settings.config, epoch_data)
+    progress = position.progress
+    del checkpoint  # its tensors are in place
 
     # The folder, the first thing that is written, and what writes into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
@@ -91,7 +89,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run, step, validation, control, description=description, data_source=plan.data_source, pending=pending
+        run, step, validation, control, description=description, data_source=plan.data_source, pending=position.pending
     )
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from data.loading.loader import InfiniteDataLoader
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.optim.build import NOTHING_LOADED, LoadedParameters, OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from engine.optim.optimizer_set import OptimizerSet
@@ -17,7 +18,7 @@ from engine.parallel.ddp import freeze_unused, parallelize
 from engine.parallel.pipeline import build_stage, check_pipeline
 from engine.parallel.strategy import Autocast, Strategy
 from engine.parallel.virtual_ranks import VirtualRanks, resolve_virtual_ranks
-from engine.run.run import RunSettings, StartedFrom
+from engine.run.run import RunSettings
 from engine.train.compile import check_compilation, plan_compilation
 from engine.train.step import StepSettings, TrainStep
 from models.detector import Detector
@@ -105,7 +106,7 @@ def build_step(
 
 
 def loaded_parameters(
-    pretrained: Mapping[str, Sequence[int]], settings: RunSettings, steps: StepPlan, started_from: StartedFrom | None
+    pretrained: Mapping[str, Sequence[int]], settings: RunSettings, steps: StepPlan, checkpoint: Checkpoint | None
 ) -> LoadedParameters:
     """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
     the run began.
@@ -113,12 +114,12 @@ def loaded_parameters(
     Args:
         pretrained: see `engine.assembly.starting_model.StartingModel`.
         settings: of the run, with ``lr_mult``.
-        started_from: the checkpoint from which the run continues; None: it begins.
+        checkpoint: from which the run continues; None: it begins.
     """
     lr_mult = settings.hyp.lr_mult
     if lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
-    new_lr_mult = None if started_from is None else started_from.description.new_lr_mult
+    new_lr_mult = None if checkpoint is None else checkpoint.description.new_lr_mult
     if new_lr_mult is None:
         new_lr_mult = new_layers_lr_mult(steps.known_total)
     return LoadedParameters(new_rows=pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)

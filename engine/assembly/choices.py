@@ -11,7 +11,6 @@ from dataclasses import replace
 from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
 from data.samples.augmented import AugmentedImages
-from data.source.dataset_spec import DatasetSpec
 from engine.assembly.batch_size import BatchSearch, batch_that_fits
 from engine.assembly.lr_probe import probe_lr_mult
 from engine.assembly.run_checks import check_batch_size
@@ -22,7 +21,6 @@ from models.detector import Detector
 from models.losses.base import Criterion
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.paths import normal_path
 
 
 def choose_batch_size(
@@ -53,25 +51,13 @@ def choose_batch_size(
 
 
 def choose_remaining(
-    ctx: DistributedContext,
-    settings: RunSettings,
-    spec: DatasetSpec,
-    samples: AugmentedImages,
-    model: Detector,
-    steps: StepPlan,
+    ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
 ) -> RunSettings:
-    """Chooses what is open once the steps are planned: the optimizer, ``lr_mult``, and the name of the data set, which
-    becomes its absolute path. Nothing changes the settings afterwards."""
-    config = replace(
-        settings.config, data=_absolute_name(settings.config, spec), optimizer=choose_optimizer(settings.config, steps)
-    )
+    """Chooses what is open once the steps are planned: the optimizer and ``lr_mult``. Nothing changes the settings
+    afterwards."""
+    config = replace(settings.config, optimizer=choose_optimizer(settings.config, steps))
     hyp = replace(settings.hyp, lr_mult=_choose_lr_mult(ctx, settings, samples, model, steps))
     return RunSettings(config, hyp)
-
-
-def _absolute_name(config: TrainConfig, spec: DatasetSpec) -> str:
-    """Returns the name of the data set that is valid from any working folder."""
-    return config.data if config.data == "demo" else str(normal_path(spec.source))
 
 
 def choose_optimizer(config: TrainConfig, steps: StepPlan) -> str:

@@ -15,7 +15,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
-from engine.run.run import RunPlan, RunSettings
+from engine.run.run import NewRun, RunPlan, RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector
@@ -34,7 +34,7 @@ def build_run_criterion(
     """Builds the loss of a training, with what follows from its training split: the anchors of a new run's ``model``,
     which are fitted here, and the weights of the classes."""
     settings = plan.settings
-    if plan.checkpoint is None:  # else the model has those of the checkpoint
+    if isinstance(plan, NewRun):  # else the model has those of the checkpoint
         _fit_anchors(ctx, settings, model, train)
     class_weights = _choose_class_weights(settings.config, model, train)
     return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)

@@ -12,7 +12,7 @@ from data.source.open import open_data
 from engine.assembly.teacher import TeacherFile, open_teacher
 from engine.evaluation.metrics import Fitness
 from engine.issues.small_boxes import warn_of_small_boxes
-from engine.run.run import RunPlan
+from engine.run.run import ContinuedRun, RunPlan
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from utils.distributed.context import DistributedContext
@@ -49,13 +49,13 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     process chooses the validation images of a new run; a run that continues has those of its checkpoint.
     """
     config = plan.settings.config
-    checkpoint = plan.checkpoint
-    teacher = open_teacher(ctx, config, checkpoint) if config.teacher or config.keep_old else None
+    started_from = plan.started_from if isinstance(plan, ContinuedRun) else None
+    teacher = open_teacher(ctx, config, started_from) if config.teacher or config.keep_old else None
     spec = open_data(plan.data_source, ctx)
     used_classes = class_names(spec, single_cls=False) if config.classes else ()
     if teacher is not None and config.keep_old:
         spec = teacher.extended(spec, config.weights)
     if config.val_fraction:
-        spec = hold_out_validation(ctx, config, spec, checkpoint.description.val_images if checkpoint else [])
+        spec = hold_out_validation(ctx, config, spec, started_from.description.val_images if started_from else [])
     fitness = Fitness.parse(config.fitness, class_names(spec, config.single_cls))
     return RunData(spec, fitness, teacher, used_classes)

@@ -6,7 +6,7 @@ import torch
 
 from engine.optim.build import RULES, SHORT_RUN
 from engine.optim.schedule import StepPlan, few_steps_warning
-from engine.run.run import RunPlan, RunSettings
+from engine.run.run import ContinuedRun, RunPlan, RunSettings
 from engine.train.step import TrainStep
 from utils.logger import get_logger
 from utils.strings import counted
@@ -46,7 +46,7 @@ def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:
             return "auto: --time leaves the number of steps open"
         length = "at most" if steps.total <= SHORT_RUN else "more than"
         return f"auto: {length} {SHORT_RUN:,} steps"
-    if plan.started_from is not None and plan.started_from.description.config.optimizer == config.optimizer:
+    if isinstance(plan, ContinuedRun) and plan.started_from.description.config.optimizer == config.optimizer:
         return "as when the run began"
     return "--optimizer"
 

@@ -14,7 +14,7 @@ from data.source.dataset_spec import DatasetSpec, class_names
 from engine.assembly.process_setup import check_kernels
 from engine.assembly.run_data import RunData
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.run.run import RunPlan
+from engine.run.run import RunSettings
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights
 from models.weights.load import check_shapes, model_of
@@ -41,23 +41,25 @@ class StartingModel:
     origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
 
 
-def build_run_model(ctx: DistributedContext, plan: RunPlan, data: RunData) -> StartingModel:
+def build_run_model(
+    ctx: DistributedContext, settings: RunSettings, data: RunData, checkpoint: Checkpoint | None
+) -> StartingModel:
     """Builds the model of a run on its device: with starting weights, or, for a run that continues, as its checkpoint
     describes it (`restore_run` loads the weights).
 
     Raises UserError for a model or weights that cannot be used with the settings, the data set or the teacher, and when
     the processes do not have the same.
     """
-    config = plan.settings.config
+    config = settings.config
     spec = data.spec
-    if plan.checkpoint is None:
+    if checkpoint is None:
         names = class_names(spec, config.single_cls)
         starting_model = build_starting_model(ctx, config, names, spec.pixels.channels)
         state = starting_model.model.state_dict()
         read_tensors = [state[name] for name in starting_model.pretrained]
     else:
-        starting_model = _rebuild_starting_model(ctx, config, spec, plan.checkpoint)
-        read_tensors = list(plan.checkpoint.state.model.values())
+        starting_model = _rebuild_starting_model(ctx, config, spec, checkpoint)
+        read_tensors = list(checkpoint.state.model.values())
     model = starting_model.model
     check_same_model(ctx, model, read_tensors)
     check_kernels(config, model, ctx.device)

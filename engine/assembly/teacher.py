@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from data.source.dataset_spec import DatasetSpec, class_names
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.run.run import StartedFrom
 from models.detector import Detector
 from models.losses.distillation import Teacher
 from models.weights.download import fetch_weights
@@ -133,16 +133,16 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
             raise UserError(f"--keep-old: {reason}")
 
 
-def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Checkpoint | None) -> TeacherFile:
+def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: StartedFrom | None) -> TeacherFile:
     """Opens the teacher of a run. A resumed run needs the file it began with, or ``--teacher`` with where that is now.
 
     Raises UserError for a model whose loss cannot take another's outputs, and on all processes when theirs differ.
     """
     flag = "--keep-old" if config.keep_old else "--teacher"
-    check_teacher(ctx, config, resumes=checkpoint is not None)
+    check_teacher(ctx, config, resumes=started_from is not None)
     source = config.teacher or config.weights
-    if checkpoint is not None:
-        source = _source_of_resumed(config, checkpoint, source)
+    if started_from is not None:
+        source = _source_of_resumed(config, started_from, source)
     path = fetch_weights(source, ctx=ctx, offline=config.offline)
     stored = read_weights(path)
     detector = detector_of(stored)
@@ -161,20 +161,20 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, checkpoint: Check
         origin=origin_of_run(stored),
     )
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
-    if checkpoint is not None and teacher.sha256 != checkpoint.description.teacher.get("sha256"):
-        stored_path = checkpoint.description.teacher.get("path", "")
+    if started_from is not None and teacher.sha256 != started_from.description.teacher.get("sha256"):
+        stored_path = started_from.description.teacher.get("path", "")
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
     return teacher
 
 
-def _source_of_resumed(config: TrainConfig, checkpoint: Checkpoint, source: str) -> str:
+def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:
     """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
     began with. Raises UserError if the run has no teacher, or if its file has gone."""
-    if not checkpoint.description.teacher:
-        raise UserError(f"{checkpoint.path}: this run began without a teacher; leave out --teacher")
-    if config.teacher and source != checkpoint.description.config.teacher:
+    if not started_from.description.teacher:
+        raise UserError(f"{started_from.path}: this run began without a teacher; leave out --teacher")
+    if config.teacher and source != started_from.description.config.teacher:
         return source
-    stored_path = checkpoint.description.teacher.get("path", "")
+    stored_path = started_from.description.teacher.get("path", "")
     if not Path(stored_path).is_file():
         raise UserError(f"{stored_path}: no such file, the teacher of this run; name where it is: --teacher PATH")
     return stored_path

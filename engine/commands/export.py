@@ -48,7 +48,7 @@ def export_best(folder: Path, config: TrainConfig) -> None:
     The folder is locked meanwhile. Raises UserError if another process holds it.
     """
     with ExitStack() as stack:
-        lock_folder(DistributedContext.single(CPU), folder, stack)
+        lock_folder(folder, stack)
         best = best_of_newest_run(folder)
         if best is None:
             get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")

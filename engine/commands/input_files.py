@@ -10,6 +10,7 @@ from pathlib import Path
 
 from data.source.open import check_data
 from engine.inference.source_files import check_source
+from engine.run.complete_record import COMPLETE
 from models.spec import load_spec
 from models.weights.catalog import check_weights
 from utils.config.recipes import read_recipe
@@ -24,7 +25,9 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
     """
     continues = config.resume is not None
     if config.resume == AUTO:
-        continues = (config.folder / "last.pt").is_file()  # if an earlier run has left it, the data is checked later
+        # A run that has ended may have neither data nor last.pt any more. If an earlier run has left these files, the
+        # data is checked later.
+        continues = any((config.folder / name).is_file() for name in ("last.pt", COMPLETE))
     elif config.resume and not Path(config.resume).exists():
         raise UserError(f"{config.resume}: no such checkpoint")
     if continues:  # the checkpoint names the files

@@ -1,114 +1,114 @@
 """Decides how the run in a folder continues: for ``--resume auto`` and for what torchrun restarts.
 
 Whoever starts trainings (tools/kfold, tools/search, the files in launch/) starts ``train.py --resume auto`` and decides
-nothing itself, so there is one answer, which rank 0 gives for all ranks:
+nothing itself, so there is one answer. Rank 0 gives it, for all ranks:
 
 | in the folder | the run |
 | --- | --- |
-| neither last.pt nor results | starts |
-| results of two epochs or more, but no last.pt | is refused: the user restores last.pt or chooses another folder |
+| no last.pt, and results of one epoch at most | starts |
+| no last.pt, results of more epochs, and no report | is refused: the user restores last.pt or chooses another folder |
 | last.pt, and epochs are left with the current settings (also the scores of the newest epoch) | continues |
-| last.pt after the last epoch, and the report is missing | validates the last epoch again and writes the report |
-| the report of the last epoch is written, with last.pt or without | writes the files of ``--export`` that are missing |
+| last.pt after the last epoch, and no report of that | validates the last epoch again and writes the report |
+| last.pt after the last epoch, and its report | has ended; the files of ``--export`` that are missing are written |
+| no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
-A run that has ended is not asked for other results: settings that would change them are refused, unless epochs are left
-with the current settings. A last.pt that an earlier run has left in the folder (``--exist-ok``) does not count.
+The last epoch is that of the current settings, or the one after which a callback has ended the run, unless the current
+settings may add epochs. A run that has ended is not asked for other results: settings that would change them are
+refused. A last.pt that an earlier run has left in the folder (``--exist-ok``) does not count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
-from engine.run.folder import read_reported_epochs, read_stored_run
+from engine.run.complete_record import read_reported_epochs
+from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end, stored_settings
-from engine.run.resume_settings import check_unchanged, merge_settings
-from engine.run.run import Command, EndedRun, RunPlan, RunSettings
-from utils.distributed.context import DistributedContext, broadcast_object, result_of_main
+from engine.run.resume_settings import asks_for_more, check_unchanged, describe_changes, merge_settings
+from engine.run.run import ContinuedRun, EndedRun, RunSettings, TrainCommand
 from utils.errors import UserError
+from utils.program import resume_flag
 from utils.strings import counted
 
 
-@dataclass(frozen=True)
-class _FolderState:
-    """What the newest run of a folder has left there."""
-
-    last: Path | None  # its last.pt
-    reported: EndedRun | None  # as it was when its report was written; None: that is missing
-
-
-def plan_continued(ctx: DistributedContext, command: Command, folder: Path) -> RunPlan | EndedRun | None:
-    """Returns the plan of the run in ``folder``; None if it has saved nothing yet. Every rank must call this.
+def plan_continued(command: TrainCommand, folder: Path) -> ContinuedRun | EndedRun | None:
+    """Returns the plan of the run in ``folder``; None if it has saved nothing yet.
 
     Raises UserError if the checkpoint is damaged, for a setting that the run cannot change, or if the run has ended,
     for one with which it would have had other results.
     """
-    state = result_of_main(ctx, lambda: _read_state(folder))
-    if state.last is not None:
-        return _plan_from_last(ctx, command, state.last, state.reported)
-    if state.reported is not None:
-        return _plan_reported(command, state.reported)
+    newest = read_stored_run(folder)
+    reported = None if newest is None else read_reported_epochs(folder, newest.run_id)
+    last = checkpoint_of_newest_run(folder)
+    if last is not None:
+        return _plan_from_last(command, last, reported)
+    if newest is not None and reported is not None:
+        return _plan_without_last(command, folder, newest, reported)
     return None
 
 
-def _read_state(folder: Path) -> _FolderState:
-    """Returns what the newest run in ``folder`` has left there."""
-    stored = read_stored_run(folder)
-    epochs = None if stored is None else read_reported_epochs(folder, stored.run_id)
-    reported = None
-    if stored is not None and epochs is not None:
-        reported = EndedRun(
-            folder=folder, run_id=stored.run_id, settings=stored.settings, epochs=epochs, startup_messages=[]
-        )
-    return _FolderState(last=checkpoint_of_newest_run(folder), reported=reported)
-
-
-def _plan_from_last(
-    ctx: DistributedContext, command: Command, last: Path, reported: EndedRun | None
-) -> RunPlan | EndedRun:
-    """Returns the plan of the run that wrote the checkpoint ``last``: to train, to report, or of a run that has ended
-    (``reported``)."""
-    plan = plan_from_checkpoint(ctx, command, last)
-    checkpoint = plan.checkpoint
-    assert checkpoint is not None
-    has_ended = bool(reason_to_end(checkpoint, plan.settings.config, command.explicit_flags))
-    if not broadcast_object(ctx, has_ended):
+def _plan_from_last(command: TrainCommand, last: Path, reported: int | None) -> ContinuedRun | EndedRun:
+    """Returns the plan of the run that wrote the checkpoint ``last``, and its report after ``reported`` epochs (None:
+    it has none)."""
+    plan = plan_from_checkpoint(command, last)
+    stored = stored_settings(plan.started_from)
+    epochs = plan.started_from.progress.epoch
+    is_reported = reported == epochs  # else the record is of another copy of the folder
+    end_reason = plan.end_reason
+    if not end_reason and is_reported:
+        end_reason = _reason_of_callback(plan, stored)
+    if not end_reason:
         return plan
-    check_unchanged(last.parent, stored_settings(checkpoint), plan.settings)
-    epochs = checkpoint.header.progress.epoch
-    settings = _with_trained_epochs(plan.settings, epochs)
-    messages = plan.startup_messages
-    if reported is not None:
-        return replace(reported, settings=settings, epochs=epochs, startup_messages=messages)
-    messages = [*messages, "all epochs are done; what follows the last one is done again"]
-    return replace(plan, settings=settings, only_reports=True, startup_messages=messages)
-
-
-def _plan_reported(command: Command, reported: EndedRun) -> EndedRun:
-    """Returns the plan of a run that has ended, and whose last.pt has been removed. Raises UserError if the command
-    asks for more epochs."""
-    stored = reported.settings
-    settings, messages = merge_settings(stored, command.config, command.explicit_flags)
-    config = settings.config
-    is_same_length = all(
-        getattr(config, name) == getattr(stored.config, name) for name in ("epochs", "time", "patience")
-    )
-    if not is_same_length and config.epochs > reported.epochs:
-        raise UserError(
-            f"{reported.folder}: the run has ended after {counted(reported.epochs, 'epoch')}, and there is no last.pt "
-            "from which it could train on; restore it, or leave --epochs, --time and --patience as they were"
+    check_unchanged(last.parent, stored, plan.settings, end_reason)
+    if is_reported:
+        return EndedRun(
+            folder=last.parent,
+            run_id=plan.started_from.description.run_id,
+            settings=plan.settings,
+            epochs=epochs,
+            end_reason=end_reason,
+            startup_messages=plan.startup_messages,
         )
-    check_unchanged(reported.folder, stored, settings)
-    settings = _with_trained_epochs(settings, reported.epochs)
-    return replace(reported, settings=settings, startup_messages=messages)
+    messages = [*plan.startup_messages, "all epochs are done; what follows the last one is done again"]
+    return replace(plan, startup_messages=messages)
 
 
-def _with_trained_epochs(settings: RunSettings, epochs: int) -> RunSettings:
-    """Returns the settings of a run that has trained for ``epochs``: it has no fewer."""
-    config = settings.config
-    return replace(settings, config=replace(config, epochs=max(epochs, config.epochs)))
+def _reason_of_callback(plan: ContinuedRun, stored: RunSettings) -> str:
+    """Returns that a callback has ended a run whose report is written though epochs were left; "" if none has, or if
+    the command adds epochs."""
+    epochs = plan.started_from.progress.epoch
+    had_ended = reason_to_end(plan.started_from, stored.config, explicit_flags=()) != ""
+    if had_ended or asks_for_more(stored.config, plan.settings.config, epochs):
+        return ""
+    return (
+        f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(plan.started_from.path)}"
+    )
+
+
+def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
+    """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
+    last.pt has been removed. Raises UserError if the command may add epochs."""
+    stored = newest.settings
+    merged, messages = merge_settings(stored, command)
+    end_reason = "there is no last.pt from which it could train on; to continue, restore that"
+    if asks_for_more(stored.config, merged.config, epochs):
+        raise UserError(
+            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
+            "--time and --patience as they were"
+        )
+    settings = replace(merged, config=replace(merged.config, epochs=max(epochs, merged.config.epochs)))
+    check_unchanged(folder, stored, settings, end_reason)
+    return EndedRun(
+        folder=folder,
+        run_id=newest.run_id,
+        settings=settings,
+        epochs=epochs,
+        end_reason=end_reason,
+        startup_messages=[*messages, *describe_changes(stored, settings)],
+    )
 
 
 def check_not_lost(folder: Path) -> None:

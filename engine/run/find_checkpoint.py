@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.checkpoint.progress import read_progress
+from engine.run.run import StartedFrom
 from utils.config.settings import TrainConfig
-from utils.distributed.context import DistributedContext, broadcast_object
 from utils.errors import UserError
 from utils.program import resume_flag
 
 
-def find_checkpoint(ctx: DistributedContext, config: TrainConfig) -> Path:
+def find_checkpoint(config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
     or without a name the newest last.pt of the project.
 
@@ -26,7 +25,7 @@ def find_checkpoint(ctx: DistributedContext, config: TrainConfig) -> Path:
             return path
         folder = path
     else:
-        newest = broadcast_object(ctx, newest_checkpoint(Path(config.project)) if ctx.is_main else None)
+        newest = newest_checkpoint(Path(config.project))
         if newest is None:
             raise UserError(f"--resume: no last.pt under {config.project}; name one: --resume PATH/last.pt")
         folder = newest.parent
@@ -51,10 +50,10 @@ def newest_checkpoint(project: Path) -> Path | None:
     return next(continued, next(iter(newest_first), None))
 
 
-def check_is_newest(checkpoint: Checkpoint) -> None:
-    """Raises UserError when resuming from ``checkpoint`` would overwrite a newer run in its folder, or later epochs of
-    its own run."""
-    path = checkpoint.path
+def check_is_newest(started_from: StartedFrom) -> None:
+    """Raises UserError if a run that continues from this checkpoint would overwrite a newer run in its folder, or later
+    epochs of its own."""
+    path = started_from.path
     last = path.parent / "last.pt"
     if path.resolve() == last.resolve():
         return
@@ -67,7 +66,7 @@ def check_is_newest(checkpoint: Checkpoint) -> None:
     newest = read_progress(last)
     if newest is None or is_of_earlier_run(last):  # damaged, or the newest run has not saved its own yet
         return
-    progress = checkpoint.header.progress
+    progress = started_from.progress
     if (newest.epoch, newest.batch) > (progress.epoch, progress.batch):
         raise UserError(
             f"{path}: the run has gone on to epoch {newest.epoch} ({last}), and resuming here would "

@@ -12,31 +12,31 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import yaml
 
-from engine.checkpoint.newest_run import checked_id, new_run_id, newest_run_id, read_settings_yaml, run_id_of
+from engine.checkpoint.newest_run import checked_id, new_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
+from engine.run.complete_record import COMPLETE
+from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.run import RunPlan, RunSettings, TrainingRun
-from utils.config.settings import Hyperparameters, TrainConfig, names_with
+from engine.run.resolve import resolve
+from engine.run.resume_settings import starts_alike
+from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write, open_direct, read_text, remove_half_written, write_whole
+from utils.files.safe_io import atomic_write, open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun
 from utils.program import resume_flag
 from utils.schema import build
 
-COMPLETE = ".complete"  # in the run's folder: see `note_complete`
-LAUNCHERS = ".launchers"  # in the run's folder: see `note_launch`
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
-_MAX_RECORD_BYTES = 1 << 16  # of the record of `note_complete`
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
@@ -57,7 +57,7 @@ def claim_folder(
     folder = plan.folder
     if folder is None:
         folder = _make_folder(ctx, settings.config, stack, progress)
-    run_id = broadcast_object(ctx, _choose_run_id(plan, settings) if ctx.is_main else "")
+    run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
@@ -66,33 +66,30 @@ def claim_folder(
         (folder / COMPLETE).unlink(missing_ok=True)
     report_begun(folder)
     get_logger().info("run folder %s (settings.yaml: all settings)", folder)
+    if isinstance(plan, NewRun):
+        return TrainingRun(folder=folder, run_id=run_id, settings=settings)
     return TrainingRun(
         folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from, only_reports=plan.only_reports
     )
 
 
-def _choose_run_id(plan: RunPlan, settings: RunSettings) -> str:
+def _choose_run_id(plan: RunPlan) -> str:
     """Returns the id of the run that continues, or that starts again before its first checkpoint; else a new one."""
-    if plan.started_from is not None:
+    if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:
         begun = read_stored_run(plan.folder)
-        if begun is not None and begun.run_id and _starts_again(plan.folder, begun, settings):
+        if begun is not None and begun.run_id and _starts_again(plan.folder, begun, plan.settings):
             return begun.run_id
     return new_run_id()
 
 
-def _starts_again(folder: Path, begun: StoredRun, settings: RunSettings) -> bool:
-    """Whether a start from the beginning, with ``settings``, is that of the run ``begun``, which has saved nothing."""
+def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
+    """Returns whether a start from the beginning with the settings ``planned`` is that of the run ``begun``, which has
+    saved nothing."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
     has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
-    return not has_saved and _without_machine(begun.settings) == _without_machine(settings)
-
-
-def _without_machine(settings: RunSettings) -> dict[str, Any]:
-    """Returns the settings of a run by name, but for those that another start of it may have otherwise."""
-    left_out = names_with(TrainConfig, scope="machine") | names_with(TrainConfig, on_resume="current")
-    return {name: value for name, value in settings.by_name().items() if name not in left_out}
+    return not has_saved and starts_alike(begun.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
@@ -111,8 +108,8 @@ class StoredRun:
 
 
 def read_stored_run(folder: Path) -> StoredRun | None:
-    """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
-    a damaged one."""
+    """Returns the newest run in ``folder``, with the settings of its last start, resolved; None if there is no
+    settings.yaml, or a damaged one."""
     stored = read_settings_yaml(folder)
     run_id = None if stored is None else checked_id(stored.get("run_id"))
     if stored is None or run_id is None:
@@ -123,21 +120,7 @@ def read_stored_run(folder: Path) -> StoredRun | None:
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
     except (UserError, TypeError, KeyError):
         return None
-    return StoredRun(run_id, RunSettings(config, hyp))
-
-
-def note_complete(folder: Path, run_id: str, epochs: int) -> None:
-    """Records that what follows the last of the ``epochs`` of the run in ``folder`` has been done, but for exports."""
-    write_whole(folder / COMPLETE, f"{run_id}\n{epochs}\n")
-
-
-def read_reported_epochs(folder: Path, run_id: str) -> int | None:
-    """Returns the epochs that `note_complete` has recorded for the run ``run_id``; None without such a record."""
-    try:
-        stored_id, epochs = read_text(folder / COMPLETE, _MAX_RECORD_BYTES).splitlines()
-        return int(epochs) if stored_id == run_id else None
-    except (UserError, ValueError):
-        return None
+    return StoredRun(run_id, RunSettings(resolve(config), hyp))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
@@ -155,26 +138,24 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
     return Path(broadcast_object(ctx, folder))
 
 
-def lock_folder(
-    ctx: DistributedContext, folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S
-) -> None:
-    """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Every rank must call this.
+def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S) -> None:
+    """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Only rank 0 calls this.
 
     Raises UserError when another process still trains the run after ``patience_s`` seconds, or its folder is read-only.
     """
-    with torch_distributed_zero_first(ctx):
-        if ctx.is_main and folder.is_dir():
-            try:
-                lock = _lock(folder, patience_s)
-            except OSError as error:
-                if error.errno not in _READ_ONLY:
-                    raise
-                reason = (error.strerror or str(error)).lower()
-                raise UserError(
-                    f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and "
-                    f"continue the copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
-                ) from None
-            stack.callback(lock.release)
+    if not folder.is_dir():
+        return
+    try:
+        lock = _lock(folder, patience_s)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and continue the "
+            f"copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
+        ) from None
+    stack.callback(lock.release)
 
 
 def wait_until_saved(folder: Path) -> None:
@@ -242,33 +223,3 @@ def _remove_after_failure(
     for parent in parents:
         with suppress(OSError):  # other runs are in it
             parent.rmdir()
-
-
-def note_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
-    """Records which torchrun processes (`DistributedContext.launcher`) train the run ``run_id`` in ``folder``, so that
-    a restart by any of them finds it. Does nothing without torchrun."""
-    names = [launcher for launcher in launchers if launcher]
-    if names:
-        write_whole(folder / LAUNCHERS, "\n".join([run_id, *names]))
-
-
-def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """Returns the folder whose newest run one of ``launchers`` has trained before, so that this start is a restart; or
-    None."""
-    if not any(launchers):
-        return None
-    records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may have folders
-    if config.resume:  # last.pt or its folder, which may be in another project
-        records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
-    matches = []
-    for record in records:
-        if not record.is_file():
-            continue
-        # A damaged record is of no launcher.
-        run_id, _, names = record.read_text("utf-8", errors="replace").partition("\n")
-        is_known = not set(launchers).isdisjoint(names.splitlines())
-        if is_known and run_id == newest_run_id(record.parent):
-            matches.append(record)
-    if not matches:
-        return None
-    return max(matches, key=lambda record: record.stat().st_mtime).parent

@@ -1,4 +1,9 @@
-"""Plans what a command trains: a new run, one that ``--resume`` names, or one that torchrun restarts."""
+"""Plans what a command trains: a new run, the run of a folder (``--resume auto``, and what torchrun restarts), or the
+run of a checkpoint that ``--resume`` names.
+
+Rank 0 resolves the command, reads the folder and the checkpoint, decides and checks. All ranks get its answer, a value
+of run.py without tensors; each of them then reads the checkpoint that it names (restore.py).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from data.source.dataset_spec import DataSource
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
-from engine.run.folder import SAVING_PATIENCE_S, find_run_of_launchers, lock_folder
+from engine.run.folder import SAVING_PATIENCE_S, lock_folder
+from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
-from engine.run.resume import plan_from_checkpoint, reason_to_end
-from engine.run.run import Command, EndedRun, RunPlan, RunSettings
-from utils.config.paths import absolute_paths
+from engine.run.resolve import resolve
+from engine.run.resume import plan_from_checkpoint
+from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
-from utils.config.settings import AUTO, TrainConfig
-from utils.distributed.agreement import check_same_run
+from utils.config.settings import AUTO, TrainConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects, result_of_main
 from utils.errors import UserError
 
@@ -25,8 +29,8 @@ from utils.errors import UserError
 def plan_run(
     ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], stack: ExitStack
 ) -> RunPlan | EndedRun:
-    """Plans the run of a command line: a new, a resumed or a restarted one, or one that has ended (``--resume auto``).
-    Every rank must call this.
+    """Plans the run of a command line: a new or a continued one, or one that has ended (``--resume auto``). Every rank
+    must call this.
 
     Args:
         config: the command line's settings.
@@ -34,88 +38,79 @@ def plan_run(
         stack: holds the lock on the folder of a run that continues.
 
     Raises UserError when there is nothing to resume from, no folder can be made, another process trains the run, or the
-    processes do not have the same settings or the same position of a checkpoint.
+    run cannot have these settings.
     """
     if config.resume == AUTO:  # the run is in the folder --project/--name, at each of its starts
         config = replace(config, exist_ok=True)
-    command = Command(config, explicit_flags, launchers=all_objects(ctx, ctx.launcher))
-    restarted_folder = result_of_main(ctx, lambda: find_run_of_launchers(config, command.launchers))
+    command = TrainCommand(
+        config=config,
+        explicit_flags=explicit_flags,
+        launchers=all_objects(ctx, ctx.launcher),
+        world_size=ctx.world_size,
+        device_type=ctx.device.type,
+    )
+    plan = result_of_main(ctx, lambda: _plan(replace(command, config=resolve(config)), stack))
+    return _with_own_machine(plan, command)
+
+
+def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
+    """Plans the run of a command whose settings are resolved. Only rank 0 calls this."""
+    config = command.config
+    restarted_folder = find_run_of_launchers(config, command.launchers)
     if restarted_folder is not None:
-        return _plan_restarted(ctx, command, restarted_folder, stack)
-    if config.resume == AUTO:
-        return _plan_automatic(ctx, command, stack)
-    if config.resume is not None:
-        return _plan_resumed(ctx, command, stack)
-    return _plan_new(ctx, command)
+        return _plan_in_folder(command, restarted_folder, stack)
+    if config.resume == AUTO and config.folder.is_dir():
+        return _plan_in_folder(command, config.folder, stack)
+    if config.resume not in (None, AUTO):
+        path = find_checkpoint(config)
+        lock_folder(path.parent, stack)
+        return _plan_named(command, path)
+    return _plan_new(command)
 
 
-def _plan_new(ctx: DistributedContext, command: Command) -> RunPlan:
-    """Plans a new run."""
+def _plan_new(command: TrainCommand, folder: Path | None = None) -> NewRun:
+    """Plans a run from the beginning, in ``folder`` if that is locked already."""
     config = command.config
-    result_of_main(ctx, lambda: check_run_dir(config.project, config.name, config.exist_ok))
-    return _plan_from_beginning(ctx, command)
-
-
-def _plan_automatic(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan | EndedRun:
-    """Plans the run of the folder ``--project/--name``, whether it has started before or not (``--resume auto``)."""
-    folder = command.config.folder
-    if not result_of_main(ctx, folder.is_dir):
-        return _plan_new(ctx, command)
-    # A process that was told to stop, or whose parent was killed, may still be saving there.
-    lock_folder(ctx, folder, stack, patience_s=SAVING_PATIENCE_S)
-    plan = plan_continued(ctx, command, folder)
-    if plan is not None:
-        return plan
-    result_of_main(ctx, lambda: check_not_lost(folder))
-    return replace(_plan_new(ctx, command), folder=folder)
-
-
-def _plan_resumed(ctx: DistributedContext, command: Command, stack: ExitStack) -> RunPlan:
-    """Plans the run that ``--resume`` continues."""
-    path = find_checkpoint(ctx, command.config)
-    lock_folder(ctx, path.parent, stack)
-    return _plan_if_unfinished(ctx, command, path)
-
-
-def _plan_restarted(ctx: DistributedContext, command: Command, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
-    """Plans a run that torchrun has started again, with the same command, after a process has failed or a node has
-    come."""
-    lock_folder(ctx, folder, stack)  # first: a process that is still ending may be writing last.pt
-    plan = plan_continued(ctx, command, folder)
-    if plan is not None:
-        return plan
-    if command.config.resume not in (None, AUTO):  # from an epochN.pt, and nothing has been saved since
-        return _plan_if_unfinished(ctx, command, find_checkpoint(ctx, command.config))
-    plan = _plan_from_beginning(ctx, command)
-    messages = [*plan.startup_messages, "restarted before the first checkpoint"]
-    return replace(plan, folder=folder, startup_messages=messages)
-
-
-def _plan_from_beginning(ctx: DistributedContext, command: Command) -> RunPlan:
-    """Returns the plan of a run without a checkpoint, and for now without a folder."""
-    config = command.config
+    if folder is None:
+        check_run_dir(config.project, config.name, config.exist_ok)
     messages: list[str] = []
     hyp = read_recipe(
         config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old, lines=messages
     )
-    # The run may continue in another working folder. The data set gets its absolute path when it has been opened.
-    paths = absolute_paths(config)
-    paths.pop("data", None)
-    config = replace(config, **paths)
-    check_same_run(ctx, config, hyp, None)
-    return RunPlan(
-        settings=RunSettings(config, hyp),
-        data_source=DataSource.of_training(config),
-        startup_messages=messages,
-        launchers=command.launchers,
+    if folder is not None:
+        messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
+    return NewRun(
+        settings=RunSettings(config, hyp), launchers=command.launchers, folder=folder, startup_messages=messages
     )
 
 
-def _plan_if_unfinished(ctx: DistributedContext, command: Command, path: Path) -> RunPlan:
-    """Returns the plan of the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
-    plan = plan_from_checkpoint(ctx, command, path)
-    assert plan.checkpoint is not None
-    reason = reason_to_end(plan.checkpoint, plan.settings.config, command.explicit_flags)
-    if reason:
-        raise UserError(reason)
+def _plan_in_folder(command: TrainCommand, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
+    """Plans the run of a folder, whether it has saved something or not: with ``--resume auto``, or after torchrun has
+    started it again with the same command, since a process has failed or a node has come."""
+    # A process that was told to stop, or whose parent was killed, may still be saving there.
+    lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+    plan = plan_continued(command, folder)
+    if plan is not None:
+        return plan
+    if command.config.resume not in (None, AUTO):  # restarted: from an epochN.pt, and nothing has been saved since
+        return _plan_named(command, find_checkpoint(command.config))
+    check_not_lost(folder)
+    return _plan_new(command, folder)
+
+
+def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
+    """Plans the run that wrote the checkpoint ``path``. Raises UserError if that run has ended."""
+    plan = plan_from_checkpoint(command, path)
+    if plan.end_reason:
+        raise UserError(f"{path}: {plan.end_reason}")
     return plan
+
+
+def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPlan | EndedRun:
+    """Returns the plan of rank 0 with the settings by which this rank's machine may differ from those of others."""
+    names = names_with(TrainConfig, scope="machine")
+    if not isinstance(plan, NewRun):  # the run has stored the others
+        names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)
+    own = {name: getattr(command.config, name) for name in names}
+    settings = replace(plan.settings, config=replace(plan.settings.config, **own))
+    return replace(plan, settings=settings)

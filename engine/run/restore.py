@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
+from engine.run.results_csv import ResultsTable
+from engine.run.run import NewRun, RunPlan
 from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted
@@ -32,22 +35,69 @@ class EpochData:
         return EpochData(batches=len(train), images=len(train.samples), fingerprint=fingerprint)
 
 
+def read_run_checkpoint(ctx: DistributedContext, plan: RunPlan) -> Checkpoint | None:
+    """Reads the checkpoint from which a run continues, on each rank from its own disk; None for a new run. Every rank
+    must call this.
+
+    Raises UserError if it cannot be read, or if the ranks read different ones.
+    """
+    if isinstance(plan, NewRun):
+        return None
+    checkpoint = Checkpoint.read(plan.started_from.path)
+    facts = {
+        "the run of the checkpoint": checkpoint.description.run_id,
+        "the checkpoint's progress": asdict(checkpoint.header.progress),
+    }
+    check_agreement(ctx, facts)
+    return checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartPosition:
+    """Where a run begins or continues."""
+
+    progress: Progress
+    pending: PendingEpoch | None  # see `pending_epoch`
+
+
 def restore_run(
-    ctx: DistributedContext, checkpoint: Checkpoint, state: TrainState, config: TrainConfig, data: EpochData
-) -> Progress:
+    ctx: DistributedContext, checkpoint: Checkpoint | None, state: TrainState, config: TrainConfig, data: EpochData
+) -> StartPosition:
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
-    progress from which the run continues. Raises UserError when the state does not fit the run."""
+    position from which the run continues; that of a new run if there is no checkpoint. Raises UserError when the state
+    does not fit the run."""
+    if checkpoint is None:
+        return StartPosition(progress=Progress(), pending=None)
+    if ctx.is_main:
+        warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
     progress, messages = adapt_progress(checkpoint, config, data)
     for message in messages:
         get_logger().info("%s", message)
-    return progress
+    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint))
 
 
 def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpoch | None:
     """Returns the newest epoch of a checkpoint if it has not been scored yet. Only rank 0 keeps its weights."""
     pending = checkpoint.header.pending
     return pending if pending is None or ctx.is_main else replace(pending, ema={})
+
+
+def warn_of_lost_results(checkpoint: Checkpoint) -> None:
+    """Warns if results.csv lacks epochs that the checkpoint has: a power cut may have taken them."""
+    header = checkpoint.header
+    num_recorded = header.progress.epoch - int(header.pending is not None)
+    path = checkpoint.path.parent / "results.csv"
+    rows = ResultsTable.read_if_exists(path).rows
+    missing = [epoch for epoch in range(1, num_recorded + 1) if epoch not in rows]
+    if missing:
+        get_logger().warning(
+            "%s: has no results of %s, from epoch %d to %d",
+            path,
+            counted(len(missing), "epoch"),
+            missing[0],
+            missing[-1],
+        )
 
 
 class EpochStart(enum.Enum):

@@ -13,7 +13,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.safe_io import open_regular, write_whole
 
-MAX_BYTES = 1 << 26
+_MAX_BYTES = 1 << 26
 CONFIDENCE_COLUMN = "metrics/confidence"  # the threshold of precision, recall and F1
 
 
@@ -28,7 +28,7 @@ class ResultsTable:
     def read(cls, path: Path) -> ResultsTable:
         """Raises UserError for a file that is not such a table."""
         try:
-            with io.TextIOWrapper(open_regular(path, MAX_BYTES), encoding="utf-8", newline="") as file:
+            with io.TextIOWrapper(open_regular(path, _MAX_BYTES), encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)
                 rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
                 columns = list(reader.fieldnames or ["epoch"])

@@ -1,20 +1,20 @@
-"""Joins the settings that a checkpoint stores with those of the command line that resumes it."""
+"""Joins the settings that a run has stored with those of the command line that continues it.
+
+All of them are resolved (resolve.py), so a setting has changed if its two values differ.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from data.source.open import known_by_name
-from engine.run.run import RunSettings
-from utils.config.paths import is_same_path
+from engine.run.resolve import has_moved
+from engine.run.run import RunSettings, TrainCommand
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
-from utils.files.paths import normal_path
 
 # Settings of the process that resumes, not of the run.
 _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
@@ -22,99 +22,58 @@ _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
 # images would be undefined, or the best epoch so far would not be known.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
-_CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
-# With other values, a run that has ended would have had other results, not only more or fewer epochs.
-_DECIDE_RESULTS = names_with(TrainConfig, scope="result") - {"epochs", "time", "patience"} | frozenset(
-    field.name for field in fields(Hyperparameters)
-)
-
-_PATHS = names_with(TrainConfig, is_path=True)
 # Where the run is, which its folder says if the command line names that (``--resume auto``).
 _LOCATION = ("project", "name", "exist_ok")
+# How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
+_LENGTH = ("epochs", "time", "patience")
 
-# Flags that leave a run as it is, although they may have another value than its stored settings: by name, a function of
-# the settings of the command line.
-_KEEPS_STORED: dict[str, Callable[[TrainConfig], bool]] = {
-    "batch_size": lambda current: current.batch_size == FIND_BATCH_SIZE,  # found when the run began
-    "optimizer": lambda current: current.optimizer == "auto",  # chosen when the run began
-    "epochs": lambda current: current.time > 0,  # the time decides about the epochs
-}
+_CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
+_PATHS = names_with(TrainConfig, is_path=True)
+# With other values, a run that has ended would have had other results.
+_DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | frozenset(
+    field.name for field in fields(Hyperparameters)
+)
+# The sources of hyper-parameters, which are compared by value.
+_RECIPE = names_with(TrainConfig, scope="recipe")
+
+# Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
+_LEFT_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 
 
-def merge_settings(
-    stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str]
-) -> tuple[RunSettings, list[str]]:
-    """Returns the settings ``stored`` with those of the command line, and messages, such as those that change. Raises
+def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
+    """Returns the settings ``stored`` with those of the command line, and what to log of a recipe that it names. Raises
     UserError for a setting that a run cannot change."""
-    config, config_changes = merge_config(stored.config, current, explicit_flags)
-    hyp, hyp_changes = merge_hyperparameters(
-        stored.hyp, current, explicit_flags, pretrained=bool(stored.config.weights), keep_old=stored.config.keep_old
-    )
-    return RunSettings(config, hyp), [*config_changes, *hyp_changes]
+    messages: list[str] = []
+    config = merge_config(stored.config, command.config, command.explicit_flags)
+    hyp = merge_hyperparameters(stored, command.config, command.explicit_flags, messages)
+    return RunSettings(config, hyp), messages
 
 
-def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings) -> None:
-    """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
-    results with ``settings``."""
-    before = stored.by_name()
-    for name, value in settings.by_name().items():
-        if name == "data" and not os.path.exists(before[name]):  # it has moved; a message says so
-            continue
-        if name in _DECIDE_RESULTS and value != before[name]:
-            flag = f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
-            raise UserError(
-                f"{flag}: the run in {folder} has ended, with {before[name]!r}; start a new run with another --name, "
-                "or give a larger --epochs, too, to train this one on"
-            )
-
-
-def merge_config(
-    stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]
-) -> tuple[TrainConfig, list[str]]:
-    """Returns the stored settings with those of the command line, and a message for each that changes.
-
-    Raises UserError for a setting that a run cannot change.
-    """
+def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
+    """Returns the stored settings with those of the command line. Raises UserError for a setting that a run cannot
+    change."""
     changes: dict[str, Any] = {name: getattr(current, name) for name in _PROCESS_SETTINGS}
     changes["override"] = _joined_overrides(stored, current, explicit_flags)
     if current.resume == AUTO:
         changes |= {name: getattr(current, name) for name in _LOCATION}
-    messages = []
     for name in sorted(set(explicit_flags) - changes.keys()):
-        if _is_unchanged(name, stored, current):
-            continue
         old = getattr(stored, name)
         new = getattr(current, name)
-        if name in _FIXED_SETTINGS:
-            raise UserError(
-                f"--{name.replace('_', '-')} {new}: the run being resumed has {old!r}; start a new run with --weights"
-            )
+        if new == old or is_left_open(name, new):
+            continue
+        if name in _FIXED_SETTINGS and not (name in _PATHS and has_moved(name, old, new)):
+            raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
         changes[name] = new
-        messages.append(f"resume: {name} {old!r} -> {new!r}")
-    drops_time = "epochs" in explicit_flags and "time" not in explicit_flags
-    if drops_time and stored.time:
+    if current.time:
+        changes.pop("epochs", None)  # the time decides about the epochs
+    elif "epochs" in explicit_flags:
         changes["time"] = 0.0
-        messages.append(f"resume: time {stored.time!r} -> 0.0, as --epochs is given")
-    return replace(stored, **changes), messages
+    return replace(stored, **changes)
 
 
-def _is_unchanged(name: str, stored: TrainConfig, current: TrainConfig) -> bool:
-    """Whether the command line leaves the setting ``name`` of the run as it is."""
-    if name in _KEEPS_STORED and _KEEPS_STORED[name](current):
-        return True
-    old = getattr(stored, name)
-    new = getattr(current, name)
-    if name == "data":
-        return _is_same_data(old, new)
-    return is_same_path(old, new) if name in _PATHS else old == new
-
-
-def _is_same_data(stored: str, data: str) -> bool:
-    """Whether ``data``, which may be the name of a data set or a folder, is the data set whose YAML or folder a run has
-    ``stored``."""
-    data = known_by_name(data)
-    is_yaml_of_folder = os.path.isdir(data) and normal_path(stored).parent == normal_path(data)
-    return is_same_path(stored, data) or is_yaml_of_folder
+def is_left_open(name: str, value: Any) -> bool:
+    """Returns whether a command with this ``value`` leaves the setting ``name`` open."""
+    return name in _LEFT_OPEN and value == _LEFT_OPEN[name]
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
@@ -126,25 +85,77 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 
 
 def merge_hyperparameters(
-    stored: Hyperparameters,
-    current: TrainConfig,
-    explicit_flags: Collection[str],
-    *,
-    pretrained: bool,
-    keep_old: bool = False,
-) -> tuple[Hyperparameters, list[str]]:
-    """Returns the checkpoint's hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top; and
-    messages, such as those that changed. ``pretrained``, ``keep_old``: those of the run, see `read_recipe`."""
-    messages: list[str] = []
-    base = stored
+    stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str], messages: list[str]
+) -> Hyperparameters:
+    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top. ``messages``
+    receives what to log of the recipe."""
+    base = stored.hyp
     if "hyp" in explicit_flags:
-        base = read_recipe(current.hyp, pretrained=pretrained, keep_old=keep_old, lines=messages)
+        base = read_recipe(
+            current.hyp, pretrained=bool(stored.config.weights), keep_old=stored.config.keep_old, lines=messages
+        )
     hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
-    if hyp.lr_mult is None:  # chosen when the run began
-        hyp = replace(hyp, lr_mult=stored.lr_mult)
-    for field in fields(hyp):
-        old = getattr(stored, field.name)
-        new = getattr(hyp, field.name)
-        if old != new:
-            messages.append(f"resume: {field.name} {old!r} -> {new!r}")
-    return hyp, messages
+    if is_left_open("lr_mult", hyp.lr_mult):
+        hyp = replace(hyp, lr_mult=stored.hyp.lr_mult)
+    return hyp
+
+
+def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
+    """Returns a message for each setting of a run that changes. Settings of a process and of the place of the run, and
+    the source of hyper-parameters, are left out."""
+    before = stored.by_name()
+    left_out = {"override", *_PROCESS_SETTINGS, *_LOCATION}
+    return [
+        f"resume: {name} {before[name]!r} -> {value!r}"
+        for name, value in settings.by_name().items()
+        if name not in left_out and value != before[name]
+    ]
+
+
+def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings, end_reason: str) -> None:
+    """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
+    results with ``settings``. ``end_reason``: see `EndedRun`.
+
+    A data set or a teacher that has moved is no other one: its labels and its content cannot be compared any more.
+    """
+    before = stored.by_name()
+    for name, value in settings.by_name().items():
+        if name not in _DECIDE_RESULTS or value == before[name]:
+            continue
+        if name in _PATHS and has_moved(name, before[name], value):
+            continue
+        raise UserError(
+            f"{_as_flag(name, value)}: the run in {folder} has ended, with {before[name]!r}; start a new run with "
+            f"another --name; this one: {end_reason}"
+        )
+
+
+def starts_alike(stored: RunSettings, planned: RunSettings) -> bool:
+    """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
+    left open."""
+    left_out = names_with(TrainConfig, scope="machine") | _PROCESS_SETTINGS | _RECIPE
+    before = stored.by_name()
+    return all(
+        name in left_out or value == before[name] or is_left_open(name, value)
+        for name, value in planned.by_name().items()
+    )
+
+
+def _as_flag(name: str, value: Any) -> str:
+    """Returns the setting as it is typed on a command line."""
+    return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
+
+
+def asks_for_more(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
+    """Returns whether ``config`` may let a run train on that has ended after ``trained`` epochs with the settings
+    ``stored``."""
+    if config.time > stored.time:
+        return True
+    if config.time == 0:
+        has_stopped_early = not stored.time and trained < stored.epochs
+        limit = stored.epochs if has_stopped_early else trained
+        if config.epochs > limit:
+            return True
+    is_more_patient = config.patience == 0 or config.patience > stored.patience
+    may_have_stopped_early = bool(stored.time) or trained < stored.epochs
+    return stored.patience > 0 and is_more_patient and may_have_stopped_early

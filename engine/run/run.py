@@ -1,15 +1,16 @@
-"""A run: its settings, its plan, and the run itself once it has a folder."""
+"""The values that say what a run is: its command, settings and plan, and the run itself once it has a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig
 
 
@@ -25,65 +26,27 @@ class RunSettings:
         return {**asdict(self.config), **asdict(self.hyp)}
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command line that starts a run, or starts it again, and its launchers."""
+@dataclass(frozen=True, kw_only=True)
+class TrainCommand:
+    """A command line that starts a run, or starts it again, and the processes that it has."""
 
-    config: TrainConfig  # settings of the command line
+    config: TrainConfig  # settings of the command line, resolved (resolve.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
-    """Settings and starting point of a run that trains, or has to write its report, before data and model are opened.
-    Equal on all ranks.
-
-    A new run has neither folder nor checkpoint yet. One that starts again before its first checkpoint has a folder. One
-    that continues has both (continuation.py).
-
-    The settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
-    engine/assembly/choices.py chooses, and name the data set by a relative path.
-    """
-
-    settings: RunSettings
-    data_source: DataSource
-    folder: Path | None = None  # locked; None: `claim_folder` makes it
-    started_from: StartedFrom | None = None  # None: the run starts from the beginning
-    checkpoint: Checkpoint | None = None  # that of `started_from`, until its state is in place (`restore_run`)
-    only_reports: bool = False  # all epochs are done and scored; what follows the last one is missing
-    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
-    launchers: list[str] = field(default_factory=list)  # torchrun processes that started this command; "" without one
-
-    @property
-    def used_folder(self) -> Path | None:
-        """The folder of the run if it may have files already; None if `claim_folder` makes a new one."""
-        config = self.settings.config
-        if self.folder is None and config.exist_ok:
-            return Path(config.project) / config.name
-        return self.folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndedRun:
-    """A run that has written everything but perhaps files of ``--export``. It needs no last.pt. Equal on all ranks."""
-
-    folder: Path  # locked
-    run_id: str
-    settings: RunSettings
-    epochs: int  # that it has trained
-    startup_messages: list[str]  # as in `RunPlan`
+    world_size: int
+    device_type: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartedFrom:
-    """What a run still knows of the checkpoint from which it has continued, without tensors."""
+    """What a run knows of the checkpoint from which it continues, without tensors."""
 
     path: Path
     description: RunDescription  # of the run when it was saved
+    progress: Progress
+    conditions: RunConditions
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     is_pending: bool  # the newest epoch had not been scored yet
-    seconds: float  # that the run had trained
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> StartedFrom:
@@ -91,10 +54,92 @@ class StartedFrom:
         return StartedFrom(
             path=checkpoint.path,
             description=checkpoint.description,
+            progress=header.progress,
+            conditions=header.run,
             metrics=header.metrics,
             is_pending=header.pending is not None,
-            seconds=header.run.seconds,
         )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run had trained."""
+        return self.conditions.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """The plan of a run that starts from the beginning.
+
+    Its settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
+    engine/assembly/choices.py chooses.
+    """
+
+    settings: RunSettings
+    launchers: list[str]  # torchrun processes that started this command; "" without one
+    folder: Path | None = None  # locked, with a run that has saved nothing yet, or none; None: `claim_folder` makes it
+    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
+
+    @property
+    def data_source(self) -> DataSource:
+        return DataSource.of_training(self.settings.config)
+
+    @property
+    def used_folder(self) -> Path | None:
+        """The folder of the run if it may have files already; None if `claim_folder` makes a new one."""
+        config = self.settings.config
+        if self.folder is None and config.exist_ok:
+            return config.folder
+        return self.folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuedRun:
+    """The plan of a run that trains on from a checkpoint, or has to write its report."""
+
+    settings: RunSettings
+    launchers: list[str]  # as in `NewRun`
+    started_from: StartedFrom
+    known_root: str  # see `DataSource`; "": the command line names another data set
+    end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
+    startup_messages: list[str] = field(default_factory=list)  # as in `NewRun`
+
+    @property
+    def only_reports(self) -> bool:
+        """True if all epochs are done and scored, and only what follows the last one is missing."""
+        return self.end_reason != ""
+
+    @property
+    def data_source(self) -> DataSource:
+        source = DataSource.of_training(self.settings.config)
+        if not self.known_root:
+            return source
+        return replace(source, known_root=self.known_root, stored_in=str(self.started_from.path))
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, which is locked."""
+        return self.started_from.path.parent
+
+    @property
+    def used_folder(self) -> Path:
+        """The same, see `NewRun`."""
+        return self.folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRun:
+    """A run that has written everything but perhaps files of ``--export``. It needs no last.pt."""
+
+    folder: Path  # locked
+    run_id: str
+    settings: RunSettings
+    epochs: int  # that it has trained
+    end_reason: str  # why no epoch is left, and how to train on
+    startup_messages: list[str]  # as in `NewRun`
+
+
+# What a command has to do, before data and model are opened. Equal on all ranks, but for settings of machines.
+RunPlan = NewRun | ContinuedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +150,7 @@ class TrainingRun:
     run_id: str  # see `engine.checkpoint.newest_run`
     settings: RunSettings
     started_from: StartedFrom | None = None  # None: the run started from the beginning
-    only_reports: bool = False  # see `RunPlan`
+    only_reports: bool = False  # see `ContinuedRun`
 
     @property
     def config(self) -> TrainConfig:

@@ -19,8 +19,6 @@ def open_completed(ctx: DistributedContext, ended: EndedRun) -> CompletedRun:
     write_result(folder=str(ended.folder))
     for message in ended.startup_messages:
         get_logger().info("%s", message)
-    get_logger().info(
-        "%s: complete after %s; to train on, give a larger --epochs", ended.folder, counted(ended.epochs, "epoch")
-    )
+    get_logger().info("%s: complete after %s: %s", ended.folder, counted(ended.epochs, "epoch"), ended.end_reason)
     run = TrainingRun(folder=ended.folder, run_id=ended.run_id, settings=ended.settings)
     return CompletedRun(run, failure=None)

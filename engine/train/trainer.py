@@ -18,7 +18,7 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.folder import note_complete
+from engine.run.complete_record import note_complete
 from engine.run.run import TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
@@ -135,7 +135,7 @@ class Trainer:
                 self.checkpointer.wait()
         self.call_hooks("finish")
         failure = self.control.late_failure()
-        if self.ctx.is_main and failure is None and not self.control.is_stopped:
+        if self.ctx.is_main and failure is None:
             note_complete(self.run.folder, self.run.run_id, self.progress.epoch)
         return CompletedRun(self.run, failure)
 

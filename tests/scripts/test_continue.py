@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.run.folder import note_complete
+from engine.run.complete_record import note_complete
 from tests.helpers.scripts import ROOT, SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from engine.run.resolve import has_moved, resolve, resolve_path
 from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
-from utils.config.paths import absolute_paths, is_same_path
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with
 from utils.config.yaml_files import load_yaml
@@ -33,6 +33,7 @@ class StoredSettings:
         """``may_change``: names of other settings that may change."""
         self.path = path
         self._config = config
+        self._resolved = resolve(config)
         self._names = names_with(type(config), scope="result") - set(may_change)
 
     def store(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
@@ -78,7 +79,7 @@ class StoredSettings:
         self, contents: Mapping[str, Any], digests: Mapping[str, str]
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Adds the settings to ``contents``, and the digests of the files that they name to ``digests``."""
-        return {**self._result_settings(), **contents}, {**digests_of_files(self._config), **digests}
+        return {**self._result_settings(), **contents}, {**digests_of_files(self._resolved), **digests}
 
     def _difference(self, stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
         """Names the first difference between two collections of settings, which leave out defaults; "" if there is
@@ -93,30 +94,24 @@ class StoredSettings:
             default = defaults.get(name, recipe_defaults.get(name))
             before = stored.get(name, default)
             now = current.get(name, default)
-            if not _is_same(before, now, is_path=name in paths):
+            if name in paths and isinstance(before, str):
+                before = resolve_path(name, before)  # an earlier version has stored it as it was typed
+                if has_moved(name, before, now):
+                    continue
+            if before != now:
                 shown_name = flag_name(name) if name in defaults else name
                 return f"{shown_name} {_shown(before)}, not {_shown(now)}"
         return ""
 
     def _result_settings(self) -> dict[str, Any]:
-        """Returns the settings that decide about the results, without defaults, with absolute paths of existing
-        files."""
-        settings = changed_settings(self._config)
-        paths = absolute_paths(self._config)
-        return {name: paths.get(name, value) for name, value in settings.items() if name in self._names}
+        """Returns the settings that decide about the results, without defaults."""
+        return {name: value for name, value in changed_settings(self._resolved).items() if name in self._names}
 
 
 def recipe_contents(config: TrainConfig) -> dict[str, Any]:
     """Returns, as plain data, the hyper-parameters with which ``config`` trains. Raises the errors of `read_recipe`."""
     recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     return {f"hyper-parameter {name}": value for name, value in dataclasses.asdict(recipe).items()}
-
-
-def _is_same(before: Any, now: Any, *, is_path: bool) -> bool:
-    """Returns whether the stored value of a setting is the current one. The file may have been edited by hand."""
-    if is_path and isinstance(before, str) and isinstance(now, str):
-        return is_same_path(before, now)
-    return before == now
 
 
 def _shown(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig, names_with
+from utils.config.settings import TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
 from utils.program_folders import PROJECT
@@ -60,16 +60,6 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
-    check_agreement(ctx, facts)
-
-
-def check_same_run(
-    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, progress: Mapping[str, Any] | None
-) -> None:
-    """Raises UserError when settings, hyper-parameters, or the ``progress`` of the checkpoint to resume from differ."""
-    facts: dict[str, object] = {f"setting {name}": value for name, value in _compared(config).items()}
-    facts |= {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()}
-    facts["the checkpoint's progress"] = progress or "none"
     check_agreement(ctx, facts)
 
 

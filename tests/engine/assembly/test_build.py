@@ -177,7 +177,8 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert len(state) > 100
         assert all(map(torch.equal, state, state_of(resumed)))
         gc.collect()
-        assert [reference() for reference in checkpoints] == [None]  # its memory is free while the run trains
+        assert checkpoints
+        assert not any(reference() for reference in checkpoints)  # their memory is free once they are loaded
 
 
 def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):
@@ -229,7 +230,7 @@ def fail(*_, **__):
         (
             ["--data", "set/empty.yaml"],
             "build.build_run_model",
-            "set/nothing: not found (named by set/empty.yaml); .../set has images, labels; correct its paths",
+            ".../set/nothing: not found (named by .../set/empty.yaml); .../set has images, labels; correct its paths",
         ),
         (["--freeze", "6"], "build.open_train_samples", "--freeze 6: leaves no layer to train"),
         (

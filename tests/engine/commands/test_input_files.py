@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 import export
+from engine.commands.input_files import check_training_files
+from engine.run.complete_record import note_complete
 from tests.helpers.tiny import write_dataset
 from utils.config.commands import COMMANDS
+from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 
 DATA = "--data none.yaml: no such file"
@@ -46,3 +49,13 @@ def test_every_missing_file_is_named(tmp_path: Path, monkeypatch, command, given
 def test_all_flags_of_an_export_that_rule_each_other_out_are_named():
     with pytest.raises(UserError, match=r"^3 mistakes: \(1\) --half and --int8: .*; \(2\) --int8: .*; \(3\) --dynamic"):
         export.main(["--weights=none.pt", "--half", "--int8", "--format", "pt2", "onnx", "--dynamic", "--batch=2"])
+
+
+def test_a_run_that_has_ended_needs_no_data(tmp_path: Path):
+    """Nor its last.pt: its disk may have been freed."""
+    config = TrainConfig(data=str(tmp_path / "gone.yaml"), project=str(tmp_path), resume=AUTO)
+    with pytest.raises(UserError, match=r"gone\.yaml: no such file"):
+        check_training_files(config)
+    config.folder.mkdir()
+    note_complete(config.folder, "run", epochs=3)
+    check_training_files(config)

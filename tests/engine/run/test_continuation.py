@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,11 +13,13 @@ import yaml
 
 from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
-from engine.run import continuation
 from engine.run import plan as plan_module
-from engine.run.folder import note_complete
+from engine.run import restore
+from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
-from engine.run.run import EndedRun, RunPlan
+from engine.run.restore import read_run_checkpoint
+from engine.run.resume_settings import asks_for_more
+from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, saved
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
@@ -57,7 +59,8 @@ def test_a_run_that_has_saved_nothing_starts_in_its_folder(folder, exists):
     else:
         folder.rmdir()
     plan = plan_of(folder.parent)
-    assert (plan.started_from, plan.folder) == (None, folder if exists else None)
+    assert isinstance(plan, NewRun)
+    assert plan.folder == (folder if exists else None)
     assert plan.used_folder == folder
     assert (folder / "results.csv").exists() == exists
 
@@ -95,7 +98,7 @@ def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, c
 def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, progress, settings, epochs):
     saved(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
     plan = plan_of(folder.parent, **settings)
-    assert isinstance(plan, RunPlan)
+    assert isinstance(plan, ContinuedRun)
     assert plan.only_reports == (epochs is None)
     assert epochs in (None, plan.settings.config.epochs)
     if epochs is None:
@@ -110,7 +113,7 @@ def test_a_run_whose_newest_epoch_has_no_scores_goes_on(folder):
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={})
     saved(folder / "last.pt", progress, pending=pending)
     plan = plan_of(folder.parent)
-    assert isinstance(plan, RunPlan)
+    assert isinstance(plan, ContinuedRun)
     assert not plan.only_reports
 
 
@@ -149,7 +152,7 @@ def test_a_run_continues_from_another_working_folder(folder, monkeypatch, name):
 def test_an_earlier_run_in_the_folder_does_not_count(folder):
     saved(folder / "last.pt", Progress(epoch=3), run_id="earlier")
     claim(folder, "new")
-    assert plan_of(folder.parent).started_from is None
+    assert isinstance(plan_of(folder.parent), NewRun)
 
 
 @pytest.mark.parametrize("has_last", [False, True])
@@ -157,8 +160,8 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a new "
-         "run with another --name, or give a larger --epochs, too, to train this one on"),
+        ({"data": "other.yaml"}, "--data .../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
+         "new run with another --name; this one: ...; to continue, ..."),
         ({"imgsz": 320}, "--imgsz 320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
@@ -177,26 +180,77 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
             plan_of(folder.parent, {"resume", *flags}, **flags)
 
 
-@pytest.mark.parametrize("has_last", [False, True])
+@pytest.mark.parametrize("state", ["last.pt", "no last.pt", "no report"])
 @pytest.mark.parametrize(
-    ("stored", "given"),
+    ("stored", "given", "moves"),
     [
-        (YAML_FOLDER / "coco.yaml", "coco"),
-        ("{folder}/set/data.yaml", "{folder}/set"),
-        ("{folder}/set/data.yaml", "{folder}/set/../set/data.yaml"),
-        ("{folder}/moved.yaml", "{folder}/set/data.yaml"),  # was there when the run was trained
+        (f"{YAML_FOLDER}/coco.yaml", "coco", False),
+        (f"{YAML_FOLDER}/coco.yaml", "coco.yaml", False),
+        ("{folder}/set/data.yaml", "set", False),
+        ("{folder}/set/data.yaml", "{folder}/set/../set/data.yaml", False),
+        ("{folder}/set/data.yaml", "linked/data.yaml", True),  # the same file by another path
+        ("{folder}/images", "images", False),  # a folder without a YAML
+        ("{folder}/old/images", "images", True),
+        ("{folder}/old/moved.yaml", "set", True),
     ],
 )
-def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, has_last, stored, given):
-    (folder.parent / "set").mkdir()
-    (folder.parent / "set/data.yaml").touch()
-    stored = str(stored).format(folder=folder.parent)
-    config = TrainConfig(project=str(folder.parent), data=stored, epochs=3)
-    if has_last:
+def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, monkeypatch, state, stored, given, moves):
+    project = folder.parent
+    monkeypatch.chdir(project)
+    for name in ("set", "images"):
+        (project / name).mkdir()
+    (project / "set/data.yaml").touch()
+    (project / "linked").symlink_to("set")
+    stored = stored.format(folder=project)
+    config = TrainConfig(project=str(project), data=stored, epochs=3)
+    if state != "no last.pt":
         saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": stored})
-    report(folder, config, 3)
-    plan = plan_of(folder.parent, {"resume", "data"}, data=given.format(folder=folder.parent))
-    assert isinstance(plan, EndedRun)
+    if state != "no report":
+        report(folder, config, 3)
+    plan = plan_of(project, {"resume", "data"}, data=given.format(folder=project))
+    assert isinstance(plan, ContinuedRun if state == "no report" else EndedRun)
+    changes = [message for message in plan.startup_messages if message.startswith("resume: data ")]
+    assert bool(changes) == moves
+
+
+def test_the_built_in_data_set_is_no_folder_of_its_name(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "demo").mkdir()
+    saved(folder / "last.pt", Progress(epoch=3), config=TrainConfig(epochs=3))
+    assert plan_of(folder.parent, {"resume", "data", "epochs"}, epochs=3).settings.config.data == "demo"
+
+
+@pytest.mark.parametrize(("reported", "has_ended"), [(3, True), (2, False), (None, False)])
+def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder, reported, has_ended):
+    """A report of another epoch is that of another copy of the folder."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    if reported:
+        report(folder, config, reported)
+    plan = plan_of(folder.parent, {"epochs"}, epochs=10)
+    assert isinstance(plan, EndedRun) == has_ended
+    if isinstance(plan, EndedRun):
+        assert plan.end_reason.startswith("a callback has ended it after 3 epochs; to continue: --resume ")
+    assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=11), ContinuedRun)
+    named = plan_of(folder.parent, {"resume"}, resume=str(folder / "last.pt"))
+    assert isinstance(named, ContinuedRun)
+
+
+@pytest.mark.parametrize(
+    ("stored", "trained", "more", "asks"),
+    [
+        ({"time": 2.0}, 150, {"time": 10.0}, True),
+        ({"time": 2.0}, 150, {"time": 1.0}, False),
+        ({"time": 2.0, "epochs": 200}, 150, {"time": 0.0, "epochs": 180}, True),
+        ({"time": 2.0, "epochs": 200}, 150, {"time": 0.0, "epochs": 120}, False),
+        ({"epochs": 10, "patience": 2}, 3, {"epochs": 5}, False),
+        ({"epochs": 10, "patience": 2}, 3, {"patience": 0}, True),
+        ({"epochs": 10, "patience": 2}, 10, {"patience": 5}, False),
+    ],
+)
+def test_some_settings_let_a_run_that_has_ended_train_on(stored, trained, more, asks):
+    before = TrainConfig(**stored)
+    assert asks_for_more(before, replace(before, **more), trained) == asks
 
 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
@@ -222,8 +276,8 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
         assert (plan.run_id, plan.epochs) == ("run", 3)
     for given in ({"epochs": 20}, {"patience": 5}, {"time": 2.0}):
         with refused(
-            ".../exp: the run has ended after 3 epochs, and there is no last.pt from which it could train on; restore "
-            "it, or leave --epochs, --time and --patience as they were"
+            ".../exp: the run has ended after 3 epochs, and there is no last.pt from which it could train on; to "
+            "continue, restore that, or leave --epochs, --time and --patience as they were"
         ):
             plan_of(folder.parent, given, **given)
     claim(folder, "new")
@@ -231,39 +285,30 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
         plan_of(folder.parent)
 
 
-class Ranks:
-    """The first of two ranks, which notes what it tells the other one, and the other one on another disk."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: list[Any] = []
-        for module in (plan_module, continuation):
-            monkeypatch.setattr(module, "result_of_main", self.result_of_main)
-        monkeypatch.setattr(continuation, "broadcast_object", self.broadcast)
-        self.is_main = True
-
-    def broadcast(self, _: DistributedContext, value: Any) -> Any:
-        if self.is_main:
-            self.told.append(value)
-            return value
-        return self.told.pop(0)
-
-    def result_of_main(self, ctx: DistributedContext, decide: Callable[[], Any]) -> Any:
-        return self.broadcast(ctx, decide() if self.is_main else None)
-
-
 @pytest.mark.parametrize("state", ["begun", "trains", "reports", "ended", "without last.pt"])
 def test_a_rank_on_another_disk_does_what_rank_0_has_decided(folder, monkeypatch, state):
-    ranks = Ranks(monkeypatch)
-    config = TrainConfig(project=str(folder.parent), epochs=3)
+    config = TrainConfig(project=str(folder.parent), epochs=3, workers=1)
     if state in ("trains", "reports", "ended"):
         saved(folder / "last.pt", Progress(epoch=2 if state == "trains" else 3), config=config)
     if state in ("ended", "without last.pt"):
         report(folder, config, 3)
-    plan = plan_of(folder.parent, ())
-    ranks.is_main = False
+    plan = plan_of(folder.parent, {"resume", "device"}, device="cpu")
     folder.rename(folder.with_name("elsewhere"))
-    if state in ("begun", "without last.pt"):
-        assert plan_of(folder.parent, ()) == plan
-    else:
-        with refused(".../exp/last.pt: ..."):
-            plan_of(folder.parent, ())
+    monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: pickle.loads(pickle.dumps(plan)))
+    assert plan_of(folder.parent, {"resume", "device"}, device="cpu") == plan
+    own = plan_of(folder.parent, {"resume", "device", "workers"}, device="cuda:1", workers=2, epochs=5)
+    changes = {"device": "cuda:1", "workers": 2}  # of its machine, and nothing else
+    assert own.settings.config == replace(plan.settings.config, **changes)
+
+
+@pytest.mark.parametrize("run_id", ["exp", "another"])
+def test_the_ranks_read_one_checkpoint(folder, monkeypatch, run_id):
+    saved(folder / "last.pt", Progress(epoch=2), run_id="exp")
+    plan = plan_of(folder.parent, ())
+    facts: list[Any] = []
+    monkeypatch.setattr(restore, "check_agreement", lambda _, own: facts.append(own))
+    saved(folder / "last.pt", Progress(epoch=2), run_id=run_id)
+    for _ in range(2):
+        read_run_checkpoint(DistributedContext.single(), plan)
+        saved(folder / "last.pt", Progress(epoch=2), run_id="exp")
+    assert (facts[0] == facts[1]) == (run_id == "exp")

@@ -11,6 +11,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import Progress
 from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
 from engine.run.plan import plan_run
+from engine.run.run import ContinuedRun, StartedFrom
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import checkpoint_of, claim, saved
 from utils.config.settings import TrainConfig
@@ -24,16 +25,16 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path, monkeypat
     for name, epoch in (("last.pt", 3), ("epoch1.pt", 1)):
         checkpoint = checkpoint_of(progress=Progress(epoch=epoch), ema={"weight": torch.ones(2)})
         write_checkpoint(checkpoint.content(), tmp_path / name)
-    check_is_newest(Checkpoint.read(tmp_path / "last.pt"))
+    check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "last.pt")))
     older = Checkpoint.read(tmp_path / "epoch1.pt")
     monkeypatch.delattr(TorchFile, "_bytes_of")
     with refused(
         "epoch1.pt: the run has gone on to epoch 3 (.../last.pt), and resuming here would overwrite it; "
         "to go back anyway, move last.pt elsewhere first"
     ):
-        check_is_newest(older)
+        check_is_newest(StartedFrom.of(older))
     (tmp_path / "last.pt").write_bytes(b"damaged")
-    check_is_newest(older)
+    check_is_newest(StartedFrom.of(older))
 
 
 @pytest.mark.parametrize("last_of", ["newest", "earlier", ""])
@@ -45,15 +46,15 @@ def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: 
     if last_of:
         saved(tmp_path / "last.pt", Progress(epoch=9 if last_of == "earlier" else 1), run_id=last_of)
     claim(tmp_path, "newest")
-    check_is_newest(Checkpoint.read(tmp_path / "epoch1.pt"))
+    check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "epoch1.pt")))
     with refused(
         "epoch9.pt: is of an earlier run than the newest one in ..., which resuming here would overwrite; to continue "
         "the earlier run, copy epoch9.pt into a new folder, and resume it there: --resume FOLDER/epoch9.pt"
     ):
-        check_is_newest(Checkpoint.read(tmp_path / "epoch9.pt"))
+        check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "epoch9.pt")))
     (tmp_path / "copy").mkdir()
     copy = (tmp_path / "epoch9.pt").rename(tmp_path / "copy" / "epoch9.pt")
-    check_is_newest(Checkpoint.read(copy))
+    check_is_newest(StartedFrom.of(Checkpoint.read(copy)))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,8 @@ def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Pa
         config = TrainConfig(project=str(project), resume=str(resume))
         with ExitStack() as stack:
             plan = plan_run(DistributedContext.single(), config, ("resume",), stack)
-        return plan.checkpoint.path
+        assert isinstance(plan, ContinuedRun)
+        return plan.started_from.path
 
     assert resumed_path("") == project / "other" / "last.pt"
     assert resumed_path(project / "exp" / "last.pt") == project / "exp" / "last.pt"

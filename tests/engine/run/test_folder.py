@@ -15,11 +15,11 @@ import pytest
 import torch
 import yaml
 
-from data.source.dataset_spec import DataSource
 from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.progress import Progress
-from engine.run.folder import LAUNCHERS, LOCK_NAME, claim_folder, find_run_of_launchers, lock_folder, note_launch
-from engine.run.run import RunPlan, RunSettings, TrainingRun
+from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
+from engine.run.launchers import LAUNCHERS, find_run_of_launchers, note_launch
+from engine.run.run import NewRun, RunSettings, TrainingRun
 from tests.helpers.run_checkpoints import claim as name_newest_run
 from tests.helpers.run_checkpoints import saved
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -39,7 +39,7 @@ def _restored_kernels() -> Iterator[None]:
 
 def claim(stack: ExitStack, progress: Progress | None = None, **settings) -> TrainingRun:
     run_settings = RunSettings(TrainConfig(**settings), Hyperparameters())
-    plan = RunPlan(settings=run_settings, data_source=DataSource.of_training(run_settings.config))
+    plan = NewRun(settings=run_settings, launchers=[])
     return claim_folder(CPU, plan, run_settings, stack, progress or Progress())
 
 
@@ -47,7 +47,7 @@ def claim_again(folder: Path, lr0: float = 0.01) -> TrainingRun:
     """Starts a run anew in ``folder``, where it has begun before (``--resume auto``)."""
     config = TrainConfig(project=str(folder.parent), name=folder.name, exist_ok=True)
     settings = RunSettings(config, Hyperparameters(lr0=lr0))
-    plan = RunPlan(settings=settings, data_source=DataSource.of_training(config), folder=folder)
+    plan = NewRun(settings=settings, launchers=[], folder=folder)
     with ExitStack() as stack:
         return claim_folder(CPU, plan, settings, stack, Progress())
 
@@ -104,7 +104,7 @@ def test_a_run_in_a_read_only_folder_is_to_be_copied(tmp_path, monkeypatch, numb
     monkeypatch.setattr(FileLock, "acquire", refuse)
     copied = re.escape(f"copy it, and continue the copy: cp -r {tmp_path} COPY, then --resume COPY/last.pt")
     with ExitStack() as stack, pytest.raises(UserError, match=copied):
-        lock_folder(CPU, tmp_path, stack)
+        lock_folder(tmp_path, stack)
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(tmp_path):

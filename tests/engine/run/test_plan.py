@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.run.folder import note_launch
+from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
+from engine.run.run import ContinuedRun, EndedRun
 from tests.helpers.run_checkpoints import claim, saved
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -56,7 +57,10 @@ def test_a_plan_says_what_the_run_has_already(
     config = TrainConfig(**{"data": "set.yaml", "project": ".", **flags})
     with ExitStack() as stack:
         plan = plan_run(ctx, config, list(flags), stack)
+    assert not isinstance(plan, EndedRun)
     assert plan.folder == (folder and Path(folder))
-    assert (plan.checkpoint and plan.checkpoint.header.progress.epoch) == epoch
+    assert isinstance(plan, ContinuedRun) == (epoch is not None)
+    if isinstance(plan, ContinuedRun):
+        assert plan.started_from.progress.epoch == epoch
     assert (plan.data_source.data, plan.data_source.known_root) == (plan.settings.config.data, known_root)
     assert plan.data_source.stored_in == ("exp/last.pt" if known_root else "")

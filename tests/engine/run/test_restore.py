@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.restore import EpochData, adapt_progress, pending_epoch
+from engine.run.restore import EpochData, adapt_progress, pending_epoch, warn_of_lost_results
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -123,3 +123,24 @@ def test_only_rank_0_keeps_the_weights_of_a_pending_epoch():
     assert pending_epoch(ctx, checkpoint) is pending
     assert pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint) == dataclasses.replace(pending, ema={})
     assert pending_epoch(ctx, checkpoint_of()) is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_pending", "lost"),
+    [
+        ("1 2 3", False, ""),
+        ("1 2", True, ""),
+        ("1", False, "2 epochs, from epoch 2 to 3"),
+        ("", True, "2 epochs, from epoch 1 to 2"),
+    ],
+)
+def test_results_that_a_power_cut_has_taken_are_named(tmp_path, caplog, recorded, is_pending, lost):
+    if recorded:
+        (tmp_path / "results.csv").write_text("\n".join(["epoch", *recorded.split(), ""]))
+    progress = Progress(epoch=3)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
+    checkpoint = checkpoint_of(progress=progress, pending=pending, path=tmp_path / "last.pt")
+    with caplog.at_level("WARNING", "lockstep"):
+        warn_of_lost_results(checkpoint)
+    messages = [f"{tmp_path}/results.csv: has no results of {lost}"] if lost else []
+    assert caplog.messages == messages

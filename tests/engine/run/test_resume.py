@@ -8,6 +8,7 @@ import pytest
 
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.resume import choose_epochs, reason_to_end
+from engine.run.run import StartedFrom
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
 
@@ -31,28 +32,29 @@ from utils.config.settings import TrainConfig
 def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, message):
     progress = Progress(epoch=epoch, best_epoch=3, best_fitness=0.5)
     run = dataclasses.replace(STORED["run"], seconds=7200.0)
-    checkpoint = checkpoint_of(progress=progress, run=run, path=Path("some runs/exp/last.pt"))
+    started_from = StartedFrom.of(checkpoint_of(progress=progress, run=run, path=Path("some runs/exp/last.pt")))
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
-    reason = reason_to_end(checkpoint, config, given)
+    reason = reason_to_end(started_from, config, given)
     if message is None:
         assert reason == ""
     else:
-        assert re.match("some runs/exp/last.pt: " + message.replace("RUN", "'some runs/exp/last.pt'"), reason)
+        assert re.match(message.replace("RUN", "'some runs/exp/last.pt'"), reason)
 
 
 def test_a_run_whose_last_epoch_has_no_scores_yet_has_not_ended():
     """``--eval-ranks``, stopped and resumed with fewer epochs."""
     pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=5), ema={})
-    checkpoint = checkpoint_of(progress=Progress(epoch=5), pending=pending)
-    assert reason_to_end(checkpoint, TrainConfig(epochs=5), ("epochs",)) == ""
+    started_from = StartedFrom.of(checkpoint_of(progress=Progress(epoch=5), pending=pending))
+    assert reason_to_end(started_from, TrainConfig(epochs=5), ("epochs",)) == ""
 
 
 def test_a_longer_time_continues_a_run_whose_epochs_are_done():
     progress = Progress(epoch=10)
-    checkpoint = checkpoint_of(progress=progress, run=dataclasses.replace(STORED["run"], seconds=3600.0))
+    run = dataclasses.replace(STORED["run"], seconds=3600.0)
+    started_from = StartedFrom.of(checkpoint_of(progress=progress, run=run))
 
     def epochs(hours: float, *given: str, stored: int = 10) -> int:
-        return choose_epochs(checkpoint, TrainConfig(epochs=stored, time=hours), given)
+        return choose_epochs(started_from, TrainConfig(epochs=stored, time=hours), given)
 
     assert epochs(2.0, "time") == 20
     assert epochs(1.04, "time") == 10

@@ -20,6 +20,7 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.run.restore import EpochData, adapt_progress
 from engine.run.resume_settings import merge_config, merge_hyperparameters
+from engine.run.run import RunSettings
 from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
@@ -64,8 +65,9 @@ def resume(path: Path) -> None:
     """Does what --resume does with a checkpoint before anything is built."""
     checkpoint = Checkpoint.read(path)
     flags = TrainConfig()
-    config, _ = merge_config(checkpoint.description.config, flags, ())
-    merge_hyperparameters(checkpoint.description.hyp, flags, (), pretrained=False)
+    stored = RunSettings(checkpoint.description.config, checkpoint.description.hyp)
+    config = merge_config(stored.config, flags, ())
+    merge_hyperparameters(stored, flags, (), messages=[])
     adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
 
 

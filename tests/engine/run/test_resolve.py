@@ -1,0 +1,44 @@
+"""Which files the names in settings mean, from any working folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.run.resolve import resolve_path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "resolved"),
+    [
+        ("data", "demo", "demo"),  # also beside a folder of this name
+        ("data", "typo", "typo"),
+        ("data", "gone.yaml", "{here}/gone.yaml"),
+        ("data", "set", "{here}/set/data.yaml"),
+        ("data", "named", "{here}/named"),  # its YAML only names the classes
+        ("weights", "ckpt/best", "{here}/ckpt/best"),
+        ("weights", "best", "{here}/best"),
+        ("weights", "~/best.pt", "{here}/home/best.pt"),
+        ("weights", "yolov8n", "yolov8n"),
+        ("weights", "https://host/best.pt", "https://host/best.pt"),
+        ("model", "best", "best"),  # no YAML
+        ("model", "yolov8n.yaml", "yolov8n.yaml"),
+        ("model", "../gone.yaml", "{above}/gone.yaml"),
+        ("groups", r"(\d+)/", r"(\d+)/"),
+        ("groups", "best", "{here}/best"),
+        ("teacher", "", ""),
+    ],
+)
+def test_a_setting_names_a_file_by_its_absolute_path(tmp_path: Path, monkeypatch, name, value, resolved):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("demo", "set", "named"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "set/data.yaml").write_text("train: images\n")
+    (tmp_path / "named/data.yaml").write_text("names: [a]\n")
+    (tmp_path / "best").touch()
+    expected = resolved.replace("{here}", str(tmp_path)).replace("{above}", str(tmp_path.parent))
+    assert resolve_path(name, value) == expected
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolve_path(name, expected) == expected
