@@ -41,8 +41,10 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.formats", description=__doc__.split("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, type=Path, help="checkpoints")
     parser.add_argument("--data", required=True, help="data set of the checks and scores")
-    parser.add_argument("--imgsz", type=int, default=320)
-    parser.add_argument("--formats", nargs="+", default=list(EXPORT_FORMATS), choices=EXPORT_FORMATS)
+    parser.add_argument("--imgsz", type=int, default=320, help="side of the exported input, pixels")
+    parser.add_argument(
+        "--formats", nargs="+", default=list(EXPORT_FORMATS), choices=EXPORT_FORMATS, help="default: all"
+    )
     parser.add_argument("--precisions", nargs="*", default=[], choices=["half", "int8"], help="besides float32")
     parser.add_argument("--check-images", type=int, default=64, help="images of the check of each file")
     parser.add_argument("--python", nargs="*", default=[], help="FORMAT=INTERPRETER of another environment")

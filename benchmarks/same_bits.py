@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +30,11 @@ from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
+# Flags of all runs, and those of the runs whose checkpoints are compared.
+FLAGS = shlex.split("--batch-size 16 --virtual-ranks 4 --deterministic --device cpu --threads 1 --noplots")
+SHORT_RUN = shlex.split(
+    "--imgsz 160 --amp off --epochs 3 --multi-scale --val-every 0 --set mixup=0.5 close_mosaic=0 close_scale=0"
+)
 
 
 class Side(NamedTuple):
@@ -38,40 +45,42 @@ class Side(NamedTuple):
     root: Path = ROOT
 
     def __str__(self) -> str:
-        return str(self.root) if self.root != ROOT else f"{self.processes} processes"
+        if self.root != ROOT:
+            return str(self.root)
+        return "1 process" if self.processes == 1 else f"{self.processes} processes"
 
 
-def leaves(value, where: str = ""):
-    """Yields tensors and numbers of nested plain data, with their places."""
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields tensors and numbers of nested plain data, each after its place."""
     if isinstance(value, dict):
         for key in value:
-            yield from leaves(value[key], f"{where}.{key}")
+            yield from leaves(value[key], f"{place}.{key}")
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from leaves(item, f"{where}[{number}]")
+            yield from leaves(item, f"{place}[{number}]")
     else:
-        yield where, value
+        yield place, value
 
 
 def differences(a: dict, b: dict) -> list[str]:
-    """Returns the paths at which two checkpoints are not bitwise equal."""
+    """Returns the places at which two checkpoints are not bitwise equal."""
     ours, theirs = (dict(leaves({key: content[key] for key in COMPARED})) for content in (a, b))
     if ours.keys() != theirs.keys():
         return sorted(ours.keys() ^ theirs.keys())
-    same = (torch.equal(v, theirs[k]) if isinstance(v, torch.Tensor) else v == theirs[k] for k, v in ours.items())
-    return [key for key, equal in zip(ours, same) if not equal]
+    return [place for place in ours if not _are_equal(ours[place], theirs[place])]
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 def train(folder: Path, side: Side, *flags: str) -> Path:
     """Runs train.py, one thread a process, with 4 virtual ranks and a global batch of 16. Returns the run's folder."""
     name = str(len(list(folder.iterdir())))
-    launch = [sys.executable]
+    command = [sys.executable]
     if side.processes > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(side.processes)]
-    command = [
-        *launch, "train.py", "--batch-size", "16", "--virtual-ranks", "4", "--deterministic", "--device", "cpu",
-        "--threads", "1", "--workers", str(side.workers), "--noplots", "--project", str(folder), "--name", name, *flags,
-    ]  # fmt: skip
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(side.processes)]
+    command += ["train.py", *FLAGS, "--workers", str(side.workers), "--project", str(folder), "--name", name, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=side.root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -79,51 +88,51 @@ def train(folder: Path, side: Side, *flags: str) -> Path:
     return folder / name
 
 
-def compare_bits(data: str, sides: Sequence[Side], epochs: int = 3) -> bool:
-    every = True
+def compare_bits(data: str, sides: Sequence[Side]) -> bool:
+    """Trains two models with two optimizers on each side, and prints which checkpoints differ. Returns whether none
+    does."""
+    are_equal = True
     with tempfile.TemporaryDirectory() as folder:
-        for model in ("yolov8n", "yolov5n"):
-            for optimizer in ("SGD", "Muon"):
-                flags = ["--data", data, "--model", model, "--optimizer", optimizer, "--imgsz", "160", "--amp", "off",
-                         "--epochs", str(epochs), "--multi-scale", "--val-every", "0",
-                         "--set", "mixup=0.5", "close_mosaic=0", "close_scale=0"]  # fmt: skip
-                runs = [read_checkpoint(train(Path(folder), side, *flags) / "last.pt") for side in sides]
-                for side, content in zip(sides[1:], runs[1:]):
-                    differing = differences(runs[0], content)
-                    verdict = "the same bits" if not differing else f"{len(differing)} differ: {differing[:3]}"
-                    steps = content["progress"]["step"]
-                    print(f"{model} {optimizer}: 1 process against {side}, {steps} steps: {verdict}", flush=True)
-                    every &= not differing
-    return every
+        for model, optimizer in itertools.product(("yolov8n", "yolov5n"), ("SGD", "Muon")):
+            flags = ["--data", data, "--model", model, "--optimizer", optimizer, *SHORT_RUN]
+            first, *others = (read_checkpoint(train(Path(folder), side, *flags) / "last.pt") for side in sides)
+            for side, content in zip(sides[1:], others):
+                places = differences(first, content)
+                verdict = f"{len(places)} differ: {places[:3]}" if places else "the same bits"
+                steps = content["progress"]["step"]
+                print(f"{model} {optimizer}: {sides[0]} against {side}, {steps} steps: {verdict}", flush=True)
+                are_equal = are_equal and not places
+    return are_equal
 
 
-def compare_runs(data: str, sides: Sequence[Side], epochs: int = 10) -> bool:
-    """Compares runs as users see them: scored after each epoch."""
-
-    def table(run: Path) -> list[dict[str, str]]:
-        with open(run / "results.csv", encoding="utf-8", newline="") as file:
-            return [
-                {k: v for k, v in row.items() if not k.startswith(("time", "speed/"))} for row in csv.DictReader(file)
-            ]
-
+def compare_runs(data: str, sides: Sequence[Side]) -> bool:
+    """Compares whole runs of the first two sides, scored after each epoch: results.csv and best.pt. Returns whether
+    they are equal."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", str(epochs)]
-        one, two = (train(Path(folder), side, *flags) for side in sides[:2])
-        rows = table(one) == table(two)
-        best = [read_checkpoint(run / "best.pt") for run in (one, two)]
-        differing = [name for name, value in best[0]["ema"].items() if not torch.equal(value, best[1]["ema"][name])]
-        verdict, epoch = "the same" if rows else "differs", best[0]["progress"]["best_epoch"]
-        ap = [table(run)[-1]["metrics/AP"] for run in (one, two)]
-        print(f"{epochs} epochs, 1 process against {sides[1]}: results.csv {verdict}, last AP {ap[0]} and {ap[1]}; "
-              f"best.pt of epoch {epoch}: {len(differing)} of {len(best[0]['ema'])} tensors differ",
-              flush=True)  # fmt: skip
-        return rows and not differing and best[0]["progress"] == best[1]["progress"]
+        flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", "10"]
+        runs = [train(Path(folder), side, *flags) for side in sides[:2]]
+        first_rows, second_rows = map(_results_without_times, runs)
+        first, second = (read_checkpoint(run / "best.pt") for run in runs)
+    verdict = "the same" if first_rows == second_rows else "differs"
+    scores = f"{first_rows[-1]['metrics/AP']} and {second_rows[-1]['metrics/AP']}"
+    differing = [name for name, value in first["ema"].items() if not torch.equal(value, second["ema"][name])]
+    print(f"10 epochs, {sides[0]} against {sides[1]}: results.csv {verdict}, last AP {scores}")
+    best_epoch = first["progress"]["best_epoch"]
+    print(f"best.pt of epoch {best_epoch}: {len(differing)} of {len(first['ema'])} tensors differ", flush=True)
+    return first_rows == second_rows and not differing and first["progress"] == second["progress"]
+
+
+def _results_without_times(run: Path) -> list[dict[str, str]]:
+    """Reads the rows of a run's results.csv, without the columns that depend on the speed of the machine."""
+    with open(run / "results.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{key: row[key] for key in row if not key.startswith(("time", "speed/"))} for row in rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
-    parser.add_argument("--only", choices=("bits", "run"))
+    parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
     parser.add_argument("--against", type=Path, help="folder of another checkout, to compare this one with")
     options = parser.parse_args()
     sides = [Side(1), Side(2, 1), Side(4, 4)]

@@ -276,7 +276,7 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     installed.run(*lockstep, "detect", "--weights", best, "--source", tmp_path / "set" / "images" / "val")
     assert "results are in" in installed.run(*lockstep, "kfold", *flags, "--folds", "2")
     assert "nothing to report" in installed.run(*lockstep, "check", tmp_path / "set" / "data.yaml", "--noplots")
-    assert "written by Lockstep" in installed.run(*lockstep, "weights", "show", best)
+    assert "2 classes" in installed.run(*lockstep, "weights", best, best.with_suffix(".safetensors"))
     small = {"imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
     given = {"data": flags[1], "model": flags[3], "epochs": 1, "name": "python", "callbacks": "hooks:Hooks", **small}
     (installed.folder / "hooks.py").write_text(HOOKS)

@@ -82,4 +82,4 @@ def as_rgb8(images: np.ndarray) -> np.ndarray:
 
 def padding_value(dtype: np.dtype) -> int:
     """Returns the gray of the padding around images of ``dtype``, uint8 or uint16."""
-    return GRAY * (np.iinfo(dtype).max // 255)
+    return GRAY if dtype == np.uint8 else GRAY * 257

@@ -56,7 +56,8 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
     """
     spec = load_dataset_spec(source)
     splits = ("val", "test") if "test" in spec.splits else ("val",)
-    path, origin = folder / "data.yaml", folder / "source.txt"
+    path = folder / "data.yaml"
+    origin = folder / "source.txt"
     if any(spec.split(split).label_format is not YOLO for split in ("train", *splits)):
         raise UserError(f"{source}: labels must be YOLO text files next to the images; convert its annotations to them")
     if origin.exists() and origin.read_text() != str(source.resolve()):
@@ -113,7 +114,8 @@ def stored_result(folder: Path, variant: Variant) -> dict | None:
     path = folder / "result.json"
     if not path.exists():
         return None
-    result, declared = json.loads(path.read_text()), _declaration(variant)
+    result = json.loads(path.read_text())
+    declared = _declaration(variant)
     stored = declared | result.get("variant", {})
     if changed := [key for key in declared if stored[key] != declared[key]]:
         raise UserError(

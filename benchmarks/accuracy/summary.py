@@ -35,7 +35,9 @@ class Runs:
 
 def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()) -> Runs | None:
     """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
-    ap, drawn, seconds = [], [], []
+    ap = []
+    drawn = []
+    seconds = []
     for result in sorted(folder.glob("*/result.json")):
         if seeds and result.parent.name not in map(str, seeds):
             continue
@@ -104,7 +106,8 @@ def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
         by_set, drawn = difference(all_runs[base], runs)
         low, high = np.quantile(drawn, (0.025, 0.975))
         cells = [f"{by_set[name]:+.4f}" if name in by_set else "" for name in sets]
-        mean, worst = np.mean(list(by_set.values())), min(by_set.values())
+        mean = np.mean(list(by_set.values()))
+        worst = min(by_set.values())
         lines.append(f"| {variant} | {' | '.join(cells)} | {mean:+.4f} | {worst:+.4f} | {low:+.4f} to {high:+.4f} |")
     return "\n".join(lines)
 

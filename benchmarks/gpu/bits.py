@@ -42,7 +42,9 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.process.launch import read_launch
 from utils.process.spawn import spawn
 
-VIRTUAL_RANKS, PROCESSES, STEPS = 4, 2, 4
+VIRTUAL_RANKS = 4
+PROCESSES = 2
+STEPS = 4
 LAST_IMAGES = 1  # one of the two processes then has none
 # Plain DDP on two processes computes what one process does with two virtual ranks, to rounding.
 DDP = {"DDP": {}, "DDP with ZeRO": {"zero": True}}
@@ -115,7 +117,8 @@ def take_share(*arguments, nccl: bool = False, **settings) -> None:
     on_device = context_of(device).device
     if nccl:
         dist.destroy_process_group()
-        store, both = dist.PrefixStore("nccl", ctx.store), "cpu:gloo,cuda:nccl"
+        store = dist.PrefixStore("nccl", ctx.store)
+        both = "cpu:gloo,cuda:nccl"
         dist.init_process_group(both, store=store, rank=ctx.rank, world_size=ctx.world_size)
         ctx = replace(ctx, backend=both)
     take_steps(replace(ctx, device=on_device, devices=(on_device,)), "two", *arguments, **settings)

@@ -41,8 +41,10 @@ WORST_TOLERANCE = 1e-2  # the same for the worst tensor
 # the weights' change differs by 0.03, that of the worst tensor by up to 0.4; unrelated changes differ by 1.4.
 MUON = {"weights' change": 0.1, "worst tensor": 0.8}
 LEARNING_RATE = 0.01
-BOX_PX, SCORE = 1e-2, 1e-5  # largest differences of detections
-GRAY, GRAY_SHARE = 2, 1e-3  # levels of 255, and the fraction of pixels that may differ by more
+BOX_PX = 1e-2  # largest difference of detected boxes, pixels
+SCORE = 1e-5  # largest difference of their scores
+GRAY = 2  # levels of 255 by which rendered pixels may differ
+GRAY_SHARE = 1e-3  # fraction of pixels that may differ by more
 
 
 class Result(NamedTuple):
@@ -123,7 +125,8 @@ def compare_detections(options: argparse.Namespace) -> Iterator[str]:
         given = (content[name].to(on) for name in ("boxes_xyxy", "scores"))
         return select_detections(*given, PostprocessSettings(conf_thres=0.001, iou_thres=0.7))
 
-    expected, found = detect(torch.device("cpu")), detect(device)
+    expected = detect(torch.device("cpu"))
+    found = detect(device)
     problems = unequal_detections(expected, found)
     yield f"{int(expected.counts.sum())} boxes of {options.batch_size} images after box voting"
     if problems:
@@ -149,7 +152,8 @@ def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
     from utils.batches import map_tensors
 
     scene = Scene(options.imgsz, images=16)
-    table, pixels = scene.table(options.batch_size), scene.pixels
+    table = scene.table(options.batch_size)
+    pixels = scene.pixels
     device = context_of(options.device).device
 
     def render(on: torch.device, paint: Callable) -> Tensor:
@@ -173,7 +177,9 @@ def differing_share(expected: Tensor, found: Tensor) -> float:
     return float(((found.int() - expected.int()).abs() > GRAY).float().mean())
 
 
-WHOLE, ACCUMULATED, PARTIAL = "whole", "accumulated", "partial"
+WHOLE = "whole"
+ACCUMULATED = "accumulated"
+PARTIAL = "partial"
 COURSE = (WHOLE, WHOLE, WHOLE, WHOLE, PARTIAL, WHOLE, ACCUMULATED, WHOLE)
 COMPILED_TOLERANCE = 0.02  # relative, of losses and gradient norms in float32 (on GPUs with TF32 convolutions)
 
@@ -294,7 +300,9 @@ def series_of_steps(options: argparse.Namespace, *, replicas: int) -> StepSeries
     dtypes = set()
     take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.add(arguments[0][0].dtype))
     batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
-    losses, seconds, resident = [], [], []
+    losses = []
+    seconds = []
+    resident = []
     for number in range(10 if options.device == "cpu" else MANY_STEPS):
         began = time.perf_counter()
         take_step([batches[number % 2]], [options.batch_size], number + 1)
@@ -327,7 +335,8 @@ def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
     expected = predictor(image, color="rgb")[0].boxes.data
     seconds = {}
     for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
-        before, began = resident_mb(), time.perf_counter()
+        before = resident_mb()
+        began = time.perf_counter()
         found: list[torch.Tensor] = []
         for _ in range(MANY_CALLS):
             start(lambda: found.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
@@ -364,10 +373,12 @@ def overflow(options: argparse.Namespace) -> Iterator[str]:
         before = values_of(take_step)
         with overflowing(take_step):
             take_step([batch], [options.batch_size], 1)
-        skipped, momenta = values_of(take_step), momenta_of(take_step)
+        skipped = values_of(take_step)
+        momenta = momenta_of(take_step)
         for number in range(HEADROOM_STEPS):
             take_step([batch], [options.batch_size], number + 2)
-        after, steps = values_of(take_step), take_step.reader.pop(leave=0)
+        after = values_of(take_step)
+        steps = take_step.reader.pop(leave=0)
         taken = sum(values.finite for values in steps)
         yield f"{options.model} {optimizer}: {taken} of {len(steps)} steps taken"
         checks = {

@@ -1,6 +1,4 @@
-"""Measures where the time of a step goes: the loss and the assignment of targets, the costliest kernels; and images per
-second of the torch renderer.
-"""
+"""Measures where the time of a step goes: loss, assignment, the costliest kernels; and the torch renderer's speed."""
 
 from __future__ import annotations
 
@@ -19,7 +17,8 @@ from benchmarks.speed import report
 from benchmarks.speed.report import Comparison
 from benchmarks.speed.training_step import build_step, context_of, loss_pass, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
-from data.augment.plan import SamplePlanner, plan_labels
+from data.augment.labels import images_of, place_labels
+from data.augment.plan import SamplePlanner
 from data.render.device import paint_layers, render_table
 from data.render.opencv import render_plan
 from data.render.pyramid import PyramidLayout
@@ -169,7 +168,8 @@ def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
 def rendering(options: argparse.Namespace) -> Iterator[str]:
     """Yields a table of images per second: of the renderer on the device, from source images in its memory (as with
     ``--render-on device --cache device``), and of what one loader process spends on them."""
-    scene, device = Scene(options.imgsz, images=64), context_of(options.device).device
+    scene = Scene(options.imgsz, images=64)
+    device = context_of(options.device).device
     table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))
     cache = scene.pixels.to(device)
     painters: dict[str, Callable] = {"renderer, operation by operation": paint_layers}
@@ -216,7 +216,7 @@ class Scene:
     def numbers(self, count: int) -> None:
         plans = self.plans(count)
         build_table(plans, (self.imgsz, self.imgsz), self.source_hw, self.layout)
-        plan_labels(plans, self.source_hw, self.labels_of)
+        place_labels(plans, self.source_hw, *self.labels_of(images_of(plans)))
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.tile(self.labels, (len(images), 1)), np.repeat(np.arange(len(images)), len(self.labels))

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.speed.training_step import build_step, make_batches, stepper
 from benchmarks.speed.turns import ROOT
 
-WARM, STEPS = 3, 4  # steps before those that are looked at (a first one makes states and constants), and those
+WARM = 3  # steps before those that are observed; a first one makes states and constants
+STEPS = 4  # steps that are observed
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 CALLERS = 2
@@ -130,7 +131,8 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
     cases = [(model, optimizer, "auto") for model in options.models for optimizer in options.optimizers]
     if options.device != "cpu":
         cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler
-    waiting, broken = [], []
+    waiting = []
+    broken = []
     for model, optimizer, amp in cases:
         what = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
         try:
@@ -164,7 +166,8 @@ def waits_of_step(
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """Does what `waits_of_steps` does for trainings by train.py in this process: loader, prefetcher, step and the rest
     of the loop, with the first ``--layouts`` of `RENDERERS`."""
-    waiting, broken = [], []
+    waiting = []
+    broken = []
     for feed, flags in list(RENDERERS.items())[: options.layouts]:
         try:
             watched = waits_of_training(options, flags)
@@ -185,7 +188,9 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
     import train
     from engine.train.step import TrainStep
 
-    found, take_step, taken = watchers(options.device), TrainStep.__call__, 0
+    found = watchers(options.device)
+    take_step = TrainStep.__call__
+    taken = 0
     begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(found)}
     watching: list[WarnedWaits | WaitingOperations] = []
 

@@ -22,10 +22,12 @@ from utils.config.recipes import hyperparameters_from
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.loader", description=__doc__.split("\n\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML, of a format that both read")
-    parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320])
-    parser.add_argument("--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"))
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320], help="pixels")
+    parser.add_argument(
+        "--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"), help="of both sides"
+    )
+    parser.add_argument("--batch-size", type=int, default=16, help="images of a batch")
+    parser.add_argument("--workers", type=int, default=2, help="processes of each side")
     parser.add_argument("--seconds", type=float, default=6.0, help="a turn")
     parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of ours, key=value")
     add_flags(parser)

@@ -31,7 +31,8 @@ class Comparison:
         """Returns the ratio of the medians, above 1 if ours is better; None without a peer."""
         if not self.peer:
             return None
-        ours, peer = statistics.median(self.ours), statistics.median(self.peer)
+        ours = statistics.median(self.ours)
+        peer = statistics.median(self.peer)
         better, worse = (ours, peer) if self.higher_is_better else (peer, ours)
         return better / worse if worse else float("inf")
 

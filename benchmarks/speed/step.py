@@ -26,19 +26,20 @@ ERROR_WIDTH = 300
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.step", description=__doc__.split("\n\n")[0])
     parser.add_argument("--model", nargs="+", default=["yolov8n"], help="names, or names with sizes: yolov8n:16,64")
-    parser.add_argument("--imgsz", type=int, default=320)
+    parser.add_argument("--imgsz", type=int, default=320, help="side of the images, pixels")
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[16], help="of models that are named without sizes"
     )
     parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="of ours: off, auto, bf16, fp16")
     parser.add_argument("--compile", action="store_true", help="torch.compile on our side")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="of ours; the peer's is SGD")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU")
     parser.add_argument("--steps", type=int, default=4, help="a turn")
     parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
     add_flags(parser)
     options = parser.parse_args()
-    rows, errors = [], []
+    rows = []
+    errors = []
     with Sides(
         options.amp,
         imgsz=options.imgsz,

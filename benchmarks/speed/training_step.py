@@ -97,7 +97,8 @@ def make_batches(
 
     from utils.batches import Batch, Targets
 
-    batches, region = [], np.array([[0, 0, 0.5, 0.5, 0.4, 0.3]], np.float32)
+    batches = []
+    region = np.array([[0, 0, 0.5, 0.5, 0.4, 0.3]], np.float32)
     for seed in range(number):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8)
@@ -137,7 +138,8 @@ def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
 def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
     """Makes a function that runs the criterion forwards and backwards, from the maps that the model has for ``batch``
     to their gradients. It takes a step to learn what the step hands to the criterion."""
-    criterion, calls = take_step.criterion, []
+    criterion = take_step.criterion
+    calls = []
 
     def note(_: nn.Module, arguments: tuple) -> None:
         raw, *others = arguments

@@ -56,9 +56,12 @@ def rate_of(counts: Iterator[int], seconds: float) -> float:
     """Returns images per second over the next ``seconds``, without those that were ready before."""
     for _ in range(SKIPPED):
         next(counts)
-    images, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
+    images = 0
+    started = time.perf_counter()
+    elapsed = 0.0
+    while elapsed < seconds:
         images += next(counts)
+        elapsed = time.perf_counter() - started
     return images / elapsed
 
 

@@ -50,11 +50,13 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
             if turn:  # the first one scans
                 seconds[name].append(spent)
     index = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "index"), progress=False))
-    gt, classes = index.ground_truth(), len(index.names)
+    gt = index.ground_truth()
+    classes = len(index.names)
     scores = {
         name: average_precision(next((folder / name).rglob("predictions.json")), gt, classes) for name in commands
     }
-    peer_seconds, peer_score = seconds.get("peer", []), [scores["peer"]] if options.peer else []
+    peer_seconds = seconds.get("peer", [])
+    peer_score = [scores["peer"]] if options.peer else []
     rows = []
     for amp in options.amp:
         what = f"{Path(options.weights).stem}, {options.imgsz} px, amp {amp}"

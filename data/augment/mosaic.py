@@ -1,4 +1,4 @@
-"""Mosaic and MixUp: chooses the images of each layer and places them on its canvas.
+"""Mosaic and MixUp: chooses the images of each layer, and the corner of each on the layer.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
 (Zhang et al. 2018) blends two layers. All patches of a batch are computed at once, elementwise, so that none depends on
@@ -8,11 +8,10 @@ the others. Legend: L layers, M patches (images, or crops of them, on a layer), 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.transforms import Augmentation, SharedColumns, are_axis_aligned, project_boxes
+from data.augment.augmentation import Augmentation, SharedColumns
 from utils.batches import SampleKey
 
 
@@ -108,88 +107,3 @@ def choose_partners(uniforms: Sequence[float], index: int, block: Sequence[int],
             candidates = [i for i in block if i != index] or [index]
         partners.append(candidates.pop(int(uniform * len(candidates))))
     return partners
-
-
-class Placement(NamedTuple):
-    """Positions of patches. For a patch outside the canvas, only ``is_seen`` is valid."""
-
-    region: np.ndarray  # int64 (M, 4): x1, y1, x2, y2 of the rendered region, source pixels
-    matrix: np.ndarray  # float64 (M, 3, 3), source to canvas
-    is_seen: np.ndarray  # bool (M,)
-
-
-def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    """Returns widths and heights (M, 2), whole numbers, of sources scaled to fit exactly into canvases (M, 2)."""
-    gain = np.minimum(canvas_wh[:, 1] / source_hw[:, 0], canvas_wh[:, 0] / source_hw[:, 1])
-    return np.maximum(np.rint(source_hw[:, ::-1] * gain[:, None]), 1.0)
-
-
-def place_patches(
-    source_hw: np.ndarray,
-    corners: np.ndarray,
-    sizes: np.ndarray,
-    frame_wh: np.ndarray,
-    outer: np.ndarray,
-    canvas_wh: np.ndarray,
-) -> Placement:
-    """Computes regions and matrices of sources pasted on frames, which ``outer`` maps to the canvas.
-
-    Args:
-        source_hw: (M, 2).
-        corners, sizes: x, y and width, height (M, 2) on the frame, whole numbers.
-        frame_wh: (M, 2).
-        outer: (M, 3, 3), from frame to canvas.
-        canvas_wh: (M, 2).
-    """
-    source_wh = source_hw[:, ::-1].astype(np.float64)
-    region = _crop_to_frame(source_wh, corners, sizes, frame_wh)
-    gain = sizes / source_wh
-    matrix = np.empty_like(outer)
-    matrix[:, :, 0] = outer[:, :, 0] * gain[:, :1]
-    matrix[:, :, 1] = outer[:, :, 1] * gain[:, 1:]
-    matrix[:, :, 2] = outer[:, :, 0] * corners[:, :1] + outer[:, :, 1] * corners[:, 1:] + outer[:, :, 2]
-    is_seen = _touches_canvas(region, matrix, canvas_wh)
-    aligned = np.flatnonzero(are_axis_aligned(matrix))
-    snapped = _snap(region[aligned], matrix[aligned], canvas_wh[aligned])
-    region[aligned] = snapped.region
-    matrix[aligned] = snapped.matrix
-    is_seen[aligned] = snapped.is_seen
-    return Placement(region.astype(np.int64), matrix, is_seen)
-
-
-def _crop_to_frame(source_wh: np.ndarray, corners: np.ndarray, sizes: np.ndarray, frame_wh: np.ndarray) -> np.ndarray:
-    """Returns the regions of sources that are on their frames, in whole source pixels, of which at least one remains:
-    float64 (M, 4). The arguments: see `place_patches`."""
-    per_pixel = source_wh / sizes
-    low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
-    high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)
-    return np.concatenate([low, np.maximum(high, low + 1)], 1)
-
-
-def _touches_canvas(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
-    """Returns which patches may be visible on their canvases, bool (M,)."""
-    x1, y1, x2, y2 = project_boxes(matrix, region[:, :2], region[:, 2:]).T
-    return (x1 < canvas_wh[:, 0]) & (y1 < canvas_wh[:, 1]) & (x2 > 0) & (y2 > 0)
-
-
-def _snap(region: np.ndarray, matrix: np.ndarray, canvas_wh: np.ndarray) -> Placement:
-    """Moves the edges of axis-aligned patches, by half a pixel at most, onto canvas pixels.
-
-    A crop of whole source pixels then fills a rectangle of whole canvas pixels, which a resize renders several times
-    faster than a warp. Labels use the same matrix, so they stay exactly on the objects.
-    """
-    gain = matrix[:, (0, 1), (0, 1)]
-    offset = matrix[:, :2, 2]
-    at_zero = -offset / gain
-    at_limit = (canvas_wh - offset) / gain
-    low = np.maximum(region[:, :2], np.floor(np.minimum(at_zero, at_limit)))
-    high = np.minimum(region[:, 2:], np.ceil(np.maximum(at_zero, at_limit)))
-    start = np.rint(gain * low + offset)
-    end = np.rint(gain * high + offset)
-    is_seen = ((high > low) & (start != end)).all(1)
-    snapped = np.zeros_like(matrix)
-    new_gain = (end - start) / np.where(high > low, high - low, 1.0)
-    snapped[:, (0, 1), (0, 1)] = new_gain
-    snapped[:, :2, 2] = start - new_gain * low
-    snapped[:, 2, 2] = 1.0
-    return Placement(np.concatenate([low, high], 1).astype(np.int64), snapped, is_seen)

@@ -12,26 +12,17 @@ Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, compress
 from typing import NamedTuple
 
 import numpy as np
 
-from data.augment.mosaic import Mosaic, PartnerPool, Placement, choose_mixup, fitted_sizes, place_patches
-from data.augment.transforms import (
-    Augmentation,
-    ColorJitter,
-    GeometricTransform,
-    PixelOperation,
-    RandomFlip,
-    RandomPerspective,
-    RandomStreams,
-    to_normalized,
-    transform_labels,
-)
+from data.augment.augmentation import Augmentation, RandomStreams
+from data.augment.mosaic import Mosaic, PartnerPool, choose_mixup
+from data.augment.placement import Placement, fitted_sizes, place_patches
+from data.augment.transforms import ColorJitter, GeometricTransform, PixelOperation, RandomFlip, RandomPerspective
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters, closing_epochs
 from utils.rng import Stream, keyed_generator
@@ -117,7 +108,8 @@ class SamplePlanner:
             keys=[*keys, *(keys[n] for n in mixed)],
             images=[*(key.index for key in keys), *partners],
             allow_mosaic=may_combine[[*range(len(keys)), *mixed]],
-            uniforms_of=partial(streams.layer_uniforms, mixed=mixed),
+            streams=streams,
+            mixed=mixed,
         )
         layers = self._draw_layers(inputs, run_epochs)
         plans = [SamplePlan(key.canvas_hw, (layer,), 1.0) for key, layer in zip(keys, layers)]
@@ -157,13 +149,13 @@ class SamplePlanner:
         counts = np.array([len(images) for images in members])
         is_mosaic = counts > 1
         frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
-        outer = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
         layer = np.repeat(np.arange(len(members)), counts)
         slots = np.concatenate([np.arange(count) for count in counts])
         sources = self._source_hw[np.array([i for images in members for i in images])]
         sizes = fitted_sizes(sources, canvas_wh[layer])
         uniforms = inputs.uniforms_of(self._mosaic)[layer]
         corners = self._mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
+        outer = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
         return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
 
     def _compose(
@@ -187,34 +179,14 @@ class SamplePlanner:
 
 
 class _LayerInputs(NamedTuple):
-    """What determines L layers: the first ones of all samples, then the second ones of those that are mixed."""
+    """All that determines L layers: the first ones of all samples, then the second ones of those that are mixed."""
 
     keys: list[SampleKey]
     images: list[int]  # main image of each layer
     allow_mosaic: np.ndarray  # bool (L,)
-    uniforms_of: Callable[[Augmentation], np.ndarray]  # random numbers of an augmentation, see `RandomStreams`
+    streams: RandomStreams
+    mixed: list[int]  # positions of the samples with a second layer
 
-
-def plan_labels(
-    plans: Sequence[SamplePlan], source_hw: np.ndarray, labels_of: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-) -> list[np.ndarray]:
-    """Returns the labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
-
-    ``source_hw``: as for `SamplePlanner`; ``labels_of``: see `DatasetIndex.labels_of`.
-    """
-    patches_of = [[patch for layer in plan.layers for patch in layer.patches] for plan in plans]
-    patches = list(chain.from_iterable(patches_of))
-    counts = [len(members) for members in patches_of]
-    if not patches:
-        return [np.zeros((0, 5), np.float32) for _ in plans]
-    images = np.array([patch.index for patch in patches])
-    canvas_hw = np.repeat([plan.canvas_hw for plan in plans], counts, 0)
-    moved, patch = transform_labels(
-        *labels_of(images),
-        source_hw=source_hw[images],
-        regions=np.array([patch.region for patch in patches]),
-        matrices=np.array([patch.matrix for patch in patches]),
-        canvas_hw=canvas_hw,
-    )
-    ends = np.searchsorted(patch, np.cumsum(counts))
-    return np.split(to_normalized(moved, canvas_hw[patch]), ends[:-1])
+    def uniforms_of(self, augmentation: Augmentation) -> np.ndarray:
+        """Returns the random numbers of an augmentation; see `RandomStreams.layer_uniforms`."""
+        return self.streams.layer_uniforms(augmentation, self.mixed)

@@ -1,9 +1,9 @@
-"""Augmentations, one class each, and the streams of their random numbers.
+"""Augmentations of single images, one class each.
 
 A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
-parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. In no
-list are Mosaic and MixUp, which choose and join images before them (mosaic.py), and the user's albumentations, which
-change rendered pixels after them (`data.render.user_transforms`).
+parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. In no list are
+Mosaic and MixUp, which choose and join images before them (mosaic.py), and the user's albumentations, which change
+rendered pixels after them (`data.render.user_transforms`).
 
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
@@ -16,22 +16,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
 
 import cv2
 import numpy as np
 from torch import Tensor
 
-from utils.batches import SampleKey
-from utils.boxes import area_xyxy, clip_xyxy
-from utils.config.settings import Hyperparameters
-from utils.rng import Stream, keyed_uniforms, named_stream
-
-# Boxes are dropped below these limits, or above this aspect.
-MIN_VISIBLE_SIDE_PX = 2.0
-MIN_VISIBLE_FRACTION = 0.1
-MAX_ASPECT = 100.0
+from data.augment.augmentation import Augmentation, SharedColumns
 
 MIN_SCALE = 0.05
 # Minimum distance of a perspective transform's horizon, in half-canvases, which keeps the image from folding over.
@@ -42,38 +32,6 @@ _YIQ_TO_RGB = np.linalg.inv(_RGB_TO_YIQ)
 _LUMA = np.outer(_YIQ_TO_RGB[:, 0], _RGB_TO_YIQ[0])
 _CHROMA = np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[1]) + np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[2])
 _QUARTER_TURN = np.outer(_YIQ_TO_RGB[:, 2], _RGB_TO_YIQ[1]) - np.outer(_YIQ_TO_RGB[:, 1], _RGB_TO_YIQ[2])
-
-
-class SharedColumns:
-    """Columns of the random stream that the built-in augmentations share.
-
-    The numbers of a sample's first layer come first, then as many of a second layer to mix in, then those of the
-    mixing. All are always drawn, so that a change of one probability affects no other choice.
-    """
-
-    MOSAIC = slice(0, 6)
-    PERSPECTIVE = slice(6, 14)
-    COLOR = slice(14, 17)
-    FLIP = slice(17, 19)
-    FIRST_LAYER = slice(0, 19)
-    SECOND_LAYER = slice(19, 38)
-    MIXUP = slice(38, 40)
-    COUNT = 40
-
-
-class Augmentation:
-    """Base class of all augmentations.
-
-    Built-in ones own `columns` of a shared random stream. The name of any other determines a stream of its own, so a
-    new augmentation does not change the numbers of the others.
-    """
-
-    name: ClassVar[str]
-    num_uniforms: ClassVar[int]  # random numbers per layer
-    columns: ClassVar[slice | None] = None  # columns in the shared stream; None for a stream of its own
-
-    def __init__(self, hyp: Hyperparameters) -> None:
-        self.hyp = hyp
 
 
 class GeometricTransform(Augmentation, ABC):
@@ -101,7 +59,7 @@ class PixelOperation(Augmentation, ABC):
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """Whether the hyper-parameters enable the operation."""
+        """True if the hyper-parameters enable the operation."""
 
     @abstractmethod
     def parameters(self, uniforms: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
@@ -122,37 +80,6 @@ class PixelOperation(Augmentation, ABC):
 
         The result may exceed that range. Must be elementwise, so that an image does not depend on its batch.
         """
-
-
-class RandomStreams:
-    """The random numbers for the layers of a batch, which depend only on the seed and the samples' keys.
-
-    The first layer of each key comes first, then the second layers of the samples that are mixed.
-    """
-
-    def __init__(self, seed: int, keys: Sequence[SampleKey]) -> None:
-        self.seed = seed
-        self._positions = [(key.epoch, key.position) for key in keys]
-        self._shared = keyed_uniforms(seed, Stream.AUGMENT, self._positions, SharedColumns.COUNT)
-
-    @property
-    def mixing_uniforms(self) -> np.ndarray:
-        """(n, 2) in [0, 1) for each key, which decide whether it has a second layer, and choose its image."""
-        return self._shared[:, SharedColumns.MIXUP]
-
-    def layer_uniforms(self, augmentation: Augmentation, mixed: list[int]) -> np.ndarray:
-        """Returns the numbers of an augmentation, (L, `Augmentation.num_uniforms`) in [0, 1).
-
-        ``mixed``: positions of the keys whose samples have a second layer.
-        """
-        columns = augmentation.columns
-        count = augmentation.num_uniforms
-        if columns is not None:
-            first_layers = self._shared[:, SharedColumns.FIRST_LAYER]
-            second_layers = self._shared[mixed, SharedColumns.SECOND_LAYER]
-            return np.concatenate([first_layers[:, columns], second_layers[:, columns]])
-        rows = keyed_uniforms(self.seed, named_stream(augmentation.name), self._positions, 2 * count)
-        return np.concatenate([rows[:, :count], rows[mixed, count:]])
 
 
 class RandomPerspective(GeometricTransform):
@@ -263,94 +190,3 @@ def color_matrices(jitter: np.ndarray) -> np.ndarray:
     cosine = np.array([math.cos(angle) for angle in angles])[:, None, None]
     sine = np.array([math.sin(angle) for angle in angles])[:, None, None]
     return (1 + value) * (_LUMA + (1 + saturation) * (cosine * _CHROMA + sine * _QUARTER_TURN))
-
-
-def project_points(matrix: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Maps points (..., 2) with a homogeneous matrix (3, 3)."""
-    mapped = points @ matrix[:, :2].T + matrix[:, 2]
-    return mapped[..., :2] / mapped[..., 2:]
-
-
-def are_axis_aligned(matrices: np.ndarray) -> np.ndarray:
-    """Returns whether each (3, 3) matrix only scales, mirrors and moves, so that a resize can render it: bool (n,)."""
-    return np.logical_not(matrices[:, (0, 1, 2, 2), (1, 0, 0, 1)].any(1))
-
-
-def project_boxes(matrices: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Projects boxes, each with a (3, 3) matrix and two corners (x, y); returns their axis-aligned hulls (n, 4)."""
-    if are_axis_aligned(matrices).all():
-        scale = matrices[:, (0, 1), (0, 1)]
-        shift = matrices[:, :2, 2]
-        ends = np.stack([low * scale + shift, high * scale + shift]) / matrices[:, 2, 2, None]
-        return np.concatenate([ends.min(0), ends.max(0)], 1)
-    corner_x = np.stack([low[:, 0], high[:, 0], high[:, 0], low[:, 0]])  # (4, n)
-    corner_y = np.stack([low[:, 1], low[:, 1], high[:, 1], high[:, 1]])
-    mapped = [matrices[:, row, 0] * corner_x + matrices[:, row, 1] * corner_y + matrices[:, row, 2] for row in range(3)]
-    x = mapped[0] / mapped[2]
-    y = mapped[1] / mapped[2]
-    return np.stack([x.min(0), y.min(0), x.max(0), y.max(0)], 1)
-
-
-def is_worth_keeping(visible_xyxy: np.ndarray, full_area: np.ndarray) -> np.ndarray:
-    """Returns which boxes are large enough, not too thin, and show enough of their full area: bool (n,)."""
-    width = visible_xyxy[:, 2] - visible_xyxy[:, 0]
-    height = visible_xyxy[:, 3] - visible_xyxy[:, 1]
-    big_enough = (width >= MIN_VISIBLE_SIDE_PX) & (height >= MIN_VISIBLE_SIDE_PX)
-    not_too_thin = np.maximum(width, height) <= MAX_ASPECT * np.minimum(width, height)
-    seen_enough = area_xyxy(visible_xyxy) >= MIN_VISIBLE_FRACTION * full_area
-    return big_enough & not_too_thin & seen_enough
-
-
-def transform_labels(
-    labels: np.ndarray,
-    patch: np.ndarray,
-    *,
-    source_hw: np.ndarray,
-    regions: np.ndarray,
-    matrices: np.ndarray,
-    canvas_hw: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Maps the labels of M patches to the canvas, as the hulls of their corners, clipped to it.
-
-    The result for a label does not depend on the others.
-
-    Args:
-        labels: float (n, 5) of class, cx, cy, w, h normalized to the source image.
-        patch: int (n,), patch of each label.
-        source_hw: (M, 2), sizes of the patches' source images, pixels.
-        regions: (M, 4), rendered region of each patch, x1, y1, x2, y2 in source pixels.
-        matrices: (M, 3, 3), from source to canvas.
-        canvas_hw: (M, 2), sizes of their canvases, pixels, or (2,), one size for all.
-
-    Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the labels that are kept, in their order; and
-        the patch of each, (m,).
-    """
-    rows = labels.astype(np.float64)
-    source_wh = np.asarray(source_hw, np.float64)[patch, ::-1]
-    region = np.asarray(regions, np.float64)[patch]
-    matrix = np.asarray(matrices)[patch]
-    center = rows[:, 1:3] * source_wh
-    half = rows[:, 3:5] * (source_wh / 2)
-    low = center - half
-    high = center + half
-    region_low = low.clip(region[:, :2], region[:, 2:])
-    region_high = high.clip(region[:, :2], region[:, 2:])
-    height, width = np.broadcast_to(canvas_hw, (len(matrices), 2))[patch].T
-    visible = clip_xyxy(project_boxes(matrix, region_low, region_high), width, height)
-    keep = is_worth_keeping(visible, area_xyxy(project_boxes(matrix, low, high)))
-    keep |= (rows[:, 0] < 0) & (area_xyxy(visible) > 0)  # keeps any visible piece of an ignore region
-    return np.concatenate([rows[:, :1], visible], 1)[keep], patch[keep]
-
-
-def to_normalized(labels_xyxy: np.ndarray, canvas_hw: np.ndarray | tuple[int, int]) -> np.ndarray:
-    """Converts class, x1, y1, x2, y2 (n, 5) in canvas pixels to class, cx, cy, w, h normalized, float32 (n, 5).
-
-    ``canvas_hw``: (2,), or (n, 2) for each row.
-    """
-    canvas_wh = np.asarray(canvas_hw)[..., ::-1]
-    rows = np.empty((len(labels_xyxy), 5), np.float32)
-    rows[:, 0] = labels_xyxy[:, 0]
-    rows[:, 1:3] = (labels_xyxy[:, 1:3] + labels_xyxy[:, 3:5]) / 2 / canvas_wh
-    rows[:, 3:5] = (labels_xyxy[:, 3:5] - labels_xyxy[:, 1:3]) / canvas_wh
-    return rows

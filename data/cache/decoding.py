@@ -1,4 +1,4 @@
-"""Shared by the image caches: decoding in threads, file names, checks of free space, and removal of old files."""
+"""Decodes images for the caches in threads, names the files of caches, removes old ones, and checks free space."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ImageCache(Protocol):
 
 
 class Decoding(NamedTuple):
-    """How a cache decodes its images."""
+    """Decodes the images of a cache, in threads."""
 
     threads: int = 4
     show_progress: bool = False
-    reduces: bool = True  # whether JPEGs may be decoded at a fraction of their size, as for training
+    reduces: bool = True  # whether images are reduced as for training; see `read_source`
 
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
         """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""

@@ -44,7 +44,7 @@ _REMEDY = "choose another --cache-dir or --cache none"
 
 
 class _NodeState(NamedTuple):
-    """What a node tells the others about its file."""
+    """The state of a node's file, which it sends to the other nodes."""
 
     name: str  # of the file, which depends on the data set
     is_usable: bool  # complete, or locked by this run
@@ -182,7 +182,7 @@ def _stamp(path: Path) -> dict[str, int]:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether the file has not changed since it was marked complete."""
+    """Returns whether the file was marked complete and has not changed since."""
     try:
         return path.is_file() and json.loads(read_text(path.with_suffix(_COMPLETE_SUFFIX))) == _stamp(path)
     except (OSError, UserError, ValueError, RecursionError):

@@ -64,7 +64,7 @@ def _stratify(boxes: np.ndarray, images: np.ndarray, shuffled: np.ndarray, folds
         members = remaining[counts[remaining, column] > 0] if column != _IMAGES else remaining
         members = members[np.argsort(-counts[members, column], kind="stable")]
         for group in members.tolist():
-            fold = _neediest_fold(missing, column)
+            fold = _fold_lacking_most(missing, column)
             fold_of[group] = fold
             missing[fold] -= counts[group]
         remaining = shuffled[fold_of[shuffled] < 0]
@@ -79,7 +79,7 @@ def _rarest_class(boxes: np.ndarray) -> int:
     return int(np.flatnonzero(totals == totals[totals > 0].min())[0])
 
 
-def _neediest_fold(missing: np.ndarray, column: int) -> int:
+def _fold_lacking_most(missing: np.ndarray, column: int) -> int:
     """Returns the fold that lacks most of a ``column`` of ``missing``, float64 (K, C + 1): of several, the one that
     lacks most images."""
     lacks_most = np.flatnonzero(missing[:, column] == missing[:, column].max())

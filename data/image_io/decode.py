@@ -60,9 +60,9 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
 
 
 def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
-    """Whether every image is of one color, that is, constant in each channel.
+    """Returns whether every image is of one color, that is, constant in each channel.
 
-    Returns False for no images, and if one cannot be read. Reads up to the first image that varies.
+    It is False for no images, and if one cannot be read. Reads up to the first image that varies.
     """
 
     def is_single_color(path: str) -> bool:

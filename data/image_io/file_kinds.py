@@ -1,4 +1,4 @@
-"""Tells image files by their names and first bytes: which are read, and which are left out, and why."""
+"""Recognizes image files by their names and first bytes, and says why some of them are not read."""
 
 from __future__ import annotations
 

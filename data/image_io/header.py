@@ -22,7 +22,7 @@ _ORIENTATION_TAG = 0x0112  # of EXIF
 
 
 class Header(NamedTuple):
-    """Facts from the header of an image file. Only a JPEG has the fields after ``kind``."""
+    """The header of an image file. Only a JPEG has the fields after ``kind``."""
 
     kind: str  # "jpeg", "tiff", "npy" or "other"
     orientation: int = 1  # EXIF, 1 to 8

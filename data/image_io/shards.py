@@ -177,7 +177,7 @@ def open_shards(path: Path) -> Shards:
 
 
 def is_shard_path(path: Path) -> bool:
-    """Whether ``path`` has the suffix of an index of shards."""
+    """Returns whether ``path`` has the suffix of an index of shards."""
     return path.suffix == SUFFIX
 
 

@@ -43,7 +43,7 @@ class HiddenDamageError(UserError):
 
 
 class CheckedImage(NamedTuple):
-    """What a check finds out about an image."""
+    """The result of a check: facts about an image that can be read."""
 
     size_hw: tuple[int, int]  # upright
     max_value: int = 0  # largest value of a 16-bit image; 0 for other images
@@ -127,7 +127,8 @@ def coded_data_defect(data: bytes, start: int) -> str:
 
 
 def _is_header_accepted(data: bytes, header: Header) -> bool:
-    """Whether libjpeg accepts the bytes of a JPEG before its coded data, and only complains that no more follow."""
+    """Returns whether libjpeg accepts the bytes of a JPEG before its coded data, and only complains that no more
+    follow."""
     height, width = header.stored_hw
     try:
         Image.frombytes("L", (-(-width // 8), -(-height // 8)), data[: header.coded_at], "jpeg", "L", "", 8, 0)

@@ -21,6 +21,7 @@ from utils.errors import UserError, one_line
 from utils.strings import counted
 
 _MAX_EMPTY_FRACTION = 0.5  # if more of the labeled images have no object, a note asks whether that is intended
+_MIN_NAMED_FRACTION = 0.5  # if one label file for all images names fewer, a warning asks whether it is theirs
 _MAX_NAMED_OTHERWISE_FRACTION = 0.1  # if more label files name another image, a warning says so
 # Notes about labels that are corrected, by kind of finding.
 _CORRECTIONS = {
@@ -66,7 +67,7 @@ def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, spl
     raise UserError(f"{message}; {ids_advice}" if ids_advice else message)
 
 
-def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec, split: str) -> list[str]:
+def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec) -> list[str]:
     """Returns what is probably misread, and what to do, as messages. ``box_advice``: see `misread_boxes`; "": none."""
     advice = [
         labels.ids_advice(spec),
@@ -75,12 +76,12 @@ def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec, sp
         _filename_mismatches(labels.findings_of(kinds.NAMED_OTHERWISE), len(labels.images)),
     ]
     unlisted = _unlisted_images(labels)
-    if unlisted and _is_label_file_doubtful(labels, spec, split):
+    if unlisted and _is_label_file_doubtful(labels):
         advice.append(f"{unlisted}: is it the label file of these images?")
     return [message for message in advice if message]
 
 
-def notes_on_scan(labels: ScannedLabels, spec: DatasetSpec, split: str) -> list[str]:
+def notes_on_scan(labels: ScannedLabels) -> list[str]:
     """Returns notes about labels that are used as they are, or corrected: what `advice_on_scan` does not doubt."""
     notes = []
     for kind, description in _CORRECTIONS.items():
@@ -95,7 +96,7 @@ def notes_on_scan(labels: ScannedLabels, spec: DatasetSpec, split: str) -> list[
             "annotation; if that is not meant, write the labels again"
         )
     unlisted = _unlisted_images(labels)
-    if unlisted and not _is_label_file_doubtful(labels, spec, split):
+    if unlisted and not _is_label_file_doubtful(labels):
         notes.append(unlisted)
     return notes
 
@@ -126,7 +127,7 @@ def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
 
 
 def _unlisted_images(labels: ScannedLabels) -> str:
-    """Returns which images the one label file of a split does not name: they are not labeled; "" if there are none."""
+    """Returns a message about the images that the one label file of a split does not name; "" if it names all."""
     listing = labels.listing
     unlisted = [finding.where for finding in labels.source.findings if finding.kind == kinds.UNLISTED]
     if not unlisted:
@@ -135,8 +136,8 @@ def _unlisted_images(labels: ScannedLabels) -> str:
     return f"{listing.labels[0].name} doesn't name {count}, which are left out, first {unlisted[0]}"
 
 
-def _is_label_file_doubtful(labels: ScannedLabels, spec: DatasetSpec, split: str) -> bool:
-    """Returns whether the one label file of a split seems to be that of other images: it names less than half of them,
-    and no other split may have the others."""
-    names_less_than_half = len(labels.source.images) < len(labels.listing.images) / 2
-    return names_less_than_half and not labels.listing.shares_folders
+def _is_label_file_doubtful(labels: ScannedLabels) -> bool:
+    """Returns whether the one label file of a split seems to be that of other images: it names few of them, and no
+    other split may have the others."""
+    names_few = len(labels.source.images) < _MIN_NAMED_FRACTION * len(labels.listing.images)
+    return names_few and not labels.listing.shares_folders

@@ -28,7 +28,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
 
-CACHE_VERSION = 11  # increase it when the arrays, the metadata or their meaning change, also that of the losses
+CACHE_VERSION = 12  # increase it when the arrays, the metadata or their meaning change, also that of the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _facts_of(finding: Finding) -> tuple[object, ...]:
     """Returns what a fingerprint says about a finding: without `cause`, which repeats the message."""
     box = (finding.class_id, finding.xyxy_px)
     losses = (finding.lost_images, finding.lost_objects)
-    return (finding.where, finding.kind, finding.message, finding.image, finding.line, *box, *losses)
+    return (finding.where, finding.kind, finding.message, finding.image, finding.row_number, *box, *losses)
 
 
 def _have_one_time(labels: Sequence[LabelFile]) -> bool:

@@ -30,7 +30,7 @@ _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "crowd": (np.bool_, ()),
     "area_px": (np.float64, ()),
     "repeated": (np.bool_, ()),
-    "line": (np.int32, ()),
+    "row_number": (np.int32, ()),
 }
 ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "image_hw": (np.int32, (2,)),
@@ -52,7 +52,7 @@ class IndexArrays(TypedDict):
     crowd: np.ndarray
     area_px: np.ndarray
     repeated: np.ndarray
-    line: np.ndarray
+    row_number: np.ndarray
 
 
 def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
@@ -66,7 +66,7 @@ def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
         crowd=arrays["crowd"],
         area_px=arrays["area_px"],
         repeated=arrays["repeated"],
-        line=arrays["line"],
+        row_number=arrays["row_number"],
     )
 
 
@@ -85,7 +85,7 @@ class DatasetIndex(LabelArrays):
     crowd: np.ndarray  # bool (M,) regions in which a class is ignored
     area_px: np.ndarray  # float64 (M,) area of the object if the labels state it, else of the box
     repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
-    line: np.ndarray  # int32 (M,) as `LabelSource.where` takes it; -1: no label file has this box
+    row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1: no label file has this box
     report: ScanReport
     fingerprint: str = ""  # identifies the images, the labels and how they were processed
     source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
@@ -169,7 +169,7 @@ class DatasetIndex(LabelArrays):
         Regions that no label file has are not counted, nor do they make an image less of a background: they say that
         one of several joined data sets does not label a class.
         """
-        is_labeled_region = self.crowd & (self.line >= 0)
+        is_labeled_region = self.crowd & (self.row_number >= 0)
         has_label = np.zeros(len(self), bool)
         has_label[self.image_of_box[~self.crowd | is_labeled_region]] = True
         counts = {

@@ -16,7 +16,7 @@ class IndexSettings:
     """Says how `data.index.load.load_index` reads a split, and which part of it a run uses."""
 
     cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
-    workers: int = 2  # threads of a scan, which has at least one per CPU; 0: the calling thread only
+    workers: int = 2  # threads of a scan, if there are more than CPUs: it has at least one per CPU; 0: one thread
     max_bad: float = 0.1  # largest fraction of what was labeled that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
     fraction: float = 1.0  # fraction of the usable images, chosen at random by ``seed``; smaller ones are subsets

@@ -25,8 +25,11 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
     images. A single data set, which a model with more classes uses, keeps its ids and digests."""
     names = spec.as_labeled().names
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
+    index = indexes[0]
+    if len(indexes) > 1:
+        index = _concatenate(indexes, origins=_origins(parts))
     index = replace(
-        indexes[0] if len(indexes) == 1 else _concatenate(indexes, origins=_origins(parts)),
+        index,
         report=_joined_report(parts, spec, split),
         fingerprint=digest_of([part.used.fingerprint for part in parts], names),
     )
@@ -107,8 +110,10 @@ def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
     """Returns the category id of each of ``names``. A class that the index lacks has the id of the category of its
     name, or else one above all others."""
     id_of = dict(zip(index.names, index.category_ids))
-    others = {class_key(each.name): each.id for each in index.categories if each.id not in index.category_ids}
-    largest = max([*index.category_ids, *(each.id for each in index.categories)])
+    others = {
+        class_key(category.name): category.id for category in index.categories if category.id not in index.category_ids
+    }
+    largest = max([*index.category_ids, *(category.id for category in index.categories)])
     free_ids = itertools.count(largest + 1)
     for name in names:
         if name not in id_of:
@@ -131,5 +136,5 @@ def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIn
         crowd=np.r_[index.crowd, np.ones(num_regions, bool)][order],
         area_px=np.r_[index.area_px, sizes_wh.prod(1)][order],
         repeated=np.r_[index.repeated, np.zeros(num_regions, bool)][order],
-        line=np.r_[index.line, np.full(num_regions, -1, np.int32)][order],
+        row_number=np.r_[index.row_number, np.full(num_regions, -1, np.int32)][order],
     )

@@ -65,11 +65,11 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
         with settings.refusing():
             check_losses(full, spec, full_split, settings.max_bad)
     used = select_used(full.index, spec, split, settings)
-    used = replace(used, source=_source(spec, split, settings), selection=_selection(spec, full.index))
+    used = replace(used, source=_cache_source(spec, split, settings), selection=_selection(spec, full.index))
     return LoadedSplit(spec, split, full, used)
 
 
-def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
+def _cache_source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
     """Returns `DatasetIndex.source`. Runs with other seeds use other images, and keep caches of their own."""
     if settings.fraction == 1:
         return source_name(spec, split, settings.single_cls, settings.fraction)
@@ -77,7 +77,7 @@ def _source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
 
 
 def _selection(spec: DatasetSpec, full: DatasetIndex) -> str:
-    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known. ``full``: of
-    joined data sets, it has their selection."""
+    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known.
+    ``full.selection``: that of the joined data sets, else empty."""
     settings = [sorted(spec.held_out), spec.classes, spec.class_of]
     return digest_of(*settings, full.selection) if full.selection else digest_of(*settings)

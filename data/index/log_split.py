@@ -97,7 +97,7 @@ def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_ki
         count = counted(len(listing.unusual_labels), "label file")
         if look_alike(Path(label).stem, Path(image).stem):
             label, image = ascii(label), ascii(image)
-        get_logger().info("%s: %s with another name or folder than usual, first %s of %s", title, count, label, image)
+        get_logger().info("%s: %s with an unexpected name or folder, first %s of %s", title, count, label, image)
     if listing.num_aliases:
         message = "%s: %s left out, which symbolic links show under another name with the same labels"
         get_logger().info(message, title, counted(listing.num_aliases, "image"))

@@ -22,21 +22,21 @@ class Outcomes:
 
     is_used: np.ndarray  # bool (N,)
     is_incomplete: np.ndarray  # bool (N,): a labeled object of the image cannot be used, so it is no background
-    findings: list[Finding]  # by image and line, each with what is lost with it
+    findings: list[Finding]  # by image and row, each with what is lost with it
 
 
 def decide_outcomes(
-    found: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
+    scan_findings: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
 ) -> Outcomes:
     """Decides what becomes of each image.
 
     Args:
-        found: all findings about the images and their rows.
+        scan_findings: all about the images and their rows.
         boxes: the rows that can be used.
-        source: the labels; its ``images`` are numbered as in ``found`` and ``boxes``.
+        source: the labels; its ``images`` are numbered as in ``scan_findings`` and ``boxes``.
         num_labeled: by image, the rows of its labels, whether they can be used or not.
     """
-    findings = sorted(found, key=_order)
+    findings = sorted(scan_findings, key=_order)
     # The finding for which an image is left out, by image: the first one about the image itself, else one about a row.
     reason_of = {f.image: f for f in reversed(findings) if f.kind in kinds.IMAGE_LOST}
     for image, row in _unusable_rows(findings, boxes).items():
@@ -52,16 +52,16 @@ def decide_outcomes(
 
 
 def _order(finding: Finding) -> tuple[int, int]:
-    return finding.image, finding.line
+    return finding.image, finding.row_number
 
 
-def _unusable_rows(found: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Finding]:
+def _unusable_rows(findings: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Finding]:
     """Returns, by image, a finding about a row for which the whole image cannot be used: a number that is not finite,
     or the first row of an image that has lost all of its objects. As a background, the latter would teach the model to
     ignore them."""
     with_object = set(np.unique(boxes.image[~boxes.crowd]).tolist())
-    rows = {f.image: f for f in reversed(found) if f.kind in kinds.ROW_LOST and f.image not in with_object}
-    return rows | {f.image: f for f in reversed(found) if f.kind == kinds.NOT_FINITE}
+    rows = {f.image: f for f in reversed(findings) if f.kind in kinds.ROW_LOST and f.image not in with_object}
+    return rows | {f.image: f for f in reversed(findings) if f.kind == kinds.NOT_FINITE}
 
 
 def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
@@ -71,7 +71,7 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
     else:
         reason = f"no row can be used: {row.cause or row.text}"
     return Finding(
-        where=source.where(row.image, row.line),
+        where=source.where(row.image, row.row_number),
         kind=kinds.BAD_LABEL,
         text=reason,
         consequence="image left out",
@@ -79,11 +79,13 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
     )
 
 
-def _with_costs(found: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]) -> list[Finding]:
+def _with_costs(
+    findings: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]
+) -> list[Finding]:
     """Returns the findings with what is lost with each: all labeled objects of an image that is left out, with the
     reason for that; else one object with each row that is lost, since no row is lost for two reasons."""
     costed = []
-    for finding in found:
+    for finding in findings:
         if finding.image in reason_of:
             if finding is reason_of[finding.image]:
                 finding = finding._replace(lost_images=1, lost_objects=num_labeled[finding.image])

@@ -66,13 +66,13 @@ def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tupl
     """Makes a finding of a problem of the labels of ``source.images[image]``. ``scale``: from the units of its corners
     to pixels."""
     return Finding(
-        where=source.where(image, None if problem.line < 0 else problem.line),
+        where=source.where(image, None if problem.row_number < 0 else problem.row_number),
         kind=problem.kind,
         text=problem.text,
         consequence=problem.consequence,
         cause=problem.cause,
         image=image,
-        line=problem.line,
+        row_number=problem.row_number,
         class_id=problem.class_id,
         class_name=problem.class_name,
         xyxy_px=tuple(value * side for value, side in zip(problem.xyxy, scale)),
@@ -90,7 +90,7 @@ def _read_all(
         return [_read_one(i, spec, source, decode=bool(decoded[i])) for i in range(first, last)]
 
     threads = 1
-    if settings.workers:
+    if settings.workers:  # they mostly wait for the disk, so fewer than CPUs are never faster
         threads = min(_MAX_THREADS, max(settings.workers, available_cores()))
     chunks = map_ahead(read_chunk, range(0, count, _CHUNK), threads=threads)
     images = itertools.chain.from_iterable(chunks)

@@ -25,7 +25,7 @@ from utils.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 9  # increase it when the layout or the meaning of the arrays or the metadata changes
-_VERSION_WITHOUT_CATEGORIES = 8  # is read, too, see `_categories_of_ids`
+_PREVIOUS_VERSION = 8  # is read, too, see `_content_of`
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
@@ -33,7 +33,7 @@ class _Meta(TypedDict):
     names: list[str]
     totals: dict[str, Count]
     categories: list[tuple[int, str, bool]]  # see `Category`
-    category_ids: list[Count]
+    category_ids: list[int]
     ledger: Ledger
     advice: list[str]
     notes: list[str]
@@ -43,9 +43,9 @@ def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
     """Reads a split in shards. Raises UserError if they are malformed, incomplete, or have other classes than
     ``spec``."""
     shards = open_shards(path)
-    meta = _checked_meta(shards, spec)
+    meta, arrays = _content_of(shards, spec)
     _check_tar_files(path, meta["shards"])
-    index = restored_index(meta, shards.arrays, spec.as_labeled().names, path)
+    index = restored_index(meta, arrays, spec.as_labeled().names, path)
     index = replace(index, image_files=_image_files(shards))
     if spec.pixels != RGB8:
         fingerprint = digest_of(index.fingerprint, spec.pixels.content())
@@ -63,23 +63,25 @@ def _image_files(shards: Shards) -> str:
     return digest.hexdigest()
 
 
-def _checked_meta(shards: Shards, spec: DatasetSpec) -> dict[str, Any]:
-    """Returns the metadata from which `restored_index` can restore an index. Raises UserError if it or the arrays are
+def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the metadata and arrays from which `restored_index` can restore an index. Raises UserError if they are
     malformed, or have other classes than ``spec``."""
     path = shards.path
     meta = shards.meta
+    arrays = shards.arrays
     try:
-        if meta["version"] == _VERSION_WITHOUT_CATEGORIES:
-            meta = meta | {"categories": _categories_of_ids(meta, shards.arrays)}
+        if meta["version"] == _PREVIOUS_VERSION:
+            meta = meta | {"categories": _categories_of_ids(meta, arrays)}
+            arrays = arrays | {"row_number": arrays["line"]}
         elif meta["version"] != VERSION:
             raise ValueError(f"version {meta['version']}, of another version of this program")
-        _check(check(meta, _Meta, str(path)), shards.arrays, len(shards))
+        _check(check(meta, _Meta, str(path)), arrays, len(shards))
         difference = class_difference(spec.as_labeled().names, meta["names"])
         if difference:
             raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
-    return meta
+    return meta, arrays
 
 
 def _categories_of_ids(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[int, str, bool]]:
@@ -151,4 +153,4 @@ def _are_image_ids(arrays: dict[str, np.ndarray], count: int) -> bool:
     data = arrays["image_ids.data"].tobytes()
     ends = arrays["image_ids.offsets"].tolist()
     ids = [json.loads(data[start:end]) for start, end in itertools.pairwise(ends)]
-    return len(ids) == count and all(type(each) in (int, str) for each in ids)
+    return len(ids) == count and all(type(image_id) in (int, str) for image_id in ids)

@@ -64,7 +64,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
 
     labels = ScannedLabels(listing, read.source, read.images, read.table, outcomes.findings)
     check_names_fit(labels, len(cleaned.boxes.image), spec, split)
-    messages = advice_on_scan(labels, cleaned.box_advice, spec, split)
+    messages = advice_on_scan(labels, cleaned.box_advice, spec)
     advice = [Finding(split, kinds.MISREAD, message) for message in messages]
     findings = [*listing.findings, *read.source.findings, *advice, *outcomes.findings]
 
@@ -72,7 +72,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels, spec, split)))
+    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels)))
     return SplitScan(index.recounted(), read.source, findings)
 
 
@@ -88,7 +88,7 @@ def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: Index
         orientations = [image.orientation for image in images]
         fitted = fit_to_images(table, image_hw, stated_hw, orientations)
         table = fitted.table
-        findings = [finding._replace(xyxy_px=fitted.corners_px(finding.image, finding.xyxy_px)) for finding in findings]
+        findings = [finding._replace(xyxy_px=fitted.in_image(finding.image, finding.xyxy_px)) for finding in findings]
         findings += [finding_of(source, image, problem) for image, problem in fitted.problems]
     findings += files_named_otherwise(source, images)
     return _ReadSplit(source, images, image_hw, table, findings)

@@ -30,7 +30,7 @@ def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tupl
 def id_of_merged(categories: Sequence[Category], ids: Iterable[int]) -> int:
     """Returns the category id of a class that merges those with ``ids``: the smallest one that annotations have. If the
     file has none of these classes, all of its annotations are of the merged one."""
-    ids = set(ids)
+    merged_ids = set(ids)
     file_ids = {category.id for category in categories}
     used_ids = {category.id for category in categories if category.is_used}
-    return min(ids & used_ids or ids & file_ids or used_ids or ids)
+    return min(merged_ids & used_ids or merged_ids & file_ids or used_ids or merged_ids)

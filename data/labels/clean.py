@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE, REVERSED
-from data.labels.rows import AREA, CLASS, CROWD, IMAGE, LINE, SHAPE, X1, Y2, RowProblem
+from data.labels.rows import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2, RowProblem
 
 # Increase this when the same label files would give other boxes, findings or losses. Then all index caches are rebuilt.
 PARSER_VERSION = 6
@@ -25,7 +25,7 @@ class CleanBoxes(NamedTuple):
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
-    line: np.ndarray  # int32 (M,) line in the label file, as `LabelSource.where` takes it
+    row_number: np.ndarray  # int32 (M,), see `data.labels.rows`
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the image: scored, but not trained on
 
 
@@ -176,7 +176,7 @@ def _problems(
             width, height = boxes.size_wh[row]
             corners = ", ".join(f"{value:.6g}" for value in boxes.labeled[row])
             problem = RowProblem(
-                line=int(table[row, LINE]),
+                row_number=int(table[row, ROW_NUMBER]),
                 kind=kind,
                 text=wording.text.format(box=corners, size=f"{width:.0f}x{height:.0f}"),
                 cause=cause,
@@ -206,6 +206,6 @@ def _selected(
         boxes_xywh_px=xyxy_to_xywh(inside),
         area_px=np.where(np.isfinite(area), area, sides_inside.prod(1)),
         crowd=table[:, CROWD] != 0,
-        line=table[:, LINE].astype(np.int32),
+        row_number=table[:, ROW_NUMBER].astype(np.int32),
         repeated=repeated[kept],
     )

@@ -55,10 +55,10 @@ class Ids(Generic[Id]):
         """Returns the ids that are this number, or its text."""
         if self._ids_by_number is None:
             self._ids_by_number = {}
-            for each in self._ids:
-                each_number = _whole_number(each)
-                if each_number is not None:
-                    self._ids_by_number.setdefault(each_number, []).append(each)
+            for entry_id in self._ids:
+                number_of_id = _whole_number(entry_id)
+                if number_of_id is not None:
+                    self._ids_by_number.setdefault(number_of_id, []).append(entry_id)
         return self._ids_by_number.get(number, [])
 
     def mismatch(self, value: Any) -> str:
@@ -66,8 +66,8 @@ class Ids(Generic[Id]):
         shown = _shown(value)
         if not self._ids:
             return f"{shown} is of an empty list: {self._owner} ids are missing"
-        are_numbers = not any(isinstance(each, str) for each in self._ids)
-        are_text = not any(isinstance(each, int) for each in self._ids)
+        are_numbers = not any(isinstance(entry_id, str) for entry_id in self._ids)
+        are_text = not any(isinstance(entry_id, int) for entry_id in self._ids)
         if isinstance(value, str) and are_numbers:
             return f"{shown} is text; {self._owner} ids are numbers"
         if isinstance(value, int | float) and are_text:
@@ -121,7 +121,7 @@ class _Categories:
             name = self.name_of[category_id]
             reason = f"'{name}' is not in the names{suggestion(name, self._names or ())}"
         return RowProblem(
-            line=position, kind=UNKNOWN_CLASS, text=reason, consequence="left out", class_name=name, xyxy=corners
+            row_number=position, kind=UNKNOWN_CLASS, text=reason, consequence="left out", class_name=name, xyxy=corners
         )
 
 

@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     kind: str  # one of the kinds above
     text: str  # what is wrong
     image: int = -1  # number in `LabelSource.images`; -1: about none of these
-    line: int = -1  # as `LabelSource.where` takes it; -1: the image or the label file itself
+    row_number: int = -1  # see `data.labels.rows`; -1: the image or the label file itself
     class_id: int = -1  # of a box whose geometry is the problem, and
     xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
     lost_images: int = 0  # images, or the label files of some, that are not used because of this

@@ -24,12 +24,12 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
     if annotations is None:
         return YOLO
     if os.path.isdir(annotations):
-        formats = [each for each in LABEL_FORMATS if each.per_image is not None and each.per_image.in_annotations]
+        formats = [form for form in LABEL_FORMATS if form.per_image is not None and form.per_image.in_annotations]
     else:
         suffix = annotations.suffix.lower()
-        formats = [each for each in LABEL_FORMATS if each.per_image is None and each.files.suffix == suffix]
+        formats = [form for form in LABEL_FORMATS if form.per_image is None and form.files.suffix == suffix]
     if len(formats) > 1:
-        formats.sort(key=lambda each: not _has_labels(annotations, each))
+        formats.sort(key=lambda form: not _has_labels(annotations, form))
     return formats[0] if formats else None
 
 

@@ -7,16 +7,19 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, NewType
 
 from data.labels.image_names import ImageNames
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
 
+ImageNumber = NewType("ImageNumber", int)  # position in the images of all splits, see `_images_of_splits`
+EntryNumber = NewType("EntryNumber", int)  # position in the entries of the label file
+
 
 class ImageEntry(NamedTuple):
-    """An image in the label file of a split. The lines of its labels are positions in the list of annotations."""
+    """An image in the label file of a split."""
 
     file_name: str  # with /
     image_id: int | str
@@ -45,6 +48,9 @@ class Origin(Enum):
     NO_SPLIT = auto()
 
 
+_OTHER_ORIGINS = (Origin.EARLIER_SPLIT, Origin.LATER_SPLIT, Origin.NO_SPLIT)
+
+
 class NamedOrigin(NamedTuple):
     """An image that a label file may name, and where it belongs."""
 
@@ -55,7 +61,7 @@ class NamedOrigin(NamedTuple):
 class MatchedEntries(NamedTuple):
     """Says which entries of a label file belong to which images."""
 
-    entry_of: dict[int, ImageEntry]  # of the split's images, by their positions
+    entry_of: dict[int, ImageEntry]  # of the split's images, by their positions in ``LabelRequest.images``
     of_other_images: dict[Origin, list[ImageEntry]]  # those of images of another split, or of none
     unmatched: list[UnmatchedEntry]
 
@@ -67,25 +73,29 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     images = [candidate.image for candidate in candidates]
     names = ImageNames([image.name for image in images])
 
-    number_of = _match_names_in_split(entries, images)  # positions of entries by those of images
-    exact = set(number_of.values())
-    fits_of = {number: names.find(entry.file_name) for number, entry in enumerate(entries) if number not in exact}
-    number_of |= _match_names(entries, fits_of, number_of, names)
+    entry_of = _match_names_in_split(entries, images)
+    exact = set(entry_of.values())
+    fits_of = {
+        EntryNumber(number): [ImageNumber(i) for i in names.find(entry.file_name)]
+        for number, entry in enumerate(entries)
+        if number not in exact
+    }
+    entry_of |= _match_names(entries, fits_of, entry_of, names)
 
-    matched = MatchedEntries({}, {origin: [] for origin in Origin}, [])
-    for position, number in number_of.items():
-        origin = candidates[position].origin
+    matched = MatchedEntries(entry_of={}, of_other_images={origin: [] for origin in _OTHER_ORIGINS}, unmatched=[])
+    for image_number, number in entry_of.items():
+        origin = candidates[image_number].origin
         if origin is Origin.THIS_SPLIT:
-            matched.entry_of[position] = entries[number]
+            matched.entry_of[image_number] = entries[number]
         else:
             matched.of_other_images[origin].append(entries[number])
 
-    numbers_with_image = set(number_of.values())
-    no_split = ImageNames(request.others.unassigned)
+    with_image = set(entry_of.values())
+    images_of_no_split = ImageNames(request.others.unassigned)
     for number, fits in fits_of.items():
-        if number in numbers_with_image:
+        if number in with_image:
             continue
-        if _is_of_no_split(entries[number], no_split, has_name=bool(fits)):
+        if _is_of_no_split(entries[number], images_of_no_split, has_name=bool(fits)):
             matched.of_other_images[Origin.NO_SPLIT].append(entries[number])
         else:
             matched.unmatched.append(_unmatched(entries[number], [images[i] for i in fits], names))
@@ -93,8 +103,8 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
 
 def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
-    """Returns the images of all splits with this label file. Those of the split itself come first, so that they have
-    the positions of ``request.images``."""
+    """Returns the images of all splits with this label file, by `ImageNumber`. Those of the split itself come first, so
+    that they have the positions of ``request.images``."""
     return [
         *(NamedOrigin(image, Origin.THIS_SPLIT) for image in request.images),
         *(NamedOrigin(image, Origin.EARLIER_SPLIT) for image in request.others.earlier_splits),
@@ -102,51 +112,54 @@ def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
     ]
 
 
-def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[int, int]:
-    """Returns the position of the entry whose file name is that of an image in the split, by the image's position.
+def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[ImageNumber, EntryNumber]:
+    """Returns, by image, the entry whose file name is the image's name in the split.
 
     Of several entries of an image, prefers the first with annotations: without any, the image would be a background.
     """
     names = [image.name_in_split for image in images]
     counts = Counter(names)  # images of several folders, or of a list, may share one
-    image_of_name = {name: i for i, name in enumerate(names) if counts[name] == 1}
-    number_of: dict[int, int] = {}
+    image_of_name = {name: ImageNumber(i) for i, name in enumerate(names) if counts[name] == 1}
+    entry_of: dict[ImageNumber, EntryNumber] = {}
     for number, entry in enumerate(entries):
         image = image_of_name.get(os.path.normpath(entry.file_name))
         if image is None:
             continue
-        if image not in number_of or (entry.num_labeled and not entries[number_of[image]].num_labeled):
-            number_of[image] = number
-    return number_of
+        if image not in entry_of or (entry.num_labeled and not entries[entry_of[image]].num_labeled):
+            entry_of[image] = EntryNumber(number)
+    return entry_of
 
 
 def _match_names(
-    entries: Sequence[ImageEntry], fits_of: Mapping[int, Sequence[int]], matched: Container[int], names: ImageNames
-) -> dict[int, int]:
-    """Returns the positions of the entries that fit one image alone, by its position.
+    entries: Sequence[ImageEntry],
+    fits_of: Mapping[EntryNumber, Sequence[ImageNumber]],
+    matched: Container[ImageNumber],
+    names: ImageNames,
+) -> dict[ImageNumber, EntryNumber]:
+    """Returns, by image, the entry that fits this image alone.
 
     Of several entries of an image, the one whose folders agree best is taken, then one that has annotations: a file of
     several splits may name images of another one that has the same file names in another folder.
 
     Args:
-        fits_of: positions of the images that an entry fits, by its position.
+        fits_of: the images that an entry fits by name.
         matched: images that have an entry already.
         names: of all images.
     """
-    rivals_of: dict[int, list[int]] = {}  # entries by image
+    rivals_of: dict[ImageNumber, list[EntryNumber]] = {}
     for number, fits in fits_of.items():
         if len(fits) == 1 and fits[0] not in matched:
             rivals_of.setdefault(fits[0], []).append(number)
 
-    def rank(number: int, image: int) -> tuple[int, bool]:
+    def rank(number: EntryNumber, image: ImageNumber) -> tuple[int, bool]:
         return names.agreement(entries[number].file_name, image), entries[number].num_labeled > 0
 
-    number_of = {}
+    entry_of = {}
     for image, rivals in rivals_of.items():
-        number_of[image] = rivals[0]
+        entry_of[image] = rivals[0]
         if len(rivals) > 1:
-            number_of[image] = max(rivals, key=partial(rank, image=image))
-    return number_of
+            entry_of[image] = max(rivals, key=partial(rank, image=image))
+    return entry_of
 
 
 def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_name: bool) -> bool:

@@ -41,9 +41,9 @@ class LabelSource(Protocol):
     def read(self, i: int) -> RawLabels | None:
         """Reads the labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
 
-    def where(self, i: int, line: int | None = None) -> str:
-        """Returns the label file of ``images[i]``, for the report, and where in it a row is. ``line``: as the rows that
-        `read` has returned have it: a line, or the number of an object or annotation."""
+    def where(self, i: int, row_number: int | None = None) -> str:
+        """Returns the label file of ``images[i]``, for the report, and where in it a row is that `read` has
+        returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LabelPerImage:
         self._files = request.files
         self._root = request.root
         self._parse = parse
-        self._without_lines: set[int] = set()  # images whose rows are told apart by number; see `RawLabels.is_by_line`
+        self._without_lines: set[int] = set()  # images, see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
@@ -138,8 +138,8 @@ class LabelPerImage:
             self._without_lines.add(i)
         return labels
 
-    def where(self, i: int, line: int | None = None) -> str:
+    def where(self, i: int, row_number: int | None = None) -> str:
         name = self._files[i].name
-        if line is None:
+        if row_number is None:
             return name
-        return f"{name}: object {line}" if i in self._without_lines else f"{name}:{line}"
+        return f"{name}: object {row_number}" if i in self._without_lines else f"{name}:{row_number}"

@@ -1,9 +1,9 @@
 """Keeps the ledger of a split: what was labeled, how much of it is used, and what is lost for which reason.
 
 Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
-lost with it. `Ledger.of` adds them up when a split is scanned, index caches and shards keep the sums, and
-`refusal_message` compares the sums with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. What a user chooses to
-leave out (``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices,
+lost with it. `Ledger.of` adds them up when a split is scanned, and index caches and shards keep the sums.
+`refusal_message` compares them with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. What a user chooses to leave
+out (``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices,
 does not touch the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is
 not counted either: the row is already.
 """

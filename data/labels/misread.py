@@ -45,26 +45,32 @@ def _other_notation(table: np.ndarray, image_hw: np.ndarray, notation: str, *, n
         is_box = np.isclose((corners[:, 2:] - corners[:, :2]).prod(1), table[:, AREA], rtol=1e-6, atol=1e-12)
         corners = corners[is_box]
         size = size[is_box]
-    is_reversed = (corners[:, 2:] < corners[:, :2]).any(1)
-    corners_as_read = corners
-    if is_reversed.sum() <= _MAX_REVERSED_FRACTION * len(corners):
-        corners_as_read = in_order(corners)  # as `clean_rows` does
-    num_misfits = int((~fits(corners_as_read, size)).sum())
+    num_misfits = _num_misfits(corners, size)
     if num_misfits < max(_MIN_MISFITS, _MIN_MISFIT_FRACTION * len(corners)):
         return ""
 
-    numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])  # as the label files have them
-    misfits_as = {
-        other: int((~fits(numbers @ matrix, size)).sum()) for other, matrix in _CORNERS_OF.items() if other != notation
-    }
+    # The reader of centers has computed the corners (-150, -50, 350, 250) of "100 100 500 300": the inverse matrix
+    # gives these numbers back, which fit into an image of 640x480 as corners.
+    numbers = corners @ np.linalg.inv(_CORNERS_OF[notation])
+    others = _CORNERS_OF.keys() - {notation}
+    misfits_as = {other: int((~fits(numbers @ _CORNERS_OF[other], size)).sum()) for other in others}
     fewest = min(misfits_as.values())
     if fewest > _MAX_UNEXPLAINED_FRACTION * num_misfits:
         return ""
-    others = " or ".join(other for other, count in misfits_as.items() if count == fewest)
+    best = " or ".join(other for other in _CORNERS_OF if misfits_as.get(other) == fewest)
     return (
         f"{num_misfits:,} of {counted(len(numbers), 'box')} do not fit into their images as {notation}, but "
-        f"{f'all but {fewest:,}' if fewest else 'all'} do as {others}: convert them to {notation}"
+        f"{f'all but {fewest:,}' if fewest else 'all'} do as {best}: convert them to {notation}"
     )
+
+
+def _num_misfits(corners: np.ndarray, size: np.ndarray) -> int:
+    """Returns how many boxes, corners as the reader has computed them, float64 (R, 4), do not fit into their images.
+    Reversed corners do not count if there are few: `clean_rows` puts them in order."""
+    is_reversed = (corners[:, 2:] < corners[:, :2]).any(1)
+    if is_reversed.sum() <= _MAX_REVERSED_FRACTION * len(corners):
+        corners = in_order(corners)
+    return int((~fits(corners, size)).sum())
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -56,8 +56,8 @@ class LabelsPerSplit:
     def read(self, i: int) -> RawLabels | None:
         return self._entries[i].labels
 
-    def where(self, i: int, line: int | None = None) -> str:
-        return f"{self._name}: image {self.image_ids[i]}" if line is None else self._annotation(line)
+    def where(self, i: int, row_number: int | None = None) -> str:
+        return f"{self._name}: image {self.image_ids[i]}" if row_number is None else self._annotation(row_number)
 
     def _annotation(self, position: int) -> str:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
@@ -120,10 +120,10 @@ class LabelsPerSplit:
         self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], unmatched: Sequence[UnmatchedEntry]
     ) -> UserError:
         """Makes the error about a file that names none of the split's images."""
-        for each in unmatched:
-            if each.has_name:
-                shown = one_line(each.entry.file_name)[:200]
-                message = f"{self._name}: image {each.entry.image_id}: {shown} {each.reason}"
+        for other in unmatched:
+            if other.has_name:
+                shown = one_line(other.entry.file_name)[:200]
+                message = f"{self._name}: image {other.entry.image_id}: {shown} {other.reason}"
                 return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(

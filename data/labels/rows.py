@@ -2,6 +2,9 @@
 
 A parser (`data.labels.yolo`, `voc`, `coco`) turns a file into rows. Whether their boxes fit into the images is checked
 afterwards (`data.labels.clean`), for a whole split at once, so a data set has the same boxes in any format.
+
+The number of a row tells where it is in its label file: the line of a text file, from 1; else the position of a COCO
+annotation, from 0, or that of an object among those of an XML file in one line, from 1. `LabelSource.where` names it.
 """
 
 from __future__ import annotations
@@ -11,18 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, line, shape
+LabelRow = tuple[float, ...]  # class, x1, y1, x2, y2, area, crowd, row number, shape
 
 # Columns of a row table: the image's number, then the columns of `LabelRow`. Rows of one box with different shapes are
 # about different objects; 0 is the box itself.
-IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, LINE, SHAPE = range(10)
+IMAGE, CLASS, X1, Y1, X2, Y2, AREA, CROWD, ROW_NUMBER, SHAPE = range(10)
 NUM_COLUMNS = 10
 
 
 class RowProblem(NamedTuple):
     """A row that is not a box, or whose box was removed or changed; or a problem of a whole label file."""
 
-    line: int  # as `LabelSource.where` takes it; -1: the whole file
+    row_number: int  # see `data.labels.rows`; -1: the whole file
     kind: str  # see `data.labels.findings`
     text: str  # what is wrong
     cause: str = ""  # the same, without what differs from row to row; empty: ``text`` is the same for all
@@ -39,7 +42,7 @@ class RawLabels(NamedTuple):
     problems: list[RowProblem]
     size_hw: tuple[int, int] | None = None  # image size according to the file
     named_image: str = ""  # the image that the label file itself names
-    is_by_line: bool = True  # False: rows have numbers, from 1, in place of lines, as several are on one line
+    is_by_line: bool = True  # row numbers are lines; False: they count the objects of a file, as one line has several
 
     @property
     def num_labeled(self) -> int:

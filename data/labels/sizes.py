@@ -52,11 +52,11 @@ class FittedRows(NamedTuple):
     problems: list[tuple[int, RowProblem]]  # of each image with another size
     mismatch_of: dict[int, _Mismatch]  # by the numbers of the images whose rows are computed
 
-    def corners_px(self, image: int, corners: tuple[float, ...]) -> tuple[float, ...]:
+    def in_image(self, image: int, corners: tuple[float, ...]) -> tuple[float, ...]:
         """Converts the corners of a row that is not in the table from pixels as labeled to those of its image."""
         if image not in self.mismatch_of or not corners:
             return corners
-        return tuple(_fit_corners(np.array([corners]), self.mismatch_of[image])[0].tolist())
+        return tuple(_to_image(np.array([corners]), self.mismatch_of[image])[0].tolist())
 
 
 def fit_to_images(
@@ -85,7 +85,7 @@ def fit_to_images(
     for image, mismatch in mismatch_of.items():
         first, last = np.searchsorted(table[:, IMAGE], [image, image + 1])
         rows = fitted[first:last]
-        rows[:, X1 : Y2 + 1] = _fit_corners(rows[:, X1 : Y2 + 1], mismatch)
+        rows[:, X1 : Y2 + 1] = _to_image(rows[:, X1 : Y2 + 1], mismatch)
         rows[:, AREA] *= np.prod(_scale_yx(mismatch))
     lost = [mismatch.image for mismatch in mismatches if mismatch.image not in explained]
     problems = [(mismatch.image, _problem(mismatch, mismatch.image in explained)) for mismatch in mismatches]
@@ -104,7 +104,7 @@ def _scale_yx(mismatch: _Mismatch) -> tuple[float, float]:
     return height / labeled_height, width / labeled_width
 
 
-def _fit_corners(corners: np.ndarray, mismatch: _Mismatch) -> np.ndarray:
+def _to_image(corners: np.ndarray, mismatch: _Mismatch) -> np.ndarray:
     """Turns and scales ``corners`` of an image as labeled: float64 (R, 4)."""
     scale_y, scale_x = _scale_yx(mismatch)
     turned = turned_boxes(corners, mismatch.labeled_hw, mismatch.orientation)

@@ -29,8 +29,8 @@ _BOX_TAGS = ("bndbox", "xmin")  # an element with one of these children has a bo
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     """Parses a file to rows in pixels, with the image size that the file states.
 
-    Rows have the line of their ``<object>``, or its number if two begin on one line. ``class_ids``: by name; None:
-    every object is of class 0. Raises LabelFileError if it is not a VOC annotation.
+    The number of a row is the line of its ``<object>``, or counts these if two begin on one line. ``class_ids``: by
+    name; None: every object is of class 0. Raises LabelFileError if it is not a VOC annotation.
     """
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
@@ -40,11 +40,11 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     lines = [int(element.attrib[LINE]) for element in elements]
     have_own_lines = len(set(lines)) == len(lines)
     labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip(), is_by_line=have_own_lines)
-    for element, line in zip(elements, lines if have_own_lines else itertools.count(1)):
+    for element, row_number in zip(elements, lines if have_own_lines else itertools.count(1)):
         if element.tag == "object":
-            labels.add(_parse_object(element, line, class_ids))
+            labels.add(_parse_object(element, row_number, class_ids))
         else:
-            labels.add(RowProblem(line, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
+            labels.add(RowProblem(row_number, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
     return labels
 
 
@@ -81,7 +81,7 @@ def _parse(data: bytes) -> ElementTree.Element:
 
 
 def _parse_object(
-    element: ElementTree.Element, line: int, class_ids: Mapping[str, int] | None
+    element: ElementTree.Element, row_number: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
     """Returns the box of an <object>, or why it has none."""
     boxes = element.findall("bndbox")
@@ -90,12 +90,12 @@ def _parse_object(
         elements += [field for field in boxes[0] if field.tag in _CORNERS]
     ambiguities = _ambiguities(boxes, elements)
     if ambiguities:
-        return RowProblem(line, BAD_ROW, f"object with {ambiguities[-1]}")
+        return RowProblem(row_number, BAD_ROW, f"object with {ambiguities[-1]}")
     texts = {field.tag: (field.text or "").strip() for field in elements}
     missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
     if missing:
-        return RowProblem(line, BAD_ROW, f"object without {', '.join(missing)}")
-    return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], line, class_ids)
+        return RowProblem(row_number, BAD_ROW, f"object without {', '.join(missing)}")
+    return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], row_number, class_ids)
 
 
 def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> list[str]:
@@ -114,7 +114,7 @@ def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementT
 
 
 def _parse_box(
-    name: str, corners: Sequence[str], line: int, class_ids: Mapping[str, int] | None
+    name: str, corners: Sequence[str], row_number: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
     """Returns the box of an object of the class ``name``, or why it has none. ``corners``: numbers, as text."""
     shown = repr(" ".join(corners)[:60])
@@ -123,12 +123,12 @@ def _parse_box(
             raise ValueError
         x1, y1, x2, y2 = map(float, corners)
     except ValueError:
-        return RowProblem(line, BAD_ROW, f"corners are not numbers: {shown}", cause="corners are not numbers")
+        return RowProblem(row_number, BAD_ROW, f"corners are not numbers: {shown}", cause="corners are not numbers")
     if not all(map(isfinite, (x1, y1, x2, y2))):
-        return RowProblem(line, NOT_FINITE, f"corners {shown}")
+        return RowProblem(row_number, NOT_FINITE, f"corners {shown}")
     if class_ids is not None and name not in class_ids:
         return RowProblem(
-            line=line,
+            row_number=row_number,
             kind=UNKNOWN_CLASS,
             text=f"'{name}' is not in the names{suggestion(name, class_ids)}",
             consequence="left out",
@@ -136,7 +136,7 @@ def _parse_box(
             xyxy=(x1, y1, x2, y2),
         )
     class_id = 0 if class_ids is None else class_ids[name]
-    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, line, 0)
+    return (class_id, x1, y1, x2, y2, (x2 - x1) * (y2 - y1), 0, row_number, 0)
 
 
 def _read(request: LabelRequest) -> LabelSource:

@@ -80,7 +80,7 @@ def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRo
         known = f"0 to {num_classes - 1}" if num_classes is not None else "0 and up"
         class_name = f"class {int(class_id)}" if abs(class_id) < _MAX_SHOWN_CLASS else f"class {class_id:g}"
         return RowProblem(
-            line=line,
+            row_number=line,
             kind=UNKNOWN_CLASS,
             text=f"{class_name} is not among the classes ({known})",
             consequence="left out",

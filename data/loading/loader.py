@@ -56,7 +56,7 @@ class _SlottedRequests:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How a loader produces its batches."""
+    """The processes that produce a loader's batches."""
 
     workers: int = 0  # number of processes; 0 to render in this process
     pin_memory: bool = False

@@ -1,4 +1,4 @@
-"""Code of a loader's worker processes: initialization, rendering or planning of requested batches, collating."""
+"""Runs in a loader's worker processes: renders or plans the requested batches, and collates their samples."""
 
 from __future__ import annotations
 

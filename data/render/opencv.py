@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from data.augment.plan import Layer, Patch, SamplePlan
-from data.augment.transforms import project_points
+from data.augment.projection import project_points
 from data.image_io.channels import resize, resize_area, with_channels
 from utils.pixels import RGB8, PixelFormat, padding_value
 
@@ -113,7 +113,8 @@ def _shrunk(crop: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarra
     factor = int(1 / max(scale, 1e-3))
     if factor < 2:
         return crop, matrix
-    small_w, small_h = max(width // factor, 1), max(height // factor, 1)
+    small_w = max(width // factor, 1)
+    small_h = max(height // factor, 1)
     small = resize_area(crop, (small_w, small_h))
     return small, matrix @ np.diag([width / small_w, height / small_h, 1.0])
 

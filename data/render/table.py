@@ -1,9 +1,11 @@
 """The plans of a batch as a table of numbers: all that the torch renderer needs besides source pixels.
 
-Patches read their images at a level of `pyramid`.
-
 Legend: N source images, B images of the batch, L layers (the first one of each image, then the second ones of those
 that are mixed), K slots per layer (1, or 4 if there is a mosaic), M patches in all.
+
+Frames: "canvas" is the rendered image, and "source" the full source image, as in `data.augment.transforms`. A patch is
+read from a level of `pyramid`, a smaller copy of its source; "level" means continuous coordinates of that copy, where
+pixel i covers [i, i + 1), and "centers" the same less 0.5, so that integers are pixel centers.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ VISIBLE_MARGIN = 2  # source pixels around the visible area, for neighbors and r
 class Column:
     """Columns of `RenderTable.geometry`."""
 
-    MATRIX = slice(0, 9)  # canvas to source, by rows, in pixels of the level to read
-    INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region
-    READ = slice(13, 17)  # the same for pixel centers, to which coordinates are clamped
+    MATRIX = slice(0, 9)  # canvas to level, by rows
+    INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region, level
+    READ = slice(13, 17)  # x1, y1, x2, y2 of its first and last pixel, centers, to which coordinates are clamped
     COUNT = 17
 
 
@@ -101,7 +103,7 @@ def _place_patches(
 
 
 class _LevelPatches(NamedTuple):
-    """The patches of a batch, in pixels of the level that each reads."""
+    """The patches of a batch, each in the frame of the level that it reads."""
 
     canvas_to_level: np.ndarray  # float64 (M, 3, 3)
     inside: np.ndarray  # float64 (M, 4), `Column.INSIDE`
@@ -110,7 +112,8 @@ class _LevelPatches(NamedTuple):
 
 
 def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> _LevelPatches:
-    """Chooses the level that each patch of the layers reads, and converts its region and its matrix to that level."""
+    """Chooses the level that each patch of the layers reads, and converts its region and its matrix from the source to
+    that level."""
     patches = [patch for layer in layers for patch in layer.patches]
     index = np.array([patch.index for patch in patches])
     regions = np.array([patch.region for patch in patches], np.float64)
@@ -130,8 +133,8 @@ def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw
 
 
 def _pixel_centers(regions: np.ndarray, level_wh: np.ndarray) -> np.ndarray:
-    """Returns the first and the last pixel center in regions (M, 4), as coordinates in which integers are centers:
-    float64 (M, 4). At least one center is in each image of the sizes ``level_wh`` (M, 2)."""
+    """Converts regions (M, 4) from levels of the sizes ``level_wh`` (M, 2) to the centers of their first and last
+    pixels, at least one: float64 (M, 4)."""
     first = np.minimum(regions[:, :2], level_wh - 1)
     last = np.clip(regions[:, 2:] - 1, first, level_wh - 1)
     return np.concatenate([first, last], 1)
@@ -153,10 +156,12 @@ def _is_affine(matrices: np.ndarray) -> np.ndarray:
 
 
 def _visible_pixels(read: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
-    """Returns the pixels of `Column.READ`, ``read`` (M, 4), that the canvas can show, with a margin: int64 (M, 4) of
-    x1, y1, x2, y2. Under perspective the area that it can show is not bounded. A patch that reaches the canvas only by
-    rounding keeps one pixel."""
-    box = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)
+    """Returns the pixels of levels that the canvas can show, with a margin: int64 (M, 4) of x1, y1, x2, y2.
+
+    Under perspective the area that it can show is not bounded. A patch that reaches the canvas only by rounding keeps
+    one pixel. ``read``: (M, 4), `Column.READ`.
+    """
+    box = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)  # whole pixels that may be read
     height, width = canvas_hw
     canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     corners = np.einsum("tij,cj->tci", canvas_to_level, canvas)[..., :2]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.augment.transforms import MIN_VISIBLE_FRACTION, MIN_VISIBLE_SIDE_PX, to_normalized
+from data.augment.labels import MIN_VISIBLE_FRACTION, MIN_VISIBLE_SIDE_PX, to_normalized
 from data.image_io.channels import with_channels
 from data.render.letterbox import fit_letterbox, letterbox
 from utils.batches import SampleKey
@@ -72,7 +72,8 @@ class UserTransforms:
         rows = _label_rows(np.asarray(result["rows"]).reshape(-1))
         if changed.shape[:2] != (height, width):
             fit = fit_letterbox(changed.shape[:2], (height, width))
-            gain_x, gain_y = fit.width / changed.shape[1], fit.height / changed.shape[0]
+            gain_x = fit.width / changed.shape[1]
+            gain_y = fit.height / changed.shape[0]
             boxes = boxes * (gain_x, gain_y, gain_x, gain_y) + (fit.pad_x, fit.pad_y, fit.pad_x, fit.pad_y)
             changed = letterbox(changed, (height, width), fit)
         return changed, to_normalized(np.concatenate([labels[rows, :1], boxes], 1), (height, width))
@@ -103,7 +104,7 @@ def _build(entries: list[dict]) -> Any:
 
 def _filter_boxes(processor: Any, boxes: np.ndarray, shape: dict[str, int]) -> np.ndarray:
     """Clips boxes and drops those below the pipeline's limits, but keeps every visible piece of an ignore region, as
-    `data.augment.transforms.transform_labels` does: without it, its objects would be background.
+    `data.augment.labels.transform_labels` does: without it, its objects would be background.
 
     ``boxes``: (n, 5) of x1, y1, x2, y2, normalized, and the row of the label, which is negative for an ignore region.
     """

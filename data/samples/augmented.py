@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
+from data.augment.labels import images_of, place_labels
 from data.augment.mosaic import PartnerPool
-from data.augment.plan import SamplePlan, SamplePlanner, plan_labels
+from data.augment.plan import SamplePlan, SamplePlanner
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
 from data.samples.batch_request import epoch_of
@@ -52,7 +53,10 @@ class AugmentedImages(Samples):
         self.weights = np.ones(len(self)) if weights is None else weights
         pool = PartnerPool(self.weights)
         self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
-        self._recent = RecentImages(reader, block=hyp.mosaic_block)
+        self._read = reader.read
+        if reader.image_cache is None and hyp.mosaic_block:  # a cache needs no copies
+            # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
+            self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
 
     def render(
@@ -86,11 +90,12 @@ class AugmentedImages(Samples):
 
     def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
         """Returns a function that reads the source image of a sample as it is in ``epoch``: (h, w, C)."""
-        return partial(self._recent.read, epoch=epoch)
+        return partial(self._read, epoch=epoch)
 
     def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
-        """Returns the labels of each plan; see `data.augment.plan.plan_labels`."""
-        return plan_labels(plans, self.reader.source_hw, partial(self.reader.labels_of, epoch=epoch_of(keys)))
+        """Returns the labels of each plan; see `place_labels`."""
+        labels, patch = self.reader.labels_of(images_of(plans), epoch_of(keys))
+        return place_labels(plans, self.reader.source_hw, labels, patch)
 
     def without_augmentation(self) -> LoadImagesAndLabels:
         """Returns the same samples, letterboxed instead of augmented."""

@@ -13,10 +13,10 @@ from utils.batches import Sample, SampleKey
 
 
 class LoadImagesAndLabels(Samples):
-    """Renders letterboxed samples.
+    """Loads the images of a split (or tiles of them) with their labels, letterboxed: the samples of a validation.
 
     The longer side is scaled, up or down, to the reader's ``imgsz``; without it samples keep their size.
-    `data.samples.augmented` renders training samples.
+    `data.samples.augmented.AugmentedImages` renders the samples of a training.
     """
 
     def requests(

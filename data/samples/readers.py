@@ -190,18 +190,17 @@ class TileReader(SampleReader):
 
 
 class RecentImages:
-    """Reads source images, and keeps those of files that other samples of a block may show, too."""
+    """Reads source images, and keeps the last ones, which other samples of a block may show, too."""
 
-    def __init__(self, reader: SampleReader, *, block: int) -> None:
-        """``block``: number of samples whose images are combined; 0 to keep no image. A cache needs no copies."""
+    def __init__(self, reader: SampleReader, *, max_images: int) -> None:
+        """``reader``: of files, whose images are the same in all epochs."""
         self._reader = reader
-        # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
-        self._max_images = 2 * block if reader.image_cache is None else 0
+        self._max_images = max_images
         self._images: dict[int, np.ndarray] = {}
         self._nbytes = 0  # of the images that are kept
 
     def read(self, i: int, epoch: int) -> np.ndarray:
-        """Reads the source image of sample i, see `SampleReader.read`. Images of files are the same in all epochs."""
+        """Reads the source image of sample i; see `SampleReader.read`."""
         image = self._images.get(i)
         if image is None:
             image = self._reader.read(i, epoch)

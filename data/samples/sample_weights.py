@@ -1,4 +1,4 @@
-"""How often samples come: tiles, ``--repeat-factor`` and ``--image-weights``.
+"""Weights by which samples are drawn, from tiles, ``--repeat-factor`` and ``--image-weights``.
 
 The weights of the first two are a number of times per epoch (`sample_weights`), by which the order of an epoch, mosaic
 and mixup draw. ``--image-weights`` draws the order of an epoch at random instead, by the product of these weights and

@@ -125,7 +125,7 @@ class TiledIndex:
 
     @property
     def has_object(self) -> np.ndarray:
-        """Whether each tile on the grid shows an object, regions to ignore not counted: bool (N,)."""
+        """Tiles that show an object at their places on the grid, without regions to ignore: bool (N,)."""
         is_object = ~self.tile_index.crowd
         return np.bincount(self.tile_index.image_of_box[is_object], minlength=len(self.tile_index)) > 0
 

@@ -47,7 +47,7 @@ class _Description(NamedTuple):
     notes: list[str]  # lines for the log
 
 
-class _Place(NamedTuple):
+class _YamlContext(NamedTuple):
     """Holds the context of the YAML that is being read."""
 
     path: Path  # the YAML, for messages
@@ -63,23 +63,23 @@ def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
 
 def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> DatasetSpec:
     """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, the outermost first."""
-    values, path, names_file, notes = _read_description(path)
-    pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(path))
-    root = resolve_root(values.get("path"), path, known_root)
-    splits = _read_splits(values, _Place(path, root, joined_by))
-    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{path}: tile") or 0
+    values, yaml_path, names_file, notes = _read_description(path)
+    pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(yaml_path))
+    root = resolve_root(values.get("path"), yaml_path, known_root)
+    splits = _read_splits(values, _YamlContext(yaml_path, root, joined_by))
+    tile = check(values.get("tile"), Annotated[int, Bounds(MIN_TILE, MAX_IMGSZ)] | None, f"{yaml_path}: tile") or 0
     parts = joined_parts(splits.values())
-    _check_parts(parts, pixels, tile, path)
-    for split, source in splits.items():
-        notes += replaced_separators(_entries(values[split]), source.paths, f"{path}: {split}")
+    _check_parts(parts, pixels, tile, yaml_path)
+    for name, split in splits.items():
+        notes += replaced_separators(_entries(values[name]), split.paths, f"{yaml_path}: {name}")
     for part in parts:
         notes += part.notes
     spec = DatasetSpec(
         names=(),
         root=root,
         splits=splits,
-        source=str(path),
-        if_missing=_advice_if_missing(values, path),
+        source=str(yaml_path),
+        if_missing=_advice_if_missing(values, yaml_path),
         notes=tuple(dict.fromkeys(notes)),
         pixels=pixels,
         tile=tile,
@@ -118,50 +118,50 @@ def read_yaml(path: Path) -> Any:
     return load_yaml(path, text_under=CLASS_KEYS)
 
 
-def _read_splits(values: dict[str, Any], place: _Place) -> dict[str, Split]:
+def _read_splits(values: dict[str, Any], context: _YamlContext) -> dict[str, Split]:
     """Reads the keys ``train``, ``val``, ``test`` and ``annotations``. Raises UserError if there is no split, or one
     has annotations and no images."""
-    annotations = _read_annotations(values.get("annotations"), place)
+    annotations = _read_annotations(values.get("annotations"), context)
     splits: dict[str, Split] = {}
     for split in SPLITS:
         if values.get(split) not in (None, "", []):
-            splits[split] = _read_split(values[split], annotations.get(split), split, place)
+            splits[split] = _read_split(values[split], annotations.get(split), split, context)
     if not splits:
-        raise UserError(f"{place.path}: names no images; add 'train: <folder>' and 'val: <folder>'")
+        raise UserError(f"{context.path}: names no images; add 'train: <folder>' and 'val: <folder>'")
     is_one_file_for_all = isinstance(values.get("annotations"), str)
     for split in annotations:
         if split not in splits and not is_one_file_for_all:
-            raise UserError(f"{place.path}: annotations for '{split}', but no '{split}: <folder of its images>'")
+            raise UserError(f"{context.path}: annotations for '{split}', but no '{split}: <folder of its images>'")
     return splits
 
 
-def _read_annotations(value: Any, place: _Place) -> dict[str, Path]:
+def _read_annotations(value: Any, context: _YamlContext) -> dict[str, Path]:
     """Returns the annotations by split. ``value``: a map, or one file for all splits; None: there are none."""
     if value is None:
         return {}
-    location = f"{place.path}: annotations"
+    location = f"{context.path}: annotations"
     by_split = dict.fromkeys(SPLITS, value) if isinstance(value, str) else check(value, dict, location)
     for split in by_split:
         if split not in SPLITS:
             raise UserError(f"{location}: unknown split '{split}'{suggestion(str(split), SPLITS)}")
     return {
-        split: resolve_entry(checked_path(entry, f"{location}: {split}"), place.root)
+        split: resolve_entry(checked_path(entry, f"{location}: {split}"), context.root)
         for split, entry in by_split.items()
         if entry is not None
     }
 
 
-def _read_split(value: Any, annotations: Path | None, split: str, place: _Place) -> Split:
+def _read_split(value: Any, annotations: Path | None, split: str, context: _YamlContext) -> Split:
     """Reads the value of the key ``split``: folders and lists of images, or YAMLs of other data sets."""
-    location = f"{place.path}: {split}"
+    location = f"{context.path}: {split}"
     entries = _entries(value)
     if any(is_yaml(str(entry)) for entry in entries):
-        parts = tuple(_read_part(entry, split, place) for entry in entries)
+        parts = tuple(_read_part(entry, split, context) for entry in entries)
         _check_joined_once(parts, location)
         if annotations is not None:
             raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
         return JoinedSplit(parts)
-    images = tuple(resolve_entry(checked_path(entry, location), place.root) for entry in entries)
+    images = tuple(resolve_entry(checked_path(entry, location), context.root) for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if os.path.isdir(path) else path for path in images)
     shards = [path for path in images if is_shard_path(path)]
@@ -182,14 +182,14 @@ def _entries(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _read_part(entry: Any, split: str, place: _Place) -> DatasetSpec:
+def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
     """Reads the YAML of a data set that a split joins. Raises UserError if it joins data sets itself: those of a cycle
     have no end."""
-    location = f"{place.path}: {split}"
-    path = resolve_entry(checked_path(entry, location), place.root)
+    location = f"{context.path}: {split}"
+    path = resolve_entry(checked_path(entry, location), context.root)
     if not is_yaml(path) or not path.is_file():
         raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
-    chain = (*place.joined_by, place.path)
+    chain = (*context.joined_by, context.path)
     for i, outer in enumerate(chain):
         if path.samefile(outer):
             cycle = " -> ".join(map(str, (*chain[i:], path)))

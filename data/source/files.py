@@ -50,20 +50,22 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
     Raises UserError if the split, its folder, its annotations or any image is missing, if no label file can be read, or
     if it joins data sets.
     """
-    source = spec.split(split)
-    if isinstance(source, JoinedSplit):
+    split_spec = spec.split(split)
+    if isinstance(split_spec, JoinedSplit):
         raise UserError(
             f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
         )
-    if isinstance(source, ShardSplit):
-        raise UserError(f"{source.index}: is in shards, which are neither listed nor copied; name a folder of images")
+    if isinstance(split_spec, ShardSplit):
+        raise UserError(
+            f"{split_spec.index}: is in shards, which are neither listed nor copied; name a folder of images"
+        )
     if split in spec.listings:
         return read_listing(spec.listings[split])
     with _paused_collector():
         split_images = find_images(spec, split, Folders(spec.root))
-        if isinstance(source, JsonSplit):
-            return _list_with_one_file(split_images, source, spec, split)
-        return _list_with_own_files(split_images, source, spec, split)
+        if isinstance(split_spec, JsonSplit):
+            return _list_with_one_file(split_images, split_spec, spec, split)
+        return _list_with_own_files(split_images, split_spec, spec, split)
 
 
 @contextlib.contextmanager
@@ -86,38 +88,38 @@ def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserEr
     return UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _list_with_one_file(split_images: SplitImages, source: JsonSplit, spec: DatasetSpec, split: str) -> Listing:
+def _list_with_one_file(split_images: SplitImages, split_spec: JsonSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns the images with the one label file of a split. Raises UserError if there is no such file."""
-    if not source.annotations.is_file():
-        raise _unusable_annotations(source.annotations, spec)
-    label_file = LabelFile(relative_name(source.annotations, spec.root), stamp_of(source.annotations))
+    if not split_spec.annotations.is_file():
+        raise _unusable_annotations(split_spec.annotations, spec)
+    label_file = LabelFile(relative_name(split_spec.annotations, spec.root), stamp_of(split_spec.annotations))
     images = [
         ListedImage(image, ImageStatus.LABELED, label_file, aliases=tuple(split_images.aliases.get(image.name, ())))
         for image in split_images.sorted()
     ]
     return Listing(
         all_images=images,
-        label_format=source.label_format,
+        label_format=split_spec.label_format,
         findings=split_images.findings,
         others=images_in_label_file(spec, split, split_images),
         shares_folders=spec.shares_folders(split),
     )
 
 
-def _list_with_own_files(split_images: SplitImages, source: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
+def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
     """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
     out. Raises UserError if no image is left."""
-    label_format = source.label_format
+    label_format = split_spec.label_format
     if label_format is None or label_format.per_image is None:
-        raise _unusable_annotations(source.annotations, spec)
+        raise _unusable_annotations(split_spec.annotations, spec)
     candidates = CandidateFiles(
-        label_format.per_image, source.annotations, split_images.folders, split_images.other_files
+        label_format.per_image, split_spec.annotations, split_images.folders, split_images.other_files
     )
     found = find_label_files(split_images, candidates)
     if found.without_usual_label:
         found = find_unusual_labels(found)
     diagnosis = NO_DIAGNOSIS
-    split_folders = [str(entry) for entry in source.images if entry.is_dir()]
+    split_folders = [str(entry) for entry in split_spec.images if entry.is_dir()]
     if not are_all_labeled(found, split_folders):
         diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images))
     images = leave_out(found.images, diagnosis.reasons)

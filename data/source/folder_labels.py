@@ -26,7 +26,7 @@ _MAX_NOTES_BYTES = 1 << 26
 
 
 class FolderLabels(NamedTuple):
-    """Where the labels of a folder are, and in which formats."""
+    """Describes the labels of a folder: their places and formats."""
 
     formats: list[str]  # names, for the log
     values: dict[str, Any]  # as in a YAML: names and annotations

@@ -115,15 +115,7 @@ def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
     config = search.settings.config
     shards = resolve_virtual_ranks(ctx, config) or ctx.world_size
     side = largest_side(config, search.model)
-    has_graphs = config.compile and plan_compilation(config, ctx, images=shards, shards=shards).cuda_graphs
-
-    def peak_bytes_of(images: int) -> int | None:
-        peak = memory.peak_of(partial(prepare_step, search, images=images))
-        if peak is not None and has_graphs:
-            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
-            return 2 * peak
-        return peak
-
+    peak_bytes_of = _step_meter(search, memory, shards=shards)
     peak_bytes_of(1)  # loads the kernels, which need memory themselves
     limit = memory.limit()
     max_for_data = max(largest_for_data(epoch_samples) // (shards * samples_per_image(config)), 1)
@@ -148,6 +140,22 @@ def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
         samples = counted(epoch_samples, "sample")
         get_logger().info("--batch-size -1: more may fit, but an epoch has only %s", samples)
     return batch_size
+
+
+def _step_meter(search: BatchSearch, memory: CudaMemory, *, shards: int) -> Callable[[int], int | None]:
+    """Returns a function that measures the peak memory of steps with a number of images per shard, in bytes; it returns
+    None if memory runs out."""
+    config = search.settings.config
+    has_graphs = config.compile and plan_compilation(config, search.ctx, images=shards, shards=shards).cuda_graphs
+
+    def peak_bytes_of(images: int) -> int | None:
+        peak = memory.peak_of(partial(prepare_step, search, images=images))
+        if peak is not None and has_graphs:
+            # CUDA graphs keep their memory, and an epoch's last, smaller batch, which runs without them, needs more.
+            return 2 * peak
+        return peak
+
+    return peak_bytes_of
 
 
 def largest_for_data(epoch_samples: int) -> int:

@@ -105,7 +105,8 @@ def _wait_for(store: dist.Store, key: str) -> Any:
 
 
 class Scorer:
-    """Scores weights as the training processes do. Raises UserError if the data cannot be opened, or is not theirs."""
+    """Scores weights as the training processes would. Raises UserError if the data cannot be opened or differ from
+    theirs."""
 
     def __init__(
         self, ctx: DistributedContext, config: TrainConfig, explicit_flags: Collection[str], setup: SetupMessage

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,27 @@ REFERENCE_EPOCHS = 20  # in more, LR_MULT_FAMILIAR takes weights that know the o
 MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
 
 
+class LrMult(NamedTuple):
+    """A value of ``lr_mult``."""
+
+    value: float
+    reason: str  # as the log states it
+
+
+class ObjectScore(NamedTuple):
+    """How well a detector finds objects, see `score_on_objects`."""
+
+    mean: float  # NaN without objects
+    objects: int
+
+
+class Measurement(NamedTuple):
+    """How well the weights of a run find the objects of its training split."""
+
+    score: float  # mean of `score_on_objects`; NaN: not measured
+    details: str  # on how many objects, or why it was not measured
+
+
 def probe_lr_mult(
     ctx: DistributedContext, config: TrainConfig, dataset: AugmentedImages, model: Detector, steps: StepPlan
 ) -> float:
@@ -52,15 +74,15 @@ def probe_lr_mult(
     if not steps.is_timed:
         max_images = min(max_images, math.ceil(MAX_SHARE_OF_RUN * config.epochs * len(dataset)))
     get_logger().info("lr_mult: testing %s on %s", config.weights, counted(max_images, "training image"))
-    score, details = _measure(read_weights(path), model, dataset, ctx, max_images)
+    measured = _measure(read_weights(path), model, dataset, ctx, max_images)
     epochs = REFERENCE_EPOCHS if steps.is_timed else config.epochs
-    lr_mult, reason = lr_mult_by_score(score, epochs, steps.known_total)
-    get_logger().info("lr_mult %g: %s %s (%s)", lr_mult, config.weights, reason, details)
-    return lr_mult
+    lr_mult = lr_mult_by_score(measured.score, epochs, steps.known_total)
+    get_logger().info("lr_mult %g: %s %s (%s)", lr_mult.value, config.weights, lr_mult.reason, measured.details)
+    return lr_mult.value
 
 
-def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[float, str]:
-    """Returns ``lr_mult`` and its reason, as the log states it.
+def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
+    """Returns ``lr_mult`` for weights with a mean ``score`` on the training objects.
 
     Weights that detect the objects well move equally far in `REFERENCE_EPOCHS` to 60 epochs: rate times steps is the
     same.
@@ -70,35 +92,36 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> tuple[flo
         total_steps: inf if unknown.
     """
     if math.isnan(score):
-        return LR_MULT_UNFAMILIAR, "was not tested on the training objects"
+        return LrMult(LR_MULT_UNFAMILIAR, "was not tested on the training objects")
     if score >= WELL_KNOWN_SCORE:
         longer = f", lowered for {epochs} epochs" if epochs > REFERENCE_EPOCHS else ""
         share = min(max(REFERENCE_EPOCHS / epochs, MIN_LR_SHARE), 1.0)
-        return LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}"
+        return LrMult(LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}")
     if score < FAMILIAR_SCORE:
-        return LR_MULT_UNFAMILIAR, "hardly detects the training objects"
+        return LrMult(LR_MULT_UNFAMILIAR, "hardly detects the training objects")
     lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # loaded layers, too, have far to go in few steps
     few = f", raised for {counted(int(total_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
-    return lr_mult, f"detects some of the training objects{few}"
+    return LrMult(lr_mult, f"detects some of the training objects{few}")
 
 
 def _measure(
     stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, max_images: int
-) -> tuple[float, str]:
-    """Returns `score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too; and on how
-    many objects, or why it was not measured (NaN)."""
+) -> Measurement:
+    """Measures `score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too."""
     classes = class_count(model, stored.shapes)
     if not classes:
-        return math.nan, "its class layers are not the model's"
+        return Measurement(math.nan, "its class layers are not the model's")
     detector = build_detector(model.spec, classes)
     report = transfer_weights(detector, replace(stored, names=detector.names))  # all classes, whatever their names
     missing = [name for name in report.skipped if not name.endswith(COUNTERS)]
     if missing:
-        return math.nan, f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
-    score, objects = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
-    if not objects:
-        return math.nan, "no object in the images examined"
-    return score, f"mean score {score:.3f} of {counted(objects, 'object')}"
+        return Measurement(
+            math.nan, f"{len(missing)} of the model's {len(detector.state_dict())} tensors are not in it"
+        )
+    score = score_on_objects(detector.eval().fuse().to(ctx.device), dataset, max_images, ctx)
+    if not score.objects:
+        return Measurement(math.nan, "no object in the images examined")
+    return Measurement(score.mean, f"mean score {score.mean:.3f} of {counted(score.objects, 'object')}")
 
 
 def _images_with_objects(index: DatasetIndex) -> np.ndarray:
@@ -109,8 +132,8 @@ def _images_with_objects(index: DatasetIndex) -> np.ndarray:
 @torch.no_grad()
 def score_on_objects(
     detector: Detector, dataset: AugmentedImages, max_images: int, ctx: DistributedContext
-) -> tuple[float, int]:
-    """Returns how well a detector finds objects, and the number of objects on which that was measured.
+) -> ObjectScore:
+    """Measures how well a detector finds objects.
 
     The score of an object is the highest one of a predicted box that overlaps it with an IoU of `FOUND_IOU` or more,
     whatever its class; 0 if there is none. Returned is the mean; NaN without objects. It is equal on all processes, and
@@ -135,7 +158,7 @@ def score_on_objects(
     shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
     gathered = {int(number): scores for shard in shards for number, scores in shard.items()}
     scores = np.concatenate([np.zeros(0), *(gathered[number] for number in sorted(gathered))])
-    return scores.mean().item() if len(scores) else math.nan, len(scores)
+    return ObjectScore(scores.mean().item() if len(scores) else math.nan, len(scores))
 
 
 def _object_scores(detector: Detector, samples: Sequence[Sample], side: int) -> np.ndarray:

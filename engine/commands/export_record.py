@@ -70,14 +70,15 @@ class ExportRecord:
     @contextmanager
     def exporting(self, formats: Sequence[str]) -> Iterator[None]:
         """Records the files of ``formats`` as the run's while the block writes them, so that a run that is killed there
-        replaces them at its next start. Those that failed leave the record when the block ends."""
+        replaces them at its next start. For those that failed, the record is then what it was before."""
+        earlier = dict(self._files)
         for name in formats:
             self._files[name] = ExportedFile(self._checksum)
         self._write()
         try:
             yield
         finally:
-            self._files = {name: file for name, file in self._files.items() if file.is_complete}
+            self._files = earlier | {name: file for name, file in self._files.items() if file.is_complete}
             self._write()
 
     def add(self, name: str, path: Path) -> None:

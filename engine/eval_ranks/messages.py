@@ -35,17 +35,17 @@ READY = "ready/{rank}"  # set by an evaluating process that has opened model and
 WEIGHTS = "weights/{number}"  # from 1
 SCORES = "scores/{number}"  # of the weights with this number
 WAIT_ENDED = "wait_ended/{number}"  # set by rank 0 when its wait for scores with this number, from 1, ends
-FAILED = "failed"  # why an evaluating process has ended
+FAILED = "failed"  # error message of an evaluating process
 ENDED = "ended"  # set when the run has ended
 LEFT = "left"  # number of evaluating processes that have ended for that
-POLL_S = 0.05  # seconds between two looks for a message
+POLL_S = 0.05  # seconds between checks for a message
 
 _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetupMessage:
-    """The run, as the evaluating processes need to know it. Tensors are on the CPU."""
+    """The properties of a run that the evaluating processes need. Tensors are on the CPU."""
 
     settings: RunSettings
     source: DataSource  # with the images that --val-fraction holds out
@@ -68,7 +68,7 @@ class WeightsMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresMessage:
-    """The result of a validation, and what is drawn of it, unless ``--noplots`` is given."""
+    """The result of a validation, and detections for its plots, unless ``--noplots`` is given."""
 
     result: EvalResult
     scored: DetectionTable | None
@@ -103,6 +103,6 @@ def discard_message(store: dist.Store, key: str) -> None:
 
 
 def common_facts(index: DatasetIndex) -> dict[str, str]:
-    """Returns what must be equal in training and evaluating processes, by names for messages."""
+    """Returns properties that training and evaluating processes must have in common, by their names in messages."""
     facts = {"the code": product_version(), "torch": torch.__version__} | data_facts("val", index)
     return {name: str(value) for name, value in facts.items()}

@@ -34,12 +34,12 @@ from utils.logger import get_logger
 from utils.process.identity import has_died
 from utils.strings import rank_list
 
-# How long rank 0 waits for scores that are late: a fraction of the time since it has sent the weights, within bounds.
+# Longest wait of rank 0 for late scores: a fraction of the time since it sent the weights, within bounds.
 # The watchdog reports a longer wait as a stall.
 LATE_FRACTION = 0.1
 MIN_LATE_S = 5.0
 MAX_LATE_S = 300.0
-LEAVE_S = 2.0  # how long rank 0 waits for the evaluating processes to end
+LEAVE_S = 2.0  # longest wait of rank 0 for the evaluating processes to end
 
 
 def patience_s(since_sent_s: float) -> float:
@@ -179,13 +179,13 @@ class ValidationService:
             get_logger().warning("--eval-ranks: %s; the training processes validate from now on", self._failure)
 
     def close(self) -> None:
-        """Ends the evaluating processes, and waits a moment for it: rank 0 may host the store that they read from."""
+        """Ends the evaluating processes, and waits for that: rank 0 may host the store that they read from."""
         if self._ctx.is_main:
             end_evaluating_processes(self._run_store, 0 if self._failure else self._ctx.eval_ranks)
 
 
 def end_evaluating_processes(run_store: dist.Store, count: int) -> None:
-    """Tells the evaluating processes to end, and waits a moment until ``count`` of them have."""
+    """Tells the evaluating processes to end, and waits up to `LEAVE_S` seconds until ``count`` of them have."""
     store = evaluation_store(run_store)
     deadline = time.monotonic() + LEAVE_S
     with suppress(dist.DistError):

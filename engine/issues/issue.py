@@ -134,11 +134,11 @@ class CheckedSplit:
         return relative_name(path_of(name, part.root), self.index.root)
 
     def _location(self, row: int, image: int) -> str | None:
-        line = int(self.index.line[row])
+        row_number = int(self.index.row_number[row])
         labeled = self.labeled_image(image)
-        if line < 0 or labeled is None:
+        if row_number < 0 or labeled is None:
             return None
-        return self.relative(labeled.part, labeled.source.where(labeled.number, line))
+        return self.relative(labeled.part, labeled.source.where(labeled.number, row_number))
 
 
 def learned_names(part: Scan) -> list[str | None]:

@@ -139,6 +139,7 @@ class Stage(Strategy):
         return self._start(dist.irecv, self._maps_for(image_shape))
 
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> _Message:
+        """Starts to send or to receive maps, by ``operation``: `dist.isend` or `dist.irecv`."""
         flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
         operations = [dist.P2POp(operation, values, self._peer) for values in flat]
         return _Message(maps, works=dist.batch_isend_irecv(operations) if operations else [])
@@ -328,11 +329,13 @@ def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[T
 
 
 def _trained_norms(layers: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
+    """Returns the batch norms of layers, but for those of frozen ones."""
     modules = [module for layer in layers for module in layer.modules()]
     return [module for module in modules if isinstance(module, nn.BatchNorm2d) and module.weight.requires_grad]
 
 
 def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[Tensor]:
+    """Returns the running means and variances of batch norms."""
     statistics = []
     for norm in norms:
         statistics += [tensor for tensor in (norm.running_mean, norm.running_var) if tensor is not None]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.layers.conv import BatchNorm2d
 
-# The count of an empty shard, for a kernel that divides by it: lost when added to any other count, 0 as an integer.
+# Count of an empty shard, by which a kernel divides. Added to another count it is lost, and as an integer it is 0.
 _EMPTY = 1e-30
 
 
@@ -86,7 +86,8 @@ class _GlobalNormByKernels(torch.autograd.Function):
             count = float(x.numel() // channels)
         else:
             mean = x.new_zeros(channels, dtype=torch.promote_types(x.dtype, torch.float32))
-            inverse, count = torch.ones_like(mean), _EMPTY
+            inverse = torch.ones_like(mean)
+            count = _EMPTY
         table = _gather(torch.cat([mean, inverse, mean.new_full((1,), count)]), group)
         means, inverses, counts = table[:, :channels], table[:, channels:-1], table[:, -1].contiguous()
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
@@ -132,6 +133,7 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _has_kernels(device: torch.device) -> bool:
+    """Returns True if torch.nn.SyncBatchNorm has kernels for the device."""
     return device.type == "cuda"
 
 

@@ -43,7 +43,7 @@ class Validator(Protocol):
         ...
 
     def takes_weights(self) -> bool:
-        """Returns whether other processes can validate an epoch now, on all ranks."""
+        """Returns True if other processes can validate an epoch now; the same on all ranks."""
         ...
 
     def send(self, pending: PendingEpoch) -> None:
@@ -51,7 +51,7 @@ class Validator(Protocol):
         ...
 
     def has_scores(self) -> bool:
-        """Returns whether `collect` need not wait, on all ranks."""
+        """Returns True if `collect` need not wait; the same on all ranks."""
         ...
 
     def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
@@ -147,7 +147,7 @@ class Trainer:
         if self.run.only_reports:
             self._report_again()
         elif not self._stopped:
-            self._complete_last_pending()  # an epoch of an earlier start
+            self._complete_pending(saves_last=True)  # an epoch of an earlier start
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
@@ -155,7 +155,7 @@ class Trainer:
                 self._end_epoch()
         self.call_hooks("after_steps")
         if not self.control.exit_code:
-            self._complete_last_pending()  # the last epoch, if a callback has ended the run
+            self._complete_pending(saves_last=True)  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
             self.call_hooks("after_training")
         self.checkpointer.flush()
@@ -270,8 +270,11 @@ class Trainer:
             self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
         self.call_hooks("report", epoch)
 
-    def _complete_pending(self) -> Action:
-        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending."""
+    def _complete_pending(self, *, saves_last: bool = False) -> Action:
+        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending.
+
+        ``saves_last``: saves the run with its scores at once, as no other epoch ends now.
+        """
         pending = self.validator.pending
         if pending is None:
             return Action.CONTINUE
@@ -279,14 +282,12 @@ class Trainer:
         if not self.validator.has_scores():
             self.call_hooks("before_validation")
         action = self._follow(self.validator.collect(epoch, is_closing=self.is_closing))
-        if not action.breaks_off:
-            self._complete(epoch, pending)
-        return action
-
-    def _complete_last_pending(self) -> None:
-        """Completes the pending epoch while no other ends, and saves the run with its scores."""
-        if self.validator.pending is not None and not self._complete_pending().breaks_off:
+        if action.breaks_off:
+            return action
+        self._complete(epoch, pending)
+        if saves_last:
             self.save_last()
+        return action
 
     def _report_again(self) -> None:
         """Validates the last epoch again, since its report was interrupted. results.csv has its row."""

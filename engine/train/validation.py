@@ -163,7 +163,7 @@ def build_validator(
 def build_setup(
     settings: RunSettings, step: TrainStep, description: RunDescription, data_source: DataSource, val: DatasetIndex
 ) -> SetupMessage:
-    """Returns what the evaluating processes must know of a run. ``val``: the split that is validated."""
+    """Builds the message that tells the evaluating processes of a run. ``val``: the split that is validated."""
     class_weights = step.criterion.class_weights
     return SetupMessage(
         settings=settings,

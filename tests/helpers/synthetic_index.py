@@ -54,7 +54,7 @@ def index_of(
         crowd=np.zeros(len(boxes_xywh_px), bool),
         area_px=boxes_xywh_px[:, 2:].prod(1),
         repeated=np.zeros(len(boxes_xywh_px), bool),
-        line=np.full(len(boxes_xywh_px), -1, np.int32),
+        row_number=np.full(len(boxes_xywh_px), -1, np.int32),
         report=ScanReport.of([]),
     ).recounted()
 

@@ -37,8 +37,9 @@ def export(config, on_written):
         os.kill(os.getpid(), signal.SIGKILL)
     if place == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
-    Path(config.weights).with_suffix(".torchscript").touch()
-    on_written("torchscript")
+    path = Path(config.weights).with_suffix(".torchscript")
+    path.touch()
+    on_written("torchscript", path)
 
 if __name__ == "__main__":
     import engine.commands.export

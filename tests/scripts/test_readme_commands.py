@@ -72,7 +72,7 @@ def test_from_clone_to_onnx(tmp_path: Path):
     assert "AP50" in clone.run(documented("README.md", f"python val.py --weights {FOLDER}/best.pt"), {})
     detect = documented("README.md", f"python detect.py --weights {FOLDER}/best.pt --source image.jpg")
     clone.run(detect, {"image.jpg": str(image)})
-    assert len(list((clone.folder / "runs" / "detect" / "exp").iterdir())) == 1
+    assert [path.name for path in (clone.folder / "runs" / "detect" / "exp").glob("[!.]*")] == [image.name]
 
     export = documented("README.md", f"python export.py --weights {FOLDER}/best.pt --format onnx")
     assert f"{FOLDER}/best.onnx" in clone.run(export, {})

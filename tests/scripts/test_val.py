@@ -185,7 +185,7 @@ def test_tta_finds_what_one_view_does_and_more(tiny, tmp_path):
 
 def test_box_voting_moves_boxes_and_raises_scores(tiny, tmp_path, monkeypatch):
     """Without the votes' weight in scores, it moves boxes only."""
-    for module in ("detections", "box_voting"):
+    for module in ("suppression", "box_voting"):
         monkeypatch.setattr(f"models.postprocess.{module}.MIN_VOTING_SCORE", 0.0)  # the model is hardly trained
 
     def found(name, voting):

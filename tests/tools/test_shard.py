@@ -27,7 +27,7 @@ from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.__main__ import main
 from tools.shard.write_shards import write_set
 from utils.config.tool_settings import MAX_SHARD_MEGABYTES
@@ -346,6 +346,7 @@ def changed_index(source: Path, out: Path, name: str, change: object) -> Path:
         ("fingerprint", "0" * 32, "fingerprint"),  # another data set's: its cached images would be used
         ("version", 99, "version 99, of another version of this program"),
         ("repeated", lambda v: v[:-1], "wrong array repeated"),
+        ("categories", [[1, "light", True], [1, "dark", True]], "wrong categories"),
         ("fingerprint", "\ud800", "fingerprint"),
         ("boxes_xywh_px", lambda v: v * [1, 1, 0, 0], "wrong boxes_xywh_px"),  # the report would divide by their sides
         ("boxes_xywh_px", lambda v: v * [1, 1, 1e-200, 1], "wrong boxes_xywh_px"),
@@ -368,21 +369,27 @@ def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: 
         index_of(changed_index(source, tmp_path / "out", name, value))
 
 
-def test_shards_of_the_version_before_categories_are_read(tmp_path: Path):
+def test_shards_of_the_previous_version_are_read(tmp_path: Path):
     objects = {"a.png": [(0, 2, 3, 20, 30)], "b.png": [(1, 2, 3, 20, 30)]}
     write_three_formats(tmp_path, ["light", "dark"], dict.fromkeys(objects, (48, 64)), objects)
+    json_file = tmp_path / "instances.json"
+    json_file.write_text(
+        json_file.read_text().replace('"id": 10,', '"id": -1,').replace('category_id": 10,', 'category_id": -1,')
+    )
     data = tmp_path / "d.yaml"
     data.write_text("train: images/train\nval: images/train\nnames: [dark, cat]\nannotations: instances.json\n")
     write_set(load_dataset_spec(data), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.9)
     options = {"max_bad": 0.9, "single_cls": True}
     now = index_of(tmp_path / "out", **options)
-    assert (now.categories, now.category_ids) == (((10, "light", True), (20, "dark", True)), (20,))
+    assert (now.categories, now.category_ids) == (((-1, "light", True), (20, "dark", True)), (20,))
     meta, arrays = open_arrays(tmp_path / "out" / "train.shards")
     del meta["categories"]
-    write_arrays(tmp_path / "out" / "train.shards", meta | {"version": 8, "unused_category_ids": {"light": 10}}, arrays)
+    arrays = {"line" if name == "row_number" else name: array for name, array in arrays.items()}
+    meta |= {"version": 8, "unused_category_ids": {"light": -1}, "fingerprint": fingerprint_of(arrays)}
+    write_arrays(tmp_path / "out" / "train.shards", meta, arrays)
     before = index_of(tmp_path / "out", **options)
     assert before.category_ids == now.category_ids
-    assert sorted(before.categories) == [(10, "light", False), (20, "dark", True), (22, "cat", False)]
+    assert sorted(before.categories) == [(-1, "light", False), (20, "dark", True), (22, "cat", False)]
 
 
 def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):

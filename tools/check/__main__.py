@@ -65,7 +65,7 @@ def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
     """Writes the page, and returns its path; None with ``--noplots``, or after a warning."""
     if config.noplots:
         return None
-    from tools.check.page import write_page
+    from tools.check.page.write_page import write_page
 
     with _json_alone_on_stdout(config):
         report = write_page(result, Path(config.out) if config.out else None)

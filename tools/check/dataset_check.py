@@ -11,9 +11,12 @@ from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
 from engine.issues.issue import CheckedSplit, Issue
-from tools.check.duplicates import image_issues
-from tools.check.label_checks import box_pairs, box_sizes, class_use, scan_dataset, scan_issues, scan_readable
-from tools.check.label_errors import examine_labels
+from tools.check.checks.box_pairs import box_pairs
+from tools.check.checks.box_sizes import box_sizes
+from tools.check.checks.class_use import class_use
+from tools.check.checks.duplicates import image_issues
+from tools.check.checks.label_errors import examine_labels
+from tools.check.checks.scan import scan_dataset, scan_issues, scan_readable
 from tools.check.out_folder import make_out
 from tools.check.result import CheckResult, ModelOpinion
 from utils.config.settings import TrainConfig, ValConfig

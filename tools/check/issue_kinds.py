@@ -1,4 +1,4 @@
-"""The kinds of issues that a check finds, what each means, and what to do about it."""
+"""The kinds of issues that a check finds, each with its meaning and remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DUPLICATES = (COPIED, ACROSS, WITHIN)
 
 
 class Advice(NamedTuple):
-    """What a kind of issues means, and what to do about one."""
+    """The meaning of a kind of issues, and the remedy for one."""
 
     meaning: str
     remedy: str
@@ -97,16 +97,16 @@ ADVICE = {
     SWAPPED: Advice("the model is sure of another class", "change the class"),
     MOVED: Advice("the model is sure of another position or size", "draw the box again"),
 }
-SHOWN = 3  # issues of each kind that the summary shows
+MAX_LISTED = 3  # issues of each kind in the summary
 
 
 def summary_lines(issues: Sequence[Issue]) -> list[str]:
-    """Returns lines with the number of issues of each kind, what the kind means, and the first few issues."""
+    """Returns lines with the number of issues of each kind, the meaning of the kind, and the first few issues."""
     lines = []
     for kind, group in by_kind(issues).items():
         meaning = ADVICE.get(kind, NO_ADVICE).meaning
         lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
-        lines += [f"  {issue}" for issue in group[:SHOWN]]
-        if len(group) > SHOWN:
-            lines.append(f"  ... and {len(group) - SHOWN:,} more")
+        lines += [f"  {issue}" for issue in group[:MAX_LISTED]]
+        if len(group) > MAX_LISTED:
+            lines.append(f"  ... and {len(group) - MAX_LISTED:,} more")
     return lines

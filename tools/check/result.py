@@ -1,4 +1,4 @@
-"""What a check has found: the content of the JSON and of the page."""
+"""The result of a check, for the JSON and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.check.issue_kinds import summary_lines
 
 @dataclass(frozen=True)
 class ModelOpinion:
-    """What a model says about the labels; empty without a model."""
+    """The label errors that a model finds; empty without a model."""
 
     issues: list[Issue] = field(default_factory=list)  # the most probable first
     detections: dict[str, DrawnDetections] = field(default_factory=dict)  # by split

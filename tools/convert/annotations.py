@@ -1,19 +1,18 @@
-"""Collects the boxes of an annotation tool's export by image, and finds their images."""
+"""Collects the boxes of an annotation tool's export by image."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of
+from data.image_io.file_kinds import suffix_of
 from data.labels.clean import MIN_SIDE_PX
-from data.labels.image_names import ImageNames, loose
 from data.source.folder_splits import split_of
+from tools.convert.source_images import SourceImages
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
 from utils.strings import counted
@@ -37,16 +36,27 @@ class AnnotatedBox(NamedTuple):
 
 @dataclass
 class AnnotatedImage:
-    """What the annotations say about an image."""
+    """The boxes and the size that the annotations state for an image."""
 
+    path: Path
     boxes: list[AnnotatedBox] = field(default_factory=list)
-    files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
-    size: tuple[int, int] | None = None  # width and height that the annotations state
+    size: tuple[int, int] | None = None  # width and height
+    _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
+
+    def add(self, box: AnnotatedBox, entry: Entry) -> None:
+        """Adds a box of ``entry``. Raises UserError if another annotation file has the same box."""
+        other_file = self._files.setdefault(box, entry.file)
+        if other_file != entry.file:
+            raise UserError(
+                f"{entry.location}: {self.path.name} has the same box of '{box.name}' in {other_file} too; "
+                "remove a file"
+            )
+        self.boxes.append(box)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What an annotation file says about an image in one place.
+    """The statement of an annotation file about an image, in one place of the file.
 
     Args:
         image: path of the image, as the annotations name it, with or without suffix; a `Path` is one that exists.
@@ -54,9 +64,9 @@ class Entry:
             teach the model to ignore its objects.
         location: the file, and the line or entry, for messages.
         file: the annotation file; an image in its folder is preferred.
-        split: as the annotations call it; empty: by the names of folders and files.
+        split: name of the split in the annotations; empty: derived from the names of folders and files.
         size: width and height, if the annotations state them.
-        is_complete: whether these are all objects of the image. A second entry for it is then an error: it is about
+        is_complete: whether ``boxes`` are all objects of the image. A second entry for it is then an error: it is about
             another image of this name, or is an older version.
     """
 
@@ -73,18 +83,17 @@ class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
     def __init__(self, source: Path, extracted: Path) -> None:
-        self._extracted = extracted  # folder for images that annotation files contain
+        """``extracted``: folder for images that annotation files contain."""
         self.root = source if source.is_dir() else source.parent
+        self.source_images = SourceImages(self.root)
         self.images: dict[str, dict[Path, AnnotatedImage]] = {}  # by split
-        self.objects: Counter[str] = Counter()  # in the source, of any shape
+        self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
-        self.unlabeled_inside = 0  # images that annotation files contain without saying what is in them
+        self.num_unlabeled_inside = 0  # images that annotation files contain without saying what is in them
+        self._extracted = extracted
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
-        self._paths = list(files_below(self.root, IMAGE_SUFFIXES))
-        self._names = ImageNames([path.relative_to(self.root).as_posix() for path in self._paths])
-        self._stems = {loose(path.stem) for path in self._paths}
 
     def add(self, entry: Entry) -> None:
         """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid."""
@@ -92,28 +101,26 @@ class Annotations:
         boxes = [box for box in checked if box is not None]
         if checked and not boxes:
             return
-        path = entry.image
-        if not isinstance(path, Path):
-            path = self.find(path, entry.location, entry.file, entry.split)
-        if entry.is_complete:
-            self._check_only_entry(path, entry.location)
-        split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
-        annotated = self.images.setdefault(split, {}).setdefault(path, AnnotatedImage())
+        annotated = self._annotated_image(entry)
         annotated.size = entry.size or annotated.size
         for box in boxes:
-            other_file = annotated.files.setdefault(box, entry.file)
-            if other_file != entry.file:
-                raise UserError(
-                    f"{entry.location}: {path.name} has the same box of '{box.name}' in {other_file} too; remove a file"
-                )
-            self.objects[box.name] += 1
-            annotated.boxes.append(box)
+            annotated.add(box, entry)
+        self.num_objects.update(box.name for box in boxes)
 
-    def _check_only_entry(self, path: Path, location: str) -> None:
-        """Raises UserError if another complete entry is about the image ``path``."""
-        other_location = self._complete.setdefault(path, location)
-        if other_location != location:
-            raise UserError(f"{location}: {path.name} is labeled in {other_location}, too; remove one of them")
+    def _annotated_image(self, entry: Entry) -> AnnotatedImage:
+        """Returns what is known of the image of an entry. Raises UserError if the image cannot be found, or has another
+        complete entry."""
+        path = entry.image
+        if not isinstance(path, Path):
+            path = self.source_images.find(path, entry.location, entry.file, entry.split)
+        if entry.is_complete:
+            other_location = self._complete.setdefault(path, entry.location)
+            if other_location != entry.location:
+                raise UserError(
+                    f"{entry.location}: {path.name} is labeled in {other_location}, too; remove one of them"
+                )
+        split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
+        return self.images.setdefault(split, {}).setdefault(path, AnnotatedImage(path))
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
@@ -129,7 +136,7 @@ class Annotations:
         self.skipped[kind] += 1
         return None
 
-    def skipped_text(self) -> str:
+    def skipped_summary(self) -> str:
         """Returns a message about the shapes that were skipped; "" if there are none."""
         if not self.skipped:
             return ""
@@ -137,65 +144,33 @@ class Annotations:
         return f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
 
     def extract_image(self, content: bytes, file: Path, row: int) -> Path:
-        """Writes an image that ``file`` contains, and returns its path: in a folder of the split, below the folders of
-        ``file``, as files of one name may lie in several (``configA/train-0.parquet``). Raises UserError if it
-        exists."""
-        folder = self._extracted / _split_of_paths(file, file, self.root) / file.parent.relative_to(self.root)
+        """Writes an image that ``file`` contains, and returns its path: in a folder of the split, below the other
+        folders of ``file``, as files of one name may lie in several. Raises UserError if it exists."""
+        split = _split_of_paths(file, file, self.root)
+        folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
+        folder = self._extracted.joinpath(split, *folders)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
         if path.exists():  # as x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, give one name
-            raise UserError(f"{file}: row {row}: another file of this folder has the same name; rename one")
+            raise UserError(f"{file}: row {row}: the images of another file would have the same names; rename one")
         write_whole(path, content)
         return path
-
-    def find(self, image: str, location: str, near: Path, split: str = "") -> Path:
-        """Returns the image with this name; of several, the one in a folder called ``split``, or nearest to ``near``.
-        Raises UserError unless there is exactly one."""
-        fits = [self._paths[i] for i in self._names.find(image)]
-        if len(fits) > 1:  # CVAT's names are without the folder of the subset
-            fits = [path for path in fits if split in path.parts] or fits
-            shared = [len(Path(os.path.commonpath([path, near])).parts) for path in fits]
-            fits = [path for path, folders in zip(fits, shared) if folders == max(shared)]
-        if len(fits) != 1:
-            reason = f"{len(fits)} files below {self.root} fit" if fits else self._not_found(image)
-            raise UserError(f"{location}: the image {one_line(image)[:200]!r}: {reason}")
-        return fits[0]
-
-    def _not_found(self, image: str) -> str:
-        """Returns the reason why an image is not found, with a similar name or an example."""
-        reason = f"not found below {self.root}"
-        other = self._names.same_stem(image)
-        if other:
-            return f"{reason}, but {other} is there"
-        if self._paths:
-            return f"{reason}, where images are called like {self._paths[0].relative_to(self.root)}"
-        return reason
-
-    def has_stem(self, stem: str) -> bool:
-        """Returns whether the source has an image with this stem."""
-        return loose(stem) in self._stems
 
     def annotated(self) -> list[AnnotatedImage]:
         """Returns what is known of the images of all splits."""
         return [annotated for images in self.images.values() for annotated in images.values()]
 
+    def images_of_other_splits(self, split: str) -> list[Path]:
+        """Returns the paths of the images of all splits but ``split``."""
+        return [path for other, images in self.images.items() if other != split for path in images]
+
     def num_images(self) -> int:
         """Counts the images below the source, and those that its files contain."""
-        return len(set(self._paths).union(*self.images.values())) + self.unlabeled_inside
+        return len(set(self.source_images.paths).union(*self.images.values())) + self.num_unlabeled_inside
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
-        return sorted(self.objects)
-
-
-def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
-    """Yields the files with one of ``suffixes`` (lower case), sorted, except hidden ones and those in hidden
-    folders."""
-    wanted = set(suffixes)
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in wanted and not is_hidden and path.is_file():
-            yield path
+        return sorted(self.num_objects)
 
 
 def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:

@@ -79,7 +79,7 @@ class _Objects:
         name = cells["name"]
         size: tuple[int, int] | None
         if self._is_open_images:
-            image = self._annotations.find(image, location, self._file)
+            image = self._annotations.source_images.find(image, location, self._file)
             name = self._class_names.get(name, name)
             size = self._size_of(image)
             width, height = size

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.convert.annotations import Annotations, files_below
+from tools.convert.annotations import Annotations
 from tools.convert.createml import read_createml
 from tools.convert.csv_table import is_csv, read_csv
 from tools.convert.cvat import read_cvat
-from tools.convert.hugging_face import read_image_folder, read_parquet
+from tools.convert.hugging_face import check_one_configuration, read_image_folder, read_parquet
 from tools.convert.kitti import is_kitti, read_kitti
 from tools.convert.labelbox import read_labelbox
 from tools.convert.labelme import read_labelme
+from tools.convert.source_images import files_below
 from tools.convert.vott import read_vott
 from utils.errors import UserError
 from utils.files.encoding import decode_loosely
@@ -36,6 +37,7 @@ class Format(NamedTuple):
     fits: Callable[[str], bool]  # whether a file with this beginning has the format
     read: Callable[[Path, Annotations], None]  # adds the objects of a file; raises UserError
     is_per_image: bool = False  # each image has a file of its name
+    check: Callable[[Path, list[Path]], None] | None = None  # raises UserError if ``source`` is not one export
 
 
 def _has_key(names: str) -> Callable[[str], bool]:
@@ -52,14 +54,20 @@ FORMATS = {
     "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
     "csv": Format("CSV", (".csv",), is_csv, read_csv),
     "kitti": Format("KITTI", (".txt",), is_kitti, read_kitti, is_per_image=True),
-    "huggingface": Format("Hugging Face parquet", (".parquet",), lambda head: head.startswith(_PARQUET), read_parquet),
+    "huggingface": Format(
+        "Hugging Face parquet",
+        (".parquet",),
+        lambda head: head.startswith(_PARQUET),
+        read_parquet,
+        check=check_one_configuration,
+    ),
     "imagefolder": Format("Hugging Face image folder", (".jsonl",), _has_key("file_name"), read_image_folder),
 }
 
 
 def detect(source: Path) -> dict[str, list[Path]]:
     """Returns the annotation files at ``source``, a file or a folder, by format."""
-    suffixes = {suffix for each in FORMATS.values() for suffix in each.suffixes}
+    suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
     files_of: dict[str, list[Path]] = {}
     for file in files_below(source, suffixes) if source.is_dir() else [source]:
         name = _format_of(file)
@@ -76,7 +84,7 @@ def _format_of(file: Path) -> str:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     suffix = file.suffix.lower()
-    return next((name for name, each in FORMATS.items() if suffix in each.suffixes and each.fits(head)), "")
+    return next((name for name, known in FORMATS.items() if suffix in known.suffixes and known.fits(head)), "")
 
 
 def _text_of(head: bytes) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.source.folder_splits import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
@@ -22,6 +24,24 @@ MAX_UNPACKED_RATIO = 100  # bytes of images per byte of the file; BMP files may 
 _ROWS_AT_ONCE = 16
 _CROWDS = ("iscrowd", "is_crowd")
 _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class")  # possible names of the column
+
+
+def check_one_configuration(source: Path, files: Sequence[Path]) -> None:
+    """Raises UserError if parquet files are of several configurations of a data set, such as ``full/train/0.parquet``
+    and ``mini/train/0.parquet``: these may have the same images, also in other splits."""
+    configurations = list(dict.fromkeys(_configuration(file, source) for file in files))
+    if len(configurations) > 1:
+        folders = ", ".join(str(source / name) for name in configurations[:5])
+        raise UserError(
+            f"{source}: has parquet files in several folders, which may be configurations with the same images; "
+            f"convert one of {folders}, or move their files to one folder"
+        )
+
+
+def _configuration(file: Path, source: Path) -> str:
+    """Returns the folders of a parquet file above that of its split, if it is in one; "." without any."""
+    folders = file.parent.relative_to(source).parts if source.is_dir() else ()
+    return Path(*itertools.takewhile(lambda folder: not split_of(folder), folders)).as_posix()
 
 
 def read_parquet(file: Path, annotations: Annotations) -> None:
@@ -40,7 +60,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
             location = f"{file}: row {row}"
             columns = _columns(objects, location)
             if columns is None:
-                annotations.unlabeled_inside += 1
+                annotations.num_unlabeled_inside += 1
                 continue
             boxes = _boxes(columns, names, location)
             path = annotations.extract_image(image, file, row)
@@ -89,7 +109,7 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
         location = f"{file}:{line}"
         entry = parse_object(row, location)
         columns = _columns(entry.get("objects"), location)
-        path = annotations.find(str(entry.get("file_name")), location, file)
+        path = annotations.source_images.find(str(entry.get("file_name")), location, file)
         if columns is not None:
             boxes = _boxes(columns, {}, location)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))

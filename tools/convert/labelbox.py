@@ -27,7 +27,7 @@ def read_labelbox(file: Path, annotations: Annotations) -> None:
         if len(labels) > 1:
             raise UserError(f"{location}: was labeled {len(labels)} times; export one project, with one label an image")
         labels_of_image = check(labels[0].get("annotations"), dict, f"{location}: annotations")
-        boxes = [_box(each, location, annotations) for each in objects_in(labels_of_image, "objects", location)]
+        boxes = [_box(shape, location, annotations) for shape in objects_in(labels_of_image, "objects", location)]
         data = check(row.get("data_row"), dict, f"{location}: data_row")
         media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
         size = parse_size(media.get("width"), media.get("height"), location)

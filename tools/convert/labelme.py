@@ -23,8 +23,10 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
     rectangles, quadrilaterals, cuboids)."""
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
-    image = annotations.find(str(content.get("imagePath")), location, file)
-    if loose(image.stem) != loose(file.stem) and annotations.has_stem(file.stem):  # as after a copy or a renaming
+    image = annotations.source_images.find(str(content.get("imagePath")), location, file)
+    if loose(image.stem) != loose(file.stem) and annotations.source_images.has_stem(
+        file.stem
+    ):  # as after a copy or a renaming
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
-from data.source.dataset_yaml import SPLITS
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
-from tools.convert.annotations import AnnotatedImage, Annotations, files_below
+from data.source.yaml_keys import SPLITS
+from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
+from tools.convert.source_images import files_below
 from tools.convert.values import image_size
 from utils.config.commands import COMMANDS
 from utils.errors import UserError
@@ -35,23 +36,26 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
-    name, files = _files(source, name)
-    title = FORMATS[name].title
+    name, files = _annotation_files(source, name)
+    reader = FORMATS[name]
+    if reader.check is not None:
+        reader.check(source, files)
     out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         annotations = Annotations(source, extracted=folder / out.stem)
-        if FORMATS[name].is_per_image and source.is_dir():
+        if reader.is_per_image and source.is_dir():
             files = _with_damaged(files, source, name, annotations)
         for file in files:
-            FORMATS[name].read(file, annotations)
-        if not annotations.objects:
-            reason = f"{counted(len(files), 'file')} of {title} without objects"
-            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_text())))}")
-        written = _write(annotations, folder, out)
-        lost = {each: count - written[each] for each, count in annotations.objects.items() if count != written[each]}
-        if lost:
-            raise UserError(f"{source}: these objects would be missing in {out}: {lost}")
-    return _table(title, annotations, written, out)
+            reader.read(file, annotations)
+        if not annotations.num_objects:
+            reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
+            raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
+        written = _write_files(annotations, folder, out)
+        expected = annotations.num_objects
+        missing = {name: expected[name] - written[name] for name in expected if written[name] != expected[name]}
+        if missing:
+            raise UserError(f"{source}: these objects would be missing in {out}: {missing}")
+    return _table(reader.title, annotations, written, out)
 
 
 def _check_paths(source: Path, out: Path) -> None:
@@ -75,7 +79,7 @@ def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: A
     return [
         file
         for file in candidates
-        if file in recognized or (file.parent in folders and annotations.has_stem(file.stem))
+        if file in recognized or (file.parent in folders and annotations.source_images.has_stem(file.stem))
     ]
 
 
@@ -95,34 +99,34 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
             path.rename(folder / path.name)
 
 
-def _write(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
+def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
     """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
     names = annotations.class_names()
     written: Counter[str] = Counter()
-    values: dict[str, Any] = {"path": "."}
+    content: dict[str, Any] = {"path": "."}
     annotation_files = {}
-    for split, images in sorted(annotations.images.items(), key=lambda item: SPLITS.index(item[0])):
+    for split in [split for split in SPLITS if split in annotations.images]:
         path = folder / (out.name if len(annotations.images) == 1 else f"{out.stem}-{split}.json")
-        others = [
-            image for other, other_images in annotations.images.items() if other != split for image in other_images
-        ]
-        base = _folder_of(list(images), others)
-        entry = base or path.with_suffix(".txt")
-        values[split] = _relative(entry, folder, out.parent)
-        if base is None:
-            write_whole(entry, "".join(f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)))
+        images = annotations.images[split]
+        base = _folder_of(list(images), annotations.images_of_other_splits(split))
+        image_source = base
+        if image_source is None:
+            image_source = path.with_suffix(".txt")
+            rows = [f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)]
+            write_whole(image_source, "".join(rows))
+        content[split] = _relative(image_source, folder, out.parent)
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
             written.update(names[int(row[0])] for row in image.labels.rows)
-    values |= {"names": names, "annotations": annotation_files}
+    content |= {"names": names, "annotations": annotation_files}
     if annotations.ignored:
-        values["ignore"] = sorted(annotations.ignored)
-    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        content["ignore"] = sorted(annotations.ignored)
+    write_whole(folder / out.with_suffix(".yaml").name, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return written
 
 
-def _files(source: Path, name: str) -> tuple[str, list[Path]]:
+def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     """Returns the format of an export, and its annotation files. Raises UserError unless there is exactly one
     format."""
     files_of = detect(source)
@@ -201,7 +205,7 @@ def _coco(
 
 def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
     """Returns a table of the objects by class, and notes about what is ignored or left out."""
-    rows = [(name, str(annotations.objects[name]), str(written[name])) for name in annotations.class_names()]
+    rows = [(name, str(annotations.num_objects[name]), str(written[name])) for name in annotations.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in annotations.images.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
@@ -209,13 +213,13 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if annotations.skipped:
-        lines.append(annotations.skipped_text())
+        lines.append(annotations.skipped_summary())
     backgrounds = sum(not annotated.boxes for annotated in annotations.annotated())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = annotations.num_images() - len(annotations.annotated())
     if left_out:
-        lines.append(f"{counted(left_out, 'image')} whose boxes the annotations do not state: left out of training")
+        lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
     return [
         f"{title}: {sizes}",
         *lines,

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ def write_set(
     """Writes splits, with all classes of the labels, to the new folder ``out``.
 
     Args:
-        spec: the whole data set: its other splits tell which labels of a common file or folder are lost in none of
-            those that are written.
+        spec: with all splits, also those that are not written: what a common label file has of their images is not
+            lost.
         max_bytes: size of a tar file, unless an image is larger.
         splits: names of the splits to write; empty: all.
         max_bad: see `IndexSettings`.
@@ -98,20 +98,30 @@ def write_set(
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
-    """Returns the indexes of ``splits`` by name. The UserError about one that cannot be written says how to write the
-    others alone. All are looked for before the first is scanned."""
-    indexes = {}
-    try:
-        for split in splits:
+    """Returns the indexes of ``splits`` by name. Folders and lists of all of them are looked for before the first is
+    scanned. Raises UserError as `load_index`, with the flag that leaves out a split."""
+    for split in splits:
+        spec.split(split)  # raises UserError for a name that the data set does not have
+    for split in splits:
+        with _advising_to_leave_out(split, splits):
             spec.check_split(split)
-        for split in splits:
+    indexes = {}
+    for split in splits:
+        with _advising_to_leave_out(split, splits):
             indexes[split] = load_index(spec, split, settings)
+    return indexes
+
+
+@contextlib.contextmanager
+def _advising_to_leave_out(split: str, splits: Sequence[str]) -> Iterator[None]:
+    """Adds to a UserError about ``split`` how to write the other ``splits``, if there are any."""
+    others = [name for name in splits if name != split]
+    try:
+        yield
     except UserError as error:
-        others = [name for name in splits if name != split]
-        if not others or split not in spec.splits:
+        if not others:
             raise
         raise UserError(f"{error}; or write the other splits alone: --split {shlex.join(others)}") from None
-    return indexes
 
 
 def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, workers: int) -> None:

@@ -12,7 +12,7 @@ from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
 from data.labels.formats import LABEL_FORMATS
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
-from data.source.files import Listing
+from data.source.listing.listing import Listing
 from data.source.missing_data import nearby_paths_hint
 from data.source.walk import walk
 from utils.errors import UserError

@@ -40,13 +40,13 @@ class OtherSplits:
 
     @cached_property
     def _names_before(self) -> list[str]:
-        """Those of the other splits that the data set names before this one."""
+        """The other splits that the data set names before this one."""
         earlier = splits_before(self._spec, self._split)
         return [name for name in self._names if name in earlier]
 
     @property
     def is_first_split(self) -> bool:
-        """Whether no other split is named before this one."""
+        """Returns whether no other split is named before this one."""
         return not self._names_before
 
     @cached_property

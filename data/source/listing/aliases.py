@@ -50,8 +50,11 @@ def _folder_of(image: ImageFile, real_root: str) -> str:
 
 
 def one_per_label_file(names: Sequence[ListedImage], root: Path) -> list[ListedImage]:
-    """Returns an image once for each of its label files, or once if it has none. ``names``: the image under each of its
-    names, the usual one first, with the label file that it has under this name."""
+    """Returns an image once for each of its label files, under the first name by which that is found; once, under the
+    usual name, if it has none.
+
+    ``names``: the image under each of its names, the usual one first, with the label file that it has under this name.
+    """
     names_of_label: dict[str, list[ListedImage]] = {}  # by the real path of the label file
     unlabeled: list[ListedImage] = []
     for image in names:

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class CandidateFiles:
-    """Knows the files in the folders of a split's labels that are not the label file of an image yet.
+    """Looks up the files in the folders of a split's labels that are not the label file of an image yet.
 
     Args:
         label_format: how the label files of the format are found and recognized.

@@ -110,7 +110,8 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     images = [name for group in found.groups for name in group.names if name in unlabeled]
     names = ImageNames(images)
     choices: dict[str, list[Candidate]] = {}
-    for folder in dict.fromkeys(folder for group in found.groups for folder in group.label_folders):
+    label_folders = [folder for group in found.groups for folder in group.label_folders]
+    for folder in dict.fromkeys(map(found.candidates.folders.first_name, label_folders)):
         for file in found.candidates.files(folder):
             name = named_image(file.first_bytes())
             matches = names.find(name) if name else []

@@ -10,18 +10,11 @@ import pytest
 import torch
 
 from data.augment import plan as plan_module
+from data.augment.augmentation import SharedColumns
+from data.augment.labels import MAX_ASPECT, is_worth_keeping, transform_labels
 from data.augment.mosaic import Mosaic, PartnerPool
-from data.augment.transforms import (
-    MAX_ASPECT,
-    ColorJitter,
-    SharedColumns,
-    are_axis_aligned,
-    color_matrices,
-    is_worth_keeping,
-    project_boxes,
-    project_points,
-    transform_labels,
-)
+from data.augment.projection import are_axis_aligned, project_boxes, project_points
+from data.augment.transforms import ColorJitter, color_matrices
 from tests.helpers.synthetic_index import draw_plan, draw_plans
 from utils.batches import SampleKey
 from utils.config.settings import Hyperparameters

@@ -31,7 +31,7 @@ from data.labels.findings import (
 )
 from data.labels.label_format import CENTERS, CORNERS, TOP_LEFT, LabelRequest
 from data.labels.other_formats import format_of_labels
-from data.labels.rows import LINE, LabelFileError, row_table, shape_of
+from data.labels.rows import ROW_NUMBER, LabelFileError, row_table, shape_of
 from data.labels.voc import VOC, object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
@@ -39,12 +39,12 @@ from data.split_files import FileStamp, ImageFile, LabelFile
 from engine.report.photos import PhotoFile, _render
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.errors import UserError
 
 
 def kinds(problems):
-    return [(p.line, p.kind) for p in problems]
+    return [(p.row_number, p.kind) for p in problems]
 
 
 def voc(*objects, size=(100, 200)):
@@ -292,8 +292,8 @@ def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator,
     image = ImageFile("a.png", "a.png", None)
     source = VOC.read(LabelRequest([image], [LabelFile("a.xml", FileStamp(1, 1))], tmp_path, ("dog",)))
     labels = source.read(0)
-    assert source.where(0, labels.problems[0].line) == location
-    assert len({source.where(0, row[LINE - 1]) for row in labels.rows}) == 2
+    assert source.where(0, labels.problems[0].row_number) == location
+    assert len({source.where(0, row[ROW_NUMBER - 1]) for row in labels.rows}) == 2
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
     boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1, 0), (0, 0, 0, 200.005, 50, 42, 0, 2, 0))
     np.testing.assert_array_equal(boxes.boxes_xywh_px, [[0, 0, 10, 10], [0, 0, 200, 50]])
     np.testing.assert_array_equal(boxes.area_px, [50, 42])  # the second is only rounded, and its object keeps its area
-    assert [(f.line, f.kind) for f in findings] == [(1, CLIPPED)]
+    assert [(f.row_number, f.kind) for f in findings] == [(1, CLIPPED)]
 
 
 def test_useless_boxes_are_left_out_and_repetitions_marked():
@@ -363,7 +363,12 @@ def test_useless_boxes_are_left_out_and_repetitions_marked():
     np.testing.assert_array_equal(boxes.classes, [0, 0, 1, 0])
     np.testing.assert_array_equal(boxes.repeated, [False, True, False, False])
     np.testing.assert_array_equal(boxes.crowd, [False, False, False, True])
-    assert sorted((f.line, f.kind) for f in findings) == [(1, NO_AREA), (2, NO_AREA), (3, OUTSIDE), (4, DUPLICATE)]
+    assert sorted((f.row_number, f.kind) for f in findings) == [
+        (1, NO_AREA),
+        (2, NO_AREA),
+        (3, OUTSIDE),
+        (4, DUPLICATE),
+    ]
 
 
 def test_equal_boxes_in_two_images_are_not_duplicates():

@@ -17,12 +17,12 @@ from data.image_io.header import read_header
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
 from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
-from tests.data.index.test_index import lines, load, told  # noqa: F401
+from tests.data.index.test_index import load, told
 from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
-from tools.check.label_checks import scan_dataset
+from tools.check.checks.scan import scan_dataset
 
 
 def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "zeros") -> Path:
@@ -49,7 +49,7 @@ def test_a_damaged_middle_is_detected_from_the_bytes(kind):
         assert coded_data_defect(with_middle(data, kind), start)
 
 
-def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):  # noqa: F811
+def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):
     root = tmp_path / "set"
     write_set(root, damaged=20)
     with refused(
@@ -72,7 +72,7 @@ def test_a_uniform_image_is_not_damaged(tmp_path):
         assert check_image(tmp_path / name).size_hw == (600, 600)
 
 
-def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):  # noqa: F811
+def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, monkeypatch):
     """Parts of other JPEGs look like valid coded data."""
     root = tmp_path / "set"
     data = write_set(root, damaged=12, kind="other")

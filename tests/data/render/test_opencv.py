@@ -6,8 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.plan import SamplePlan, plan_labels
-from data.augment.transforms import HORIZON, MIN_SCALE, RandomFlip, RandomPerspective, SharedColumns, project_boxes
+from data.augment.augmentation import SharedColumns
+from data.augment.labels import images_of, place_labels
+from data.augment.plan import SamplePlan
+from data.augment.projection import project_boxes
+from data.augment.transforms import HORIZON, MIN_SCALE, RandomFlip, RandomPerspective
 from data.render.letterbox import fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from tests.helpers.synthetic_index import GEOMETRIES, OBJECT, draw_plan, smooth_image
@@ -29,11 +32,10 @@ def drawn(plan: SamplePlan, images: list[np.ndarray], labels: np.ndarray | None 
     """The image, and its labels if every source image has ``labels`` (n, 5)."""
     labels = np.zeros((0, 5), np.float32) if labels is None else labels
     sizes = np.array([image.shape[:2] for image in images])
-
-    def labels_of(members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.tile(labels, (len(members), 1)), np.repeat(np.arange(len(members)), len(labels))
-
-    return render_plan(plan, images.__getitem__), plan_labels([plan], sizes, labels_of)[0]
+    num_patches = len(images_of([plan]))
+    labels_of_patches = np.tile(labels, (num_patches, 1))
+    patch = np.repeat(np.arange(num_patches), len(labels))
+    return render_plan(plan, images.__getitem__), place_labels([plan], sizes, labels_of_patches, patch)[0]
 
 
 def translation(x: float, y: float) -> np.ndarray:

@@ -103,7 +103,7 @@ def test_recent_images_are_bounded_in_bytes(index, monkeypatch, max_images):
     expected = [reader.read(i, 0) for i in range(3)]
     max_bytes = int(max_images * max(image.nbytes for image in expected))
     monkeypatch.setattr(readers, "MAX_RECENT_BYTES", max_bytes)
-    recent = readers.RecentImages(reader, block=16)
+    recent = readers.RecentImages(reader, max_images=32)
     for i in (0, 1, 2, 2, 0, 1, 1):
         np.testing.assert_array_equal(recent.read(i, 0), expected[i])
         assert sum(image.nbytes for image in recent._images.values()) <= max_bytes

@@ -29,7 +29,7 @@ from data.source.open import open_data
 from data.source.walk import Folders
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 from tests.helpers.tiny import write_dataset
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
@@ -211,7 +211,7 @@ def test_the_only_reading_is_taken(folder, make, lines):
         assert index.report.problems == 0
     assert not [record for record in lines.records if record.levelno >= logging.WARNING]
     is_usual = make in (below_images_in_labels,)
-    assert ("with another name or folder than usual" in lines.text) != is_usual
+    assert ("with an unexpected name or folder" in lines.text) != is_usual
     (split,) = scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)
     assert not scan_issues(split)
 

@@ -27,7 +27,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.label_checks import scan_dataset, scan_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext

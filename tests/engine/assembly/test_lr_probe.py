@@ -20,7 +20,7 @@ from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec
 from engine.assembly import lr_probe
-from engine.assembly.lr_probe import lr_mult_by_score, probe_lr_mult, score_on_objects
+from engine.assembly.lr_probe import ObjectScore, lr_mult_by_score, probe_lr_mult, score_on_objects
 from engine.optim.schedule import StepPlan
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
@@ -183,7 +183,7 @@ def choose(config: TrainConfig, dataset: AugmentedImages, model: Detector | None
 def of_known_objects(monkeypatch, score: float) -> list[tuple]:
     """Gives the score to all detectors; returns what is asked for."""
     asked = []
-    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or (score, 7))
+    monkeypatch.setattr(lr_probe, "score_on_objects", lambda *given: asked.append(given) or ObjectScore(score, 7))
     return asked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 from engine.checkpoint.progress import Progress
 from engine.commands import export
 from engine.commands.export_record import EXPORT_RECORD, ExportRecord
-from engine.run.folder import LOCK_NAME
+from engine.run.folder import LOCK_NAME, lock_folder
 from tests.helpers.run_checkpoints import claim, saved
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
@@ -110,7 +111,7 @@ def test_a_record_that_cannot_be_written_keeps_no_format_from_being_exported(
 
 def test_one_process_exports_at_a_time(folder: Path, exported: list[str], monkeypatch):
     """Two that write best.onnx together might leave a mixture of it and of its record."""
-    monkeypatch.setattr("engine.run.folder.LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr(export, "lock_folder", partial(lock_folder, patience_s=0.0))
     with FileLock(folder / LOCK_NAME) as lock:
         lock.acquire()
         with pytest.raises(UserError, match="another process"):
@@ -125,3 +126,14 @@ def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
     (folder / "failing").unlink()
     assert exports_of(folder, exported) == CONFIG.export
     assert exports_of(folder, exported) == []
+
+
+def test_an_earlier_export_is_replaced_after_a_new_one_has_failed(folder: Path, exported: list[str]):
+    """It is still the run's own."""
+    exports_of(folder, exported)
+    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    (folder / "failing").touch()
+    with pytest.raises(UserError, match="2 of 2 formats failed"):
+        exports_of(folder, exported)
+    (folder / "failing").unlink()
+    assert exports_of(folder, exported) == CONFIG.export

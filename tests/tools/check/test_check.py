@@ -34,6 +34,7 @@ from tools.check.issue_kinds import (
     WITHIN,
 )
 from tools.check.out_folder import make_out, new_folder
+from tools.shard.__main__ import main as write_shards
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import read_result
@@ -234,15 +235,25 @@ def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
     assert "images/train: not found" in error_of(capsys, main, data.yaml)
 
 
-def test_a_missing_split_is_an_issue_and_the_others_are_checked(data, capsys):
+@pytest.mark.parametrize("damage", ["no folder", "empty folder", "list without images"])
+def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data, capsys, damage):
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     shutil.rmtree(data.root / "images" / "val")
-    missing, clipped = issues_of(capsys, data)
-    assert (missing["kind"], missing["split"], clipped["kind"]) == (NOT_CHECKED, "val", CLIPPED)
-    assert "images/val: not found" in missing["text"]
+    reason = "images/val: not found"
+    if damage == "empty folder":
+        (data.root / "images" / "val").mkdir()
+        reason = "no images found for 'val'"
+    elif damage == "list without images":
+        data.yaml.write_text(data.yaml.read_text().replace("images/val", "val.txt"))
+        (data.root / "val.txt").write_text("images/val/8.png\nimages/val/9.png\n")
+        reason = "val.txt"
+    unread, clipped = issues_of(capsys, data)
+    assert (unread["kind"], unread["split"], clipped["kind"]) == (NOT_CHECKED, "val", CLIPPED)
+    assert reason in unread["text"]
     status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
     assert "split that cannot be read: 1 (the other splits are checked)" in out
+    assert reason in error_of(capsys, main, data.yaml, "--split", "val")
 
 
 def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, capsys):
@@ -253,6 +264,35 @@ def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, caps
     (issue,) = issues_of(capsys, data)
     assert (issue["kind"], issue["text"]) == (ACROSS, "listed in train and val")
     assert issue["images"] == ["images/train/0.png"] * 2
+
+
+def test_an_image_that_a_split_has_twice_names_the_split_once(data, tmp_path, capsys):
+    content = {"train": "images/train", "val": "images/train", "names": NAMES}
+    (data.root / "again.yaml").write_text(yaml.safe_dump(content))
+    joined = ["set/data.yaml", "set/again.yaml"]
+    (tmp_path / "joined.yaml").write_text(yaml.safe_dump({"train": joined, "val": joined}))
+    _, out = check(capsys, tmp_path / "joined.yaml", "--json", "--noplots")
+    listed = [issue for issue in json.loads(out)["issues"] if issue["text"].startswith("listed in")]
+    assert [issue["text"] for issue in listed] == ["listed in train and val"] * 4
+    assert [issue["images"] for issue in listed] == [[f"set/images/train/{i}.png"] * 2 for i in range(4)]
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_images_of_one_name_in_the_shards_of_two_splits_are_compared(data, tmp_path, capsys, is_copy):
+    """Shards leave out the ``..`` of a path, so two files may have one name."""
+    shutil.rmtree(data.root / "images/val")
+    other = tmp_path / "images/train/0.png"
+    other.parent.mkdir(parents=True)
+    (tmp_path / "labels/train").mkdir(parents=True)
+    (tmp_path / "labels/train/0.txt").write_text(ROWS)
+    shutil.copy(data.image("train/0"), other)
+    if not is_copy:
+        cv2.imwrite(str(other), np.zeros((128, 160, 3), np.uint8))
+    data.yaml.write_text(data.yaml.read_text().replace("images/val", "../images/train"))
+    write_shards([str(data.yaml), str(tmp_path / "shards")])
+    (yaml_of_shards,) = (tmp_path / "shards").glob("*.yaml")
+    _, out = check(capsys, yaml_of_shards, "--json", "--noplots")
+    assert [issue["text"] for issue in json.loads(out)["issues"]] == ["listed in train and val"] * is_copy
 
 
 def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
@@ -308,7 +348,7 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tools.check.page._content", fail)
+    monkeypatch.setattr("tools.check.page.write_page._content", fail)
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])

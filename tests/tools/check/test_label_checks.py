@@ -20,8 +20,9 @@ from engine.report.census import take_census
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
+from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs, ragged_ranges
+from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
-from tools.check.label_checks import MAX_PARTNERS, SAME_IOU, box_pairs, ragged_ranges, scan_dataset, scan_issues
 from tools.convert.to_coco import convert
 from tools.shard.write_shards import write_set
 from utils.logger import get_logger
@@ -48,7 +49,7 @@ def test_merged_and_ignored_classes_are_read_as_by_training(tmp_path, annotation
     assert (clipped.kind, clipped.boxes[0].class_name, clipped.boxes[0].class_id) == (CLIPPED, "cat", 0)
     doubled = next(issue for issue in box_pairs(split) if issue.images == ("images/train/0.png",))
     assert (doubled.kind, [box.class_name for box in doubled.boxes]) == (DOUBLED, ["cat", "cat"])
-    where = split.parts[0].source.where(0, int(trained.line[1]))
+    where = split.parts[0].source.where(0, int(trained.row_number[1]))
     assert doubled.where == where
 
 
@@ -94,7 +95,7 @@ def test_ragged_ranges_are_those_of_a_loop(counts):
 def test_pairs_of_boxes_do_not_depend_on_how_many_are_compared_at_a_time(tmp_path, monkeypatch, comparisons):
     split = many_boxes(tmp_path / "set", "copies", 60)
     expected = box_pairs(split)
-    monkeypatch.setattr("tools.check.label_checks.COMPARISONS", comparisons)
+    monkeypatch.setattr("tools.check.checks.box_pairs.COMPARISONS", comparisons)
     assert box_pairs(split) == expected
 
 

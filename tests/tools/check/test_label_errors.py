@@ -13,8 +13,8 @@ from engine.inference.open_model import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights
-from tools.check.label_checks import scan_dataset
-from tools.check.label_errors import label_issues
+from tools.check.checks.label_errors import label_issues
+from tools.check.checks.scan import scan_dataset
 from utils.config.settings import ValConfig
 
 

@@ -19,10 +19,12 @@ from engine.report.photos import COLORS, Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.synthetic_index import smooth_image
-from tools.check.duplicates import image_issues
+from tools.check.checks.box_pairs import box_pairs
+from tools.check.checks.box_sizes import box_sizes
+from tools.check.checks.duplicates import image_issues
+from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
-from tools.check.label_checks import box_pairs, box_sizes, scan_dataset, scan_issues
-from tools.check.page import FILE_NAME, write_page
+from tools.check.page.write_page import FILE_NAME, write_page
 from tools.check.result import CheckResult, ModelOpinion
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
@@ -241,7 +243,7 @@ def test_a_page_that_cannot_be_written_is_a_warning_and_a_bug_is_not(monkeypatch
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr("tools.check.page._content", fail)
+    monkeypatch.setattr("tools.check.page.write_page._content", fail)
     if is_explained:
         assert write_page(None, None) is None
     else:

@@ -109,24 +109,41 @@ def test_a_parquet_file_that_asks_for_far_more_than_it_has_is_refused(images, ki
     check_refusal(images, "parquet: refused: its images have more than 100 times the bytes of the file")
 
 
-def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
-    """Hugging Face names the configurations of a data set so: ``mini/train/0000.parquet``, ``full/train/...``."""
-    one = images / "one.png"
-    two = images / "two.png"
-    contents = {path.read_bytes() for path in (one, two)}
+def _write_two_parquet_files(images, first_folder, second_folder):
+    """Writes files of one name with an image each. Returns a file with both."""
     write_parquet(images)
     from pyarrow import parquet
 
     whole = images / "train-00000-of-00001.parquet"
     table = parquet.read_table(whole)
-    for folder, rows in (("a/train", table.slice(0, 1)), ("b/train", table.slice(1, 1))):
+    for folder, rows in ((first_folder, table.slice(0, 1)), (second_folder, table.slice(1, 1))):
         (images / folder).mkdir(parents=True)
         parquet.write_table(rows, images / folder / "0000.parquet")
-    whole.rename(images / "a/train/0000.PARQUET")
-    check_refusal(images, "a/train/0000.parquet: row 0: another file of this folder has the same name; rename one")
-    (images / "a/train/0000.PARQUET").unlink()
+    return whole
+
+
+def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
+    contents = {(images / name).read_bytes() for name in ("one.png", "two.png")}
+    whole = _write_two_parquet_files(images, "full/train/a", "full/train/b")
+    whole.rename(images / "full/train/a/0000.PARQUET")
+    check_refusal(images, "a/0000.parquet: row 0: the images of another file would have the same names; rename one")
+    (images / "full/train/a/0000.PARQUET").unlink()
     convert(images, tmp_path / "out.json")
     coco = json.loads((tmp_path / "out.json").read_text())
-    written = {tmp_path / "out/train" / image["file_name"] for image in coco["images"]}
+    written = {tmp_path / "out/train/full" / image["file_name"] for image in coco["images"]}
     assert {path.read_bytes() for path in written} == contents
     assert {each["image_id"] for each in coco["annotations"]} == {1, 2}
+
+
+@pytest.mark.parametrize("folders", [("full/train", "mini/train"), ("full/test", "mini"), ("mini", "train")])
+def test_several_configurations_of_a_data_set_are_refused(images, folders):
+    """Images of one may be in another, also in another split."""
+    _write_two_parquet_files(images, *folders).unlink()
+    check_refusal(images, "set: has parquet files in several folders, which may be configurations with the same ...")
+
+
+def test_one_configuration_is_converted_by_its_folder(images, tmp_path):
+    _write_two_parquet_files(images, "full/train", "mini/train").unlink()
+    convert(images / "mini", tmp_path / "out.json")
+    (written,) = (tmp_path / "out").rglob("*.png")
+    assert written == tmp_path / "out/train/0000-000000.png"

@@ -11,17 +11,17 @@ from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.census import census_content, take_census
 from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS
 from engine.report.photos import COLORS, Album
-from tools.check.galleries import IssueGalleries
+from tools.check.checks.box_sizes import SIZE_STEP
 from tools.check.issue_kinds import ADVICE, DUPLICATES, NO_ADVICE
-from tools.check.label_checks import SIZE_STEP
 from tools.check.out_folder import new_folder
+from tools.check.page.galleries import IssueGalleries
 from tools.check.result import CheckResult
 from utils.drawing import page
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
 
 FILE_NAME = "report.html"
-TEMPLATE = "tools/check/page.html"
+TEMPLATE = "tools/check/page/page.html"
 MAX_LISTED_ISSUES = 400  # issues in the table
 # Bytes of JPEG files by gallery, in drawing order; each may also use what those before it have left.
 MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}

@@ -5,13 +5,19 @@ Legend: N images of all splits, numbered one after another. An image may be in t
 
 from __future__ import annotations
 
+import contextlib
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
+from data.image_io.decode import read_bytes
+from data.image_io.shards import shard_index
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
+from utils.errors import UserError
 from utils.strings import counted, listed
 
 MAX_NAMED_IMAGES = 5  # in a message
@@ -20,13 +26,13 @@ MAX_NAMED_IMAGES = 5  # in a message
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
     """Returns damaged images and near-duplicates, within and across ``splits``."""
     images = _PooledImages(splits)
-    signatures, warnings = read_signatures(images.paths(), workers, splits[0].index.pixels)
+    signatures, warnings = read_signatures(images.paths, workers, splits[0].index.pixels)
     copies = roboflow_copies(images.names)
     original = np.arange(len(images.names))  # int64 (N,): the first of Roboflow's copies of an image
     for group in copies:
         original[group] = group[0]
     duplicates = [
-        *_listed_in_several_splits(images),
+        *_files_in_several_splits(images),
         *_copies(images, copies),
         *_near_duplicates(images, duplicate_groups(signatures), original),
     ]
@@ -44,10 +50,19 @@ class _PooledImages:
         self.splits = splits
         self.split_numbers = np.repeat(np.arange(len(splits)), [len(split.index) for split in splits])  # int64 (N,)
         self.names = [name for split in splits for name in split.index.paths]
+        self.paths = [split.index.path(i) for split in splits for i in range(len(split.index))]  # absolute
+        self.files = self._identify_files()  # equal for images that are one file
 
-    def paths(self) -> list[str]:
-        """Returns the absolute paths."""
-        return [split.index.path(i) for split in self.splits for i in range(len(split.index))]
+    def _identify_files(self) -> list[str]:
+        """Returns a text for each image that tells its file: the path, or in shards, which have copies of the files of
+        several splits, the name and a checksum where several images have this name."""
+        files = list(self.paths)
+        num_images_of_name = Counter(self.names)
+        for i, (name, path) in enumerate(zip(self.names, self.paths)):
+            if num_images_of_name[name] > 1 and shard_index(path) is not None:
+                with contextlib.suppress(UserError):  # a damaged image is reported as such
+                    files[i] = f"{name} {zlib.crc32(read_bytes(path))}"
+        return files
 
     def split_of(self, image: int) -> str:
         """Returns the name of the split of an image."""
@@ -59,7 +74,7 @@ class _PooledImages:
 
     def are_one_file(self, group: np.ndarray) -> bool:
         """Returns whether the images ``group``, int64 (n,), are one file, which is listed several times."""
-        return len({self.names[i] for i in group}) == 1
+        return len({self.files[i] for i in group}) == 1
 
     def issue(self, kind: str, group: np.ndarray, relation: str) -> Issue:
         """Makes an issue about the images ``group``, int64 (n,): the first has the ``relation`` to the others."""
@@ -72,14 +87,16 @@ class _PooledImages:
         return Issue(kind, message, "", files, splits=splits)
 
 
-def _listed_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
+def _files_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
     """Yields the files that several splits list, also those without contrast, which are not compared."""
-    splits_of: dict[str, list[str]] = {}  # by file
-    for number, name in enumerate(images.names):
-        splits_of.setdefault(name, []).append(images.split_of(number))
-    for name, splits in splits_of.items():
-        if len(set(splits)) > 1:
-            yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", (name,) * len(splits), splits=tuple(splits))
+    numbers_by_file: dict[str, list[int]] = {}
+    for number, file in enumerate(images.files):
+        numbers_by_file.setdefault(file, []).append(number)
+    for numbers in numbers_by_file.values():
+        splits = tuple(dict.fromkeys(map(images.split_of, numbers)))
+        if len(splits) > 1:
+            names = (images.names[numbers[0]],) * len(splits)
+            yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", names, splits=splits)
 
 
 def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:

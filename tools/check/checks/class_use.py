@@ -1,0 +1,69 @@
+"""Reports classes that no box has, and classes whose frequencies differ between splits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from engine.issues.issue import CheckedSplit, Issue
+from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, UNUSED
+
+# The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
+MIN_RATIO = 2.0
+MIN_DEVIATIONS = 4.0
+
+
+def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
+    """Reports classes without a box, and classes whose frequency differs between the training split and another one.
+
+    The frequency is the fraction of images with an object of the class, since objects of one image are not independent.
+    It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
+    """
+    names = splits[0].index.names
+    counts = [_ClassCounts(split, len(names)) for split in splits]
+    total = np.sum([split_counts.boxes for split_counts in counts], axis=0)
+    split_names = ", ".join(split.name for split in splits)
+    issues = [
+        Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {split_names}") for c in np.flatnonzero(total == 0)
+    ]
+    train = next((split_counts for split_counts in counts if split_counts.split == "train"), None)
+    for other in counts:
+        if train is not None and other is not train:
+            issues += _class_differences(train, other, names)
+    return issues
+
+
+class _ClassCounts:
+    """The use of classes in a split."""
+
+    def __init__(self, split: CheckedSplit, num_classes: int) -> None:
+        self.split = split.name
+        self.boxes = split.index.boxes_per_class(num_classes)  # int64 (C,)
+        self.images = split.index.images_per_class(num_classes)  # int64 (C,)
+        self.num_images = len(split.index)
+
+
+def _class_differences(train: _ClassCounts, other: _ClassCounts, names: Sequence[str]) -> Iterator[Issue]:
+    """Yields the classes that are scored without being trained, or whose frequencies in two splits differ."""
+    for c in np.flatnonzero(train.boxes + other.boxes).tolist():
+        message = (
+            f"'{names[c]}': {train.boxes[c]:,} boxes in {train.images[c]:,} of {train.num_images:,} images of train, "
+            f"{other.boxes[c]:,} in {other.images[c]:,} of {other.num_images:,} of {other.split}"
+        )
+        if train.boxes[c] == 0:
+            yield Issue(NOT_TRAINED, message, other.split)
+        elif _differ(train.images[c], train.num_images, other.images[c], other.num_images):
+            yield Issue(IMBALANCE, message, other.split)
+
+
+def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:
+    """Returns whether two frequencies differ by the limits of `class_use`."""
+    if not total_a or not total_b:
+        return False
+    a = count_a / total_a
+    b = count_b / total_b
+    pooled = (count_a + count_b) / (total_a + total_b)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / total_a + 1 / total_b))
+    return max(a, b) > MIN_RATIO * min(a, b) and abs(a - b) > MIN_DEVIATIONS * deviation

@@ -1,0 +1,69 @@
+"""Scans the splits of a data set, and reports what the scan finds in their files."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data.index.index import Scan
+from data.index.index_settings import IndexSettings
+from data.index.load import scan_for_check
+from data.labels.findings import UNKNOWN_CLASS, Finding
+from data.source.dataset_spec import IGNORED, DatasetSpec
+from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
+from tools.check.issue_kinds import NOT_CHECKED
+from utils.errors import UserError
+
+
+def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
+    """Scans ``splits`` and decodes all images; nothing is cached. Raises UserError as `load_index`."""
+    return [_scan_split(spec, split, workers) for split in splits]
+
+
+def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
+    """Scans all splits as `scan_dataset` does. One that cannot be read is an issue, as some data sets are published
+    without the images of their test split. Raises the first error if no split can be read."""
+    scanned: list[CheckedSplit] = []
+    errors: dict[str, UserError] = {}  # by split
+    for split in spec.splits:
+        try:
+            scanned.append(_scan_split(spec, split, workers))
+        except UserError as error:
+            errors[split] = error
+    if not scanned:
+        raise next(iter(errors.values()))
+    return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
+
+
+def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
+    return CheckedSplit(split, *scan_for_check(spec, split, IndexSettings(workers=workers)))
+
+
+def scan_issues(split: CheckedSplit) -> list[Issue]:
+    """Makes issues of the findings of the scan, sorted by kind."""
+    issues = [issue for part in split.parts for issue in _issues_of(split, part)]
+    return sorted(issues, key=lambda issue: issue.kind)
+
+
+def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
+    """Makes issues of the findings of a part of a split; those of shards name no images."""
+    issues = []
+    for finding in part.findings:
+        location = split.relative(part, finding.where)
+        images: tuple[str, ...] = ()
+        if part.source is not None and finding.image >= 0:
+            images = (split.relative(part, part.source.images[finding.image].name),)
+        box = _finding_box(split, part, finding, location)
+        issues.append(Issue(finding.kind, finding.message, split.name, images, location, () if box is None else (box,)))
+    return issues
+
+
+def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: str) -> LabelBox | None:
+    """Returns the labeled box that a finding is about; None if it is about none with finite corners."""
+    if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
+        return None
+    if finding.kind == UNKNOWN_CLASS:
+        name = finding.class_name
+    else:
+        name = learned_names(part)[finding.class_id] or part.spec.as_labeled().names[finding.class_id]
+    number = split.index.names.index(name) if name in split.index.names else IGNORED
+    return LabelBox(name, number, finding.xyxy_px, where=location)

@@ -1,0 +1,62 @@
+"""Finds the images of an annotation tool's export by the names that its annotations have for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from data.image_io.file_kinds import IMAGE_SUFFIXES
+from data.labels.image_names import ImageNames, loose
+from utils.errors import UserError, one_line
+
+
+class SourceImages:
+    """The image files below the folder of an export."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = list(files_below(root, IMAGE_SUFFIXES))
+        self._root = root
+        self._names = ImageNames([path.relative_to(root).as_posix() for path in self.paths])
+        self._stems = {loose(path.stem) for path in self.paths}
+
+    def find(self, name: str, location: str, near: Path, split: str = "") -> Path:
+        """Returns the image ``name``; of several, the one in a folder called ``split``, or nearest to ``near``.
+
+        ``name`` is a path with or without suffix. Raises UserError, which begins with ``location``, unless there is
+        exactly one.
+        """
+        matches = [self.paths[i] for i in self._names.find(name)]
+        if len(matches) > 1:  # CVAT's names are without the folder of the subset
+            matches = [path for path in matches if split in path.parts] or matches
+            num_shared_folders = [len(Path(os.path.commonpath([path, near])).parts) for path in matches]
+            nearest = max(num_shared_folders)
+            matches = [path for path, shared in zip(matches, num_shared_folders) if shared == nearest]
+        if len(matches) != 1:
+            reason = f"{len(matches)} files below {self._root} fit" if matches else self._not_found(name)
+            raise UserError(f"{location}: the image {one_line(name)[:200]!r}: {reason}")
+        return matches[0]
+
+    def _not_found(self, name: str) -> str:
+        """Returns the reason why an image is not found, with a similar name or an example."""
+        reason = f"not found below {self._root}"
+        other = self._names.same_stem(name)
+        if other:
+            return f"{reason}, but {other} is there"
+        if self.paths:
+            return f"{reason}, where images are called like {self.paths[0].relative_to(self._root)}"
+        return reason
+
+    def has_stem(self, stem: str) -> bool:
+        """Returns whether there is an image with this stem."""
+        return loose(stem) in self._stems
+
+
+def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
+    """Yields the files with one of ``suffixes`` (lower case), sorted, except hidden ones and those in hidden
+    folders."""
+    wanted = set(suffixes)
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in wanted and not is_hidden and path.is_file():
+            yield path
