@@ -251,7 +251,7 @@ def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):
 def test_two_processes_end_together(folder):
     """The last rank asks in a step, rank 0 after an epoch."""
     done = run(folder, "--callbacks", "user_hooks:StopAtStep", "--epochs", "4", processes=2)
-    assert done.stdout.count("ended by a callback after epoch 2, batch 3 of 3") == 1
+    assert done.stdout.count("ended by a callback after the steps of epoch 2;") == 1
     first, second = (seen(folder, f"seen{rank}of2.json") for rank in range(2))
     assert first == second
     done = run(folder, "--callbacks", "user_hooks:StopAtEpoch", "--name", "two", "--epochs", "4", processes=2)
