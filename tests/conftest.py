@@ -52,7 +52,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
         name = " ".join(map(str, val))
     elif isinstance(val, dict) and all(isinstance(item, PLAIN_TYPES) for item in val.values()):
         name = ",".join(f"{key}={item}" for key, item in val.items())
-    return name if 0 < len(name) <= MAX_ID_CHARACTERS else None
+    is_readable = name.isascii() and name.isprintable()  # xdist sends ids as UTF-8, which some values are not
+    return name if is_readable and 0 < len(name) <= MAX_ID_CHARACTERS else None
 
 
 def pytest_collection_finish() -> None:
