@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
 # What best.pt leaves out: it holds the averaged weights, and what describes them.
-_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "teacher")
+_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "teacher", "files")
 
 
 class TrainState(Protocol):

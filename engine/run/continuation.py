@@ -29,6 +29,7 @@ from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end, stored_settings
 from engine.run.resume_settings import asks_for_more, check_unchanged, describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, RunSettings, TrainCommand
+from engine.run.same_labels import StoredLabels
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted
@@ -62,7 +63,8 @@ def _plan_from_last(command: TrainCommand, last: Path, reported: int | None) -> 
         end_reason = _reason_of_callback(plan, stored)
     if not end_reason:
         return plan
-    check_unchanged(last.parent, stored, plan.settings, end_reason)
+    labels = StoredLabels.of(plan.started_from.description)
+    check_unchanged(last.parent, stored, plan.settings, end_reason, labels)
     if is_reported:
         return EndedRun(
             folder=last.parent,
@@ -100,7 +102,7 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
             "--time and --patience as they were"
         )
     settings = replace(merged, config=replace(merged.config, epochs=max(epochs, merged.config.epochs)))
-    check_unchanged(folder, stored, settings, end_reason)
+    check_unchanged(folder, stored, settings, end_reason, StoredLabels.of_best(folder))
     return EndedRun(
         folder=folder,
         run_id=newest.run_id,

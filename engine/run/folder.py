@@ -15,13 +15,14 @@ from types import TracebackType
 
 import yaml
 
+from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.newest_run import checked_id, new_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resolve import resolve
+from engine.run.resolve import settings_as_stored
 from engine.run.resume_settings import starts_alike
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -94,7 +95,7 @@ def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
     """Writes settings.yaml, durably: its id decides whose the other files in ``folder`` are."""
-    stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
+    stored = {"run_id": run_id, **asdict(settings)}
     with atomic_write(folder / "settings.yaml", durable=True) as file:
         file.write(yaml.safe_dump(stored, sort_keys=False).encode())
 
@@ -108,8 +109,8 @@ class StoredRun:
 
 
 def read_stored_run(folder: Path) -> StoredRun | None:
-    """Returns the newest run in ``folder``, with the settings of its last start, resolved; None if there is no
-    settings.yaml, or a damaged one."""
+    """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
+    a damaged one."""
     stored = read_settings_yaml(folder)
     run_id = None if stored is None else checked_id(stored.get("run_id"))
     if stored is None or run_id is None:
@@ -118,9 +119,10 @@ def read_stored_run(folder: Path) -> StoredRun | None:
     try:
         config = build(TrainConfig, stored["config"], f"{path}: config")
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
+        files = build(NamedFiles, stored.get("files", {}), f"{path}: files")
     except (UserError, TypeError, KeyError):
         return None
-    return StoredRun(run_id, RunSettings(resolve(config), hyp))
+    return StoredRun(run_id, settings_as_stored(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

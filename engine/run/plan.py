@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoint.description import NamedFiles
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, lock_folder
 from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
-from engine.run.resolve import resolve
+from engine.run.resolve import resolve, typed_paths, with_checksums
 from engine.run.resume import plan_from_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
@@ -42,15 +43,20 @@ def plan_run(
     """
     if config.resume == AUTO:  # the run is in the folder --project/--name, at each of its starts
         config = replace(config, exist_ok=True)
-    command = TrainCommand(
+    typed = TrainCommand(
         config=config,
         explicit_flags=explicit_flags,
         launchers=all_objects(ctx, ctx.launcher),
         world_size=ctx.world_size,
         device_type=ctx.device.type,
     )
-    plan = result_of_main(ctx, lambda: _plan(replace(command, config=resolve(config)), stack))
-    return _with_own_machine(plan, command)
+    plan = result_of_main(ctx, lambda: _plan(_resolved(typed), stack))
+    return _with_local_settings(plan, typed)
+
+
+def _resolved(typed: TrainCommand) -> TrainCommand:
+    """Returns the command with absolute paths, and with what was typed."""
+    return replace(typed, config=resolve(typed.config), files=NamedFiles(typed=typed_paths(typed.config)))
 
 
 def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
@@ -79,9 +85,8 @@ def _plan_new(command: TrainCommand, folder: Path | None = None) -> NewRun:
     )
     if folder is not None:
         messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
-    return NewRun(
-        settings=RunSettings(config, hyp), launchers=command.launchers, folder=folder, startup_messages=messages
-    )
+    settings = RunSettings(config, hyp, with_checksums(command.files, config))
+    return NewRun(settings=settings, launchers=command.launchers, folder=folder, startup_messages=messages)
 
 
 def _plan_in_folder(command: TrainCommand, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
@@ -106,11 +111,15 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
     return plan
 
 
-def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPlan | EndedRun:
-    """Returns the plan of rank 0 with the settings by which this rank's machine may differ from those of others."""
+def _with_local_settings(plan: RunPlan | EndedRun, typed: TrainCommand) -> RunPlan | EndedRun:
+    """Returns the plan of rank 0 with the settings by which this rank's machine may differ from those of others; for a
+    new run also the paths, which lead to the same content (it is compared later), but perhaps in other folders."""
     names = names_with(TrainConfig, scope="machine")
-    if not isinstance(plan, NewRun):  # the run has stored the others
-        names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)
-    own = {name: getattr(command.config, name) for name in names}
+    if isinstance(plan, NewRun):
+        names |= names_with(TrainConfig, is_path=True)
+    else:  # the run has stored the others
+        names &= names_with(TrainConfig, on_resume="current") | frozenset(typed.explicit_flags)
+    local = resolve(typed.config)
+    own = {name: getattr(local, name) for name in names}
     settings = replace(plan.settings, config=replace(plan.settings.config, **own))
     return replace(plan, settings=settings)

@@ -19,7 +19,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resolve import resolve
+from engine.run.resolve import settings_as_stored
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
@@ -62,13 +62,13 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
 
 
 def stored_settings(started_from: StartedFrom) -> RunSettings:
-    """Returns the settings of the run that wrote a checkpoint, resolved, with the data set where it is now."""
+    """Returns the settings of the run that wrote a checkpoint, with the data set where it is now."""
     stored = started_from.description
     config = stored.config
     if config.data != DEMO:
         source, _ = find_location(stored.data, started_from.path)
         config = replace(config, data=source)
-    return RunSettings(resolve(config), stored.hyp)
+    return settings_as_stored(config, stored.hyp, stored.files)
 
 
 def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> int:

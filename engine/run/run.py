@@ -9,7 +9,7 @@ from typing import Any
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.description import RunDescription
+from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig
 
@@ -18,8 +18,9 @@ from utils.config.settings import Hyperparameters, TrainConfig
 class RunSettings:
     """All settings of a run."""
 
-    config: TrainConfig
+    config: TrainConfig  # resolved (resolve.py): paths are absolute
     hyp: Hyperparameters
+    files: NamedFiles = field(default_factory=NamedFiles)  # empty: not known, an earlier version has stored the run
 
     def by_name(self) -> dict[str, Any]:
         """Returns all flags and hyper-parameters by name."""
@@ -30,8 +31,9 @@ class RunSettings:
 class TrainCommand:
     """A command line that starts a run, or starts it again, and the processes that it has."""
 
-    config: TrainConfig  # settings of the command line, resolved (resolve.py)
+    config: TrainConfig  # settings of the command line; rank 0 resolves them (resolve.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
+    files: NamedFiles = field(default_factory=NamedFiles)  # without checksums; filled in with `config`
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
     world_size: int
     device_type: str

@@ -190,8 +190,6 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
         ("{folder}/set/data.yaml", "{folder}/set/../set/data.yaml", False),
         ("{folder}/set/data.yaml", "linked/data.yaml", True),  # the same file by another path
         ("{folder}/images", "images", False),  # a folder without a YAML
-        ("{folder}/old/images", "images", True),
-        ("{folder}/old/moved.yaml", "set", True),
     ],
 )
 def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, monkeypatch, state, stored, given, moves):

@@ -120,6 +120,15 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 
 
+def test_a_recipe_that_has_gone_is_that_of_the_run_unless_it_is_another_one(tmp_path: Path):
+    config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"))
+    hyp, lines = merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp=config.hyp)
+    assert hyp.lr0 == 0.5
+    assert lines == [f"--hyp {tmp_path}/hyp.yaml: no such file any more; the run keeps its hyper-parameters"]
+    with refused(f"{tmp_path}/hyp.yaml: no such file..."):
+        merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp="other.yaml")
+
+
 @pytest.mark.parametrize(
     ("config", "hyp", "is_alike"),
     [
