@@ -98,7 +98,7 @@ class CudaMemory:
 def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if ``--batch-size -1`` is not supported for this run."""
     if ctx.device.type != "cuda":
-        raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
+        raise UserError(f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number")
     if config.render_on == "device":
         raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 

@@ -60,7 +60,7 @@ class TeacherFile:
         kept = [old for old in self.detector.names if old not in labeled]
         if not kept:
             raise UserError(
-                f"--keep-old: {spec.source} has all classes of {name}, so none is to be kept; leave it out, or name "
+                f"--keep-old: {spec.source} has all classes of {name}, so none is left to keep; leave it out, or name "
                 "the labeled ones with --classes"
             )
         get_logger().info(
@@ -153,7 +153,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
             "teach (YOLOv8, YOLOv9, YOLO11, YOLO26)"
         )
     if len({class_key(name) for name in detector.names}) < len(detector.names):
-        raise UserError(f"{flag}: {source} has classes of one name: {listed(detector.names)}")
+        raise UserError(f"{flag}: {source} has several classes with the same name: {listed(detector.names)}")
     teacher = TeacherFile(
         detector=detector.eval(),
         flag=flag,
@@ -177,7 +177,7 @@ def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: s
         return source
     stored_path = started_from.description.teacher.get("path", "")
     if not Path(stored_path).is_file():
-        raise UserError(f"{stored_path}: no such file, the teacher of this run; name where it is: --teacher PATH")
+        raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
     return stored_path
 
 

@@ -200,7 +200,7 @@ def open_results_folder(config: DetectConfig) -> Path:
         get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
-        message = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        message = "%s: contains files that no run of detect.py has listed; they stay beside the new ones: %s"
         get_logger().warning(message, folder, listed(others))
     return folder
 

@@ -101,7 +101,7 @@ def _export_each(exporter: Exporter, formats: list[str], on_written: OnWritten) 
             get_logger().warning("%s: %s", name, _summary(error))
     if failed:
         first, reason = next(iter(failed.items()))
-        only_checks_failed = all(isinstance(each, FailedCheck) for each in failed.values())
+        only_checks_failed = all(isinstance(error, FailedCheck) for error in failed.values())
         error_type = FailedCheck if only_checks_failed else UserError
         raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(reason)})")
     return files

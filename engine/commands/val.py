@@ -120,7 +120,7 @@ def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> Gr
     ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
     if ids is None:
         return gt
-    get_logger().info("predictions.json has COCO's category ids, as the classes are COCO's")
+    get_logger().info("predictions.json has COCO's category ids, because the classes are COCO's")
     return replace(gt, category_ids=ids)
 
 

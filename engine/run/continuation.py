@@ -93,7 +93,7 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     last.pt has been removed. Raises UserError if the command may add epochs."""
     stored = newest.settings
     merged, messages = merge_settings(stored, command)
-    end_reason = "there is no last.pt from which it could train on; to continue, restore that"
+    end_reason = "there is no last.pt to continue from; to continue, restore it"
     if asks_for_more(stored.config, merged.config, epochs):
         raise UserError(
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
@@ -119,6 +119,6 @@ def check_not_lost(folder: Path) -> None:
     num_epochs = len(ResultsTable.read_if_exists(folder / "results.csv").rows)
     if num_epochs > 1:
         raise UserError(
-            f"{folder}: has results of {num_epochs} epochs, but no last.pt from which they continue; restore it, or "
-            "move this folder elsewhere to train anew"
+            f"{folder}: has results of {num_epochs} epochs, but no last.pt to continue from; restore it, or "
+            "move this folder elsewhere to start again"
         )

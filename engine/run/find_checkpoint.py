@@ -59,8 +59,8 @@ def check_is_newest(started_from: StartedFrom) -> None:
         return
     if is_of_earlier_run(path):
         raise UserError(
-            f"{path}: is of an earlier run than the newest one in {path.parent}, which resuming here would overwrite; "
-            f"to continue the earlier run, copy {path.name} into a new folder, and resume it there: "
+            f"{path}: is from an earlier run than the newest one in {path.parent}, which resuming here would "
+            f"overwrite; to continue the earlier run, copy {path.name} into a new folder, and resume it there: "
             f"{resume_flag(Path('FOLDER', path.name))}"
         )
     newest = read_progress(last)

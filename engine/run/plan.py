@@ -111,6 +111,6 @@ def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPla
     names = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
         names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)
-    own = {name: getattr(command.config, name) for name in names}
-    settings = replace(plan.settings, config=replace(plan.settings.config, **own))
+    machine_settings = {name: getattr(command.config, name) for name in names}
+    settings = replace(plan.settings, config=replace(plan.settings.config, **machine_settings))
     return replace(plan, settings=settings)

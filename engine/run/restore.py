@@ -92,7 +92,7 @@ def warn_of_lost_results(checkpoint: Checkpoint) -> None:
     missing = [epoch for epoch in range(1, num_recorded + 1) if epoch not in rows]
     if missing:
         get_logger().warning(
-            "%s: has no results of %s, from epoch %d to %d",
+            "%s: lacks the results of %s, from epoch %d to %d",
             path,
             counted(len(missing), "epoch"),
             missing[0],

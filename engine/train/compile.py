@@ -84,7 +84,7 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         needed = {"a C++ compiler (g++, or CXX set)": _is_installed(CPP_COMPILERS, "CXX")}
     missing = [name for name, is_there in needed.items() if not is_there]
     if missing:
-        raise UserError(f"--compile: needs {' and '.join(missing)}; install that, or leave out --compile")
+        raise UserError(f"--compile: needs {' and '.join(missing)}; install it, or leave out --compile")
 
 
 def _is_installed(compilers: Sequence[str], variable: str) -> bool:

@@ -136,7 +136,7 @@ class RemoteValidator:
 def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that need the scores of an epoch before the next one begins."""
     if ctx.eval_ranks and config.image_weights:
-        raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
+        raise UserError("--image-weights chooses images by the scores of the previous epoch; leave out --eval-ranks")
 
 
 def build_validator(
