@@ -49,9 +49,9 @@ def open_model_data(
 
 
 def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[str]:
-    """Returns the names in ``spec`` of the classes whose boxes are scored where no flag names any; empty: all.
+    """Returns the names in ``spec`` of the classes whose boxes are scored if no flag names any; empty: all.
 
-    The first row that is true decides:
+    The first row that applies decides:
 
     | the model was trained      | classes whose boxes are scored                                                     |
     | -------------------------- | ---------------------------------------------------------------------------------- |
@@ -100,7 +100,7 @@ def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
-    """Raises UserError for images of other channels than the model takes."""
+    """Raises UserError unless the images have the number of channels that the model takes."""
     if model.pixels.channels != spec.pixels.channels:
         expected = counted(model.pixels.channels, "channel")
         raise UserError(
@@ -110,7 +110,7 @@ def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
-    """Returns the model's numbers of the classes of ``spec`` that are used; None: all its classes."""
+    """Returns the model's class indices of the used classes of ``spec``; None: all of its classes."""
     names = class_names(spec, single_cls=False)
     if not spec.classes or not set(names).issubset(model.names):
         return None
@@ -118,8 +118,8 @@ def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
-    """Raises UserError unless the model's classes are the data set's, in the same order, or the model has all of the
-    data set's that are used and more."""
+    """Raises UserError unless the model's classes are the data set's, in the same order. If only some of the data set's
+    classes are used, the model must have at least these."""
     used = class_names(spec, single_cls=False)
     if spec.classes:
         missing = [name for name in used if name not in names]

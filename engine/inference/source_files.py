@@ -1,6 +1,6 @@
 """The files that a source names: an image, a video, a folder, a glob or a list of files.
 
-It is also known from the name alone whether a source is a webcam or a stream, which has no files.
+Webcams and streams, which have no files, are recognized by their names alone.
 """
 
 from __future__ import annotations
