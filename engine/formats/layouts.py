@@ -161,7 +161,7 @@ def _moved_boxes(kept: Tensor, voters: Tensor, weights: Tensor) -> Tensor:
 def make_layout(
     detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
 ) -> ExportModule:
-    """Returns the module to export, in eval mode, for a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of
-    the NMS inside end2end; None: the detections need no NMS."""
+    """Returns the module to export, in eval mode, for a fused ``detector``. ``nms_iou`` (None: the detections need no
+    NMS) and ``box_voting`` apply to the NMS inside end2end."""
     layouts: dict[str, type[ExportModule]] = {"raw": Raw, "end2end": EndToEnd}
     return layouts[layout](detector, half, nms_iou, box_voting).eval()

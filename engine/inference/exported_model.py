@@ -156,7 +156,7 @@ def _layout_and_names(shape: tuple[int, ...], metadata: ExportMetadata, path: Pa
     """Infers the layout of an output of this shape, "columns", "objectness" or "rows", and the class names. Raises
     UserError for a shape that no detector's output has."""
     if len(shape) != 3:
-        raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
+        raise UserError(f"{path}: its output {list(shape)} is not a detector's")
     _, rows, width = shape
     layout = _layout_of(rows, width, metadata)
     if metadata.names is None:

@@ -43,7 +43,7 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
             f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
         )
     if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
-        raise UserError(f"--virtual-ranks {count}: more than the images of a batch ({config.batch_size})")
+        raise UserError(f"--virtual-ranks {count}: exceeds the batch size ({config.batch_size})")
     if config.sync_bn:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
     return count
