@@ -1,7 +1,8 @@
-"""Registry of the modules that a model YAML may name, and how a row becomes a module.
+"""Registry of the modules that a model YAML may name, and their construction from rows.
 
-The graph supplies the first parameters of a constructor, the row's args fill the others, which must be annotated. So
-one line registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest of the graph, too.
+The graph supplies the first arguments of a constructor; the row's args fill the other parameters, which must be
+annotated. So one line registers most blocks and heads. `Detect` and the C3k2 blocks also depend on the rest of the
+graph.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def find_entry(layer: LayerSpec) -> ModuleEntry:
     """Looks up the module of a row, whose name may begin with ``nn.`` or ``torch.nn.``. Raises UserError for an unknown
-    one."""
+    module, and for repeats of one that cannot be repeated."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
@@ -182,7 +183,7 @@ def build_head(
                 args[i] = _scaled_channels(arg, spec)
         head = _construct(entry.module, supplied, args, layer)
     if not isinstance(head, DetectionHead):
-        raise TypeError(f"{entry.path} is registered as a head, but is no DetectionHead")
+        raise TypeError(f"{entry.path} is registered as a head, but is not a DetectionHead")
     if spec.end2end:
         head.add_one_to_one()
     return head

@@ -99,9 +99,10 @@ def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[
     """Finds the voters of each kept box's group whose left side is so near to its own that their IoU may be above the
     threshold.
 
-    For example, with a threshold of 0.5, a kept box from x = 100 to 140 reaches 20 to the right, as a box that begins
-    later than 120 has less than half of its width, and 40 to the left. Of voters of its group with the left sides 50,
-    70, 95, 118, 130, those from the second to the fourth are near: its first voter is number 1 (from 0), of 3.
+    For example, with a threshold of 0.5, a kept box from x = 100 to 140 reaches 20 to the right, because a box that
+    begins later than 120 shares less than half of its width, and 40 to the left. Of voters of its group with the left
+    sides 50, 70, 95, 118, 130, those from the second to the fourth are near: its first voter is number 1 (from 0), of
+    3.
 
     Returns the ``others`` sorted by group, then by left side; and the position of each kept box's first voter among
     them and the number of its voters, int64 (P,).
@@ -127,7 +128,7 @@ def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
 
 
 def _with_ones(boxes: Tensor) -> Tensor:
-    """Appends a column of ones, whose weighted sum is that of the weights."""
+    """Appends a column of ones, whose weighted sum is the sum of the weights."""
     return torch.cat((boxes, torch.ones_like(boxes[:, :1])), 1)
 
 
@@ -146,7 +147,7 @@ def _overlapping_pairs(
     ends = count.cumsum(0)
     edges = [0, *ends.tolist()]
     first_number = ends - count
-    voter_of_number = first - first_number  # what to add to the number of a box's pair
+    voter_of_number = first - first_number  # offset from the number of a box's pair to its voter
     kept_columns = kept.T.contiguous()
     voter_columns = voters.T.contiguous()
     for start, end in _chunks(edges, _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU):
@@ -160,8 +161,8 @@ def _overlapping_pairs(
 
 
 def _chunks(edges: list[int], pairs: int) -> Iterator[tuple[int, int]]:
-    """Divides kept boxes into ranges with about ``pairs`` pairs each, all of a box in one. Yields the first box of each
-    range, and the one after its last.
+    """Divides kept boxes into ranges with about ``pairs`` pairs each, all pairs of a box in one range. Yields the first
+    box of each range, and the one after its last.
 
     ``edges``: P + 1 numbers, see `_overlapping_pairs`. For example, boxes with 3, 0, 4, 2 and 1 pairs have the edges 0,
     3, 3, 7, 9 and 10. Ranges with 4 pairs begin at the boxes that have the pairs 0, 4 and 8: boxes 0 to 1, 2, and 3 to

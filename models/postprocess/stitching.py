@@ -2,8 +2,9 @@
 
 Two boxes of different views belong to one object if they agree where both views see it: clipped to the views' common
 area, their IoU is high. This holds for two boxes of the whole object, for a whole box and a part cut off by the border
-of a tile, and for two parts of an object that no tile sees whole. All boxes linked in this way become one, each side of
-which is that of the best box that sees it. A box does not see a side where the border of its view cuts the object.
+of a tile, and for two parts of an object that no tile sees whole. All boxes linked in this way become one box, and each
+of its sides is that of the best box that sees the side. A box does not see a side where the border of its view cuts the
+object.
 
 A box that is still cut after that, but lies in a larger box of another view, is a part of it and is dropped, even if
 its score is higher. NMS comes last.
@@ -29,7 +30,7 @@ from utils.detections import DetectionTable
 LINK_IOU = 0.5  # IoU from which two boxes, clipped to the common area of their views, are linked
 PART_FRACTION = 0.5  # a cut box is a part of a larger one that contains at least this fraction of it,
 PART_SCORE = 0.1  # and whose score is at least this fraction of its own, so that the larger one is not noise
-CUT_MARGIN = 0.01  # fraction of the view's side: a box side that is so close to the border counts as cut
+CUT_MARGIN = 0.01  # fraction of the view's side: a box side this close to the border counts as cut
 CROSS_VIEW_IOU = 0.7  # NMS threshold for boxes of an end-to-end head, which need no NMS within a view
 
 Pair = tuple[int, int]  # indices of two boxes
@@ -124,7 +125,7 @@ class TileStitcher:
             detections: detections by tile, in pixels of the images.
             seen: int64 (n,), the tiles that have been evaluated: all tiles of an image, or none.
 
-        Returns detections by image, and the images. Raises RuntimeError unless each tile of an image is there once.
+        Returns detections by image, and the images. Raises RuntimeError unless each tile of these images is there once.
         """
         images = np.unique(self.image[seen])
         expected = np.flatnonzero(np.isin(self.image, images))
@@ -148,7 +149,7 @@ class _ViewPair(NamedTuple):
     rows: np.ndarray  # int64 (K,), boxes of the first view
     others: np.ndarray  # int64 (L,), boxes of the second one
     overlap: np.ndarray  # (K, L), areas of intersection in the common area; 0 for boxes of different classes
-    iou: np.ndarray  # (K, L), the same
+    iou: np.ndarray  # (K, L), IoUs in the common area; 0 for boxes of different classes
 
 
 def _view_pairs(detections: DetectionTable, windows: np.ndarray) -> Iterator[_ViewPair]:
@@ -167,7 +168,7 @@ def _links_between(pair: _ViewPair) -> Iterable[Pair]:
 
 
 def _surest_first(links: list[Pair], scores: np.ndarray) -> list[Pair]:
-    """Sorts links; one is as sure as the less sure of its boxes. ``scores``: (N,)."""
+    """Sorts links by the lower score of their two boxes, the highest first. ``scores``: (N,)."""
     return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]]))
 
 
