@@ -37,8 +37,8 @@ def recall_and_fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: f
 def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Finds ``count`` cluster centers by k-means with k-means++ seeds: (count, 2).
 
-    It clusters the logarithms of sides, so that ratios become distances. The distance between two boxes is that of the
-    side that differs more, as in `closeness`.
+    It clusters the logarithms of sides, so that ratios become distances. As in `closeness`, only the side that differs
+    more counts.
     """
     points = np.log(boxes_wh)
     centers = points[rng.integers(len(points))][None]

@@ -154,7 +154,7 @@ def build_detector(
         num_classes: C; the YAML's ``nc`` is not used.
         names: names of the C classes; None: their numbers.
         seed: of the weights.
-        channels: channels of an image; None: those of the model. A model for RGB images takes any number.
+        channels: channels of an image; None: the model's. A model for RGB images takes any number.
 
     Raises UserError for an unknown model, a mistake in a YAML, or a model that is for images of other channels.
     """

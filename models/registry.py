@@ -125,7 +125,7 @@ def make_activation(spec: ModelSpec) -> nn.Module | None:
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """Builds the module of a row before the head; ``channels`` are those of its sources.
+    """Builds the module of a row before the head; ``channels``: of its sources.
 
     Raises UserError naming the layer and the field.
     """
@@ -167,7 +167,7 @@ def build_head(
     """Builds the detection head from ``[nc, *args]``. A parameter called ``width`` is a number of channels and is
     scaled.
 
-    ``Detect`` stands for two heads: ``[nc]`` for the anchor-free one, ``[nc, anchors]`` for the one with anchors.
+    ``Detect`` is one of two heads: ``[nc]`` selects the anchor-free head, ``[nc, anchors]`` the anchor head.
     """
     if not layer.args or not (layer.args[0] == "nc" or isinstance(layer.args[0], int)):
         raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")

@@ -4,7 +4,7 @@ The bootstrap (Efron 1979) draws as many images as there are, with replacement, 
 the same draws, so the difficulty that an image has for both cancels. Detections are matched to objects once: an image
 drawn twice counts twice, with the same outcomes. The AP of a draw equals the AP that COCO's evaluation gives for a data
 set in which the drawn images are repeated, unless detections of one class in one image have equal scores (there COCO
-ranks the detections of the first copy before those of the second).
+ranks all detections of the first copy before the second copy's).
 
 Legend: S draws, N images, D detections, C classes, T IoU thresholds, R recall points.
 """
@@ -67,7 +67,7 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
 def _outcomes_of_class(
     image: np.ndarray, true_positive: np.ndarray, false_positive: np.ndarray, *, targets: np.ndarray
 ) -> ClassOutcomes:
-    """Finds the detections of a class whose outcome depends on what they match.
+    """Finds the detections of a class whose outcome depends on the object that they match.
 
     Args:
         image: int64 (D,), of each detection of the class.
@@ -174,8 +174,8 @@ def _at_counts(tp: np.ndarray, envelope: np.ndarray, required_tp: np.ndarray) ->
     """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``required_tp`` (S, R): (S, R), 0 where it never
     does.
 
-    One search serves all draws: the counts of each draw are raised above those of the draws before.
-    For example, three draws with counts up to 3 are raised by 0, 4 and 8:
+    One search serves all draws: the counts of each draw are raised above all counts of the previous draws. For example,
+    three draws with counts up to 3 are raised by 0, 4 and 8:
 
         tp      raised    required_tp  raised  position in all  position in the draw
         1 2 3   1 2 3     2            2       1                1

@@ -113,7 +113,7 @@ class _Shard:
             num_losses: number of parts of the loss.
             stitch: see `Evaluator`.
         """
-        # The tables of batches are released one name after another: those of a large split take gigabytes.
+        # The tables of batches are released one name after another, because they take gigabytes for a large split.
         tables = {name: DetectionTable.concatenate(self.tables.pop(name, [])) for name in SELECTIONS}
         visited = np.concatenate(self._visited)
         if stitch is not None and self.is_complete:

@@ -220,8 +220,8 @@ class _CocoState:
     def step(self, pairs: Pairs) -> None:
         """Matches the detections of ``pairs``, at most one of each group, to objects that are free or crowd.
 
-        Pairs are sorted by detection, then by ascending overlap. No object is in two of them, as an object has one
-        group, so that plain indexed assignment is safe.
+        Pairs are sorted by detection, then by ascending overlap. No object is in two pairs, because an object has one
+        group, so plain indexed assignment is safe.
         """
         is_available = ~self._is_taken[pairs.target] | self._crowd[pairs.target, None, None]
         is_ignored = self._target_ignored[pairs.target]

@@ -201,7 +201,7 @@ def score_detections(
 ) -> EvalResult:
     """Scores detections against labels.
 
-    AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
+    AP equals COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
@@ -303,7 +303,7 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
 
     Classes do not matter to matching: larger IoU first, then larger score. The sum of a column is the number of objects
     of that class, without crowd regions. The sum of a row is the number of detections of that class above
-    ``confidence``, without those that match no object and lie in a crowd region of their class.
+    ``confidence``, except detections that match no object and lie in a crowd region of their class.
 
     Returns int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """

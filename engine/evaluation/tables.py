@@ -172,7 +172,7 @@ def _kinds(counts: np.ndarray, costs: np.ndarray) -> dict[str, dict[str, Any]]:
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
     """Writes COCO JSON with one detection per line, which pycocotools reads with ``loadRes``.
 
-    Keys: image_id, category_id, bbox (x, y, w, h in pixels), score. Ids are those of ``gt``.
+    Keys: image_id, category_id, bbox (x, y, w, h in pixels), score. Ids are taken from ``gt``.
     """
     image_ids = [json.dumps(i) for i in gt.image_ids]
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), 5)

@@ -85,8 +85,8 @@ def _partners(first: DetectionTable, second: DetectionTable, num_classes: int, m
 def largest_difference(model: InferenceModel, exported: InferenceModel, images: Tensor) -> tuple[float, float]:
     """Compares the boxes of two models that return them in the same order, on ``images`` float32 (B, C, H, W).
 
-    Returns the largest difference of a coordinate, as a fraction of the longer side of the images, and of a score; nan
-    if either model returns nan.
+    Returns the largest difference of a coordinate, as a fraction of the images' longer side, and of a score; nan if
+    either model returns nan.
     """
     boxes, scores = model.decode(model(images))
     other_boxes, other_scores = exported.decode(exported(images))

@@ -30,7 +30,7 @@ class ExportData:
 
     spec: DatasetSpec
     val: DatasetIndex | None  # the whole split; None: there is no check
-    checked: DatasetIndex | None  # those of ``val`` that are compared
+    checked: DatasetIndex | None  # the images of ``val`` that are compared
     calibration: DatasetIndex | None  # training images; None: nothing is quantized
 
     @property

@@ -55,7 +55,7 @@ class Exporter:
 
         Args:
             detector: the checkpoint's, not fused.
-            model: the checkpoint, as the files should compute.
+            model: the checkpoint, which the files should reproduce.
             options: of `resolve_options`.
             data: None: there is no check and no calibration.
         """
@@ -95,7 +95,7 @@ class Exporter:
         return path
 
     def _compare(self, file: Path) -> Parity | None:
-        """Compares the detections of a file with those of the checkpoint. Returns None if there is no check."""
+        """Compares the detections of a file with the checkpoint's. Returns None if there is no check."""
         if self._reference is None:
             return None
         exported = open_model(file, device=CPU, trust=True)
@@ -116,7 +116,7 @@ class Exporter:
 
     @cached_property
     def _thresholds(self) -> Thresholds:
-        """Thresholds of the check if it covers all validation images on the file's canvas, else those of training."""
+        """Thresholds of the check if it covers all validation images on the file's canvas, else training's."""
         options = self._options
         checks_all_images = self._data is not None and self._data.checks_all_images
         if self._reference is not None and checks_all_images and not options.dynamic:

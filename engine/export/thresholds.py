@@ -1,4 +1,4 @@
-"""The confidence thresholds that a file states. models/postprocess/selection.py describes those of a validation."""
+"""The confidence thresholds that a file states. models/postprocess/selection.py describes a validation's."""
 
 from __future__ import annotations
 

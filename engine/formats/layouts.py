@@ -137,7 +137,7 @@ def _weights_of_votes(kept: Tensor, voters: Tensor, is_other: Tensor, iou_thres:
     """Computes the weight of each pair's vote on each kept box: (B, D, K), 0 where it has none.
 
     Args:
-        kept: (6, B, D, 1), as the rows of `voted_rows`.
+        kept: (6, B, D, 1), the rows of `voted_rows`, transposed.
         voters: (6, B, 1, K).
         is_other: bool (B, D, K), False for the kept box itself.
     """

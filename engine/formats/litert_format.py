@@ -138,7 +138,7 @@ class _Runner:
     """
 
     def __init__(self, path: Path, interpreter: Any, metadata: ExportMetadata) -> None:
-        """Raises UserError for a file whose input and output are not those of a detector of float images."""
+        """Raises UserError for a file that does not map float images to a detector's output."""
         with errors_of_runtime(path):
             inputs = interpreter.get_input_details()
             outputs = interpreter.get_output_details()

@@ -62,7 +62,7 @@ if (len(names[0]), len(names[1])) == (1, 1):
 
 @dataclass(frozen=True)
 class NcnnGraph:
-    """The files of a model, as pnnx makes them."""
+    """The files that pnnx writes for a model."""
 
     param: bytes  # layers, as text
     weights: bytes

@@ -84,7 +84,7 @@ def check_ports(path: Path, inputs: int, outputs: int) -> None:
 
 def checked_shape(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
     """Returns an input shape with None for dimensions that vary: those that a runtime names or leaves open. Raises
-    UserError for a shape that is not that of a batch of images."""
+    UserError unless there are four dimensions."""
     if len(shape) != 4:
         raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
     return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)

@@ -162,8 +162,8 @@ class Predictor:
         ``boxes.id``.
 
         Args:
-            source: see `stream`. The images of a folder come in the order of their numbers; those of an iterable are
-                one sequence.
+            source: see `stream`. A folder's images come in the order of their numbers; an iterable's images are one
+                sequence.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
             vid_stride, color: see `stream`.

@@ -32,7 +32,7 @@ class Results:
     """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
     ``path``: of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference, postprocess);
-    those of a batch are divided by its size.
+    times of a batch are divided by its size.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these

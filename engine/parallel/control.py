@@ -135,8 +135,8 @@ class RunControl:
         return Action.CONTINUE
 
     def stops_validation(self) -> bool:
-        """Returns whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
-        a validation."""
+        """Returns whether a signal has reached this rank or, by the last poll, another. Called before each batch of a
+        validation."""
         self._watchdog.beat()
         return self.stops_waiting()
 

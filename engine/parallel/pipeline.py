@@ -197,7 +197,7 @@ class FirstStage(Stage):
         self._forwarded = None
 
     def forward(self, images: Tensor) -> None:
-        """Runs F of a micro-batch, then B of the one before."""
+        """Runs F of a micro-batch, then B of the previous one."""
         with torch.set_grad_enabled(not self._recomputes):
             maps = self._maps(images)
         previous = self._forwarded

@@ -26,7 +26,7 @@ MIN_BOX_SIDE = 8  # pixels; smaller boxes would be drawn as dots
 LINE_PX = 2
 TEXT_PX = 14
 MAX_OUTLINES = 150  # in a photo; more would hide it
-# Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for those of errors.
+# Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for the styles of errors.
 COLORS = {
     "correct": "#20c05c",
     "label": "#ffffff",

@@ -106,7 +106,7 @@ class DetectionHead(nn.Module):
         return raw
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Decodes raw maps; with two branches, those of the one-to-one branch.
+        """Decodes raw maps; with two branches, the one-to-one branch's.
 
         Returns boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1].
         """

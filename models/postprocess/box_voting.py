@@ -2,10 +2,10 @@
 their number.
 
 Gidaris & Komodakis 2015, "Object detection via a multi-region and semantic segmentation-aware CNN model". The weights
-are score * exp(-(1 - IoU)^2 / `SIGMA`), those of He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
-Object Detection", without variances. A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights w:
-the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of them
-look at the same pixels.
+are score * exp(-(1 - IoU)^2 / `SIGMA`), as in He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
+Object Detection", but without variances. A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights
+w: the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of
+them look at the same pixels.
 
 Voters are sorted by their left side, and each kept box is compared only with those whose left side is near its own.
 Votes are added up in this order, so on a CPU a result depends only on the boxes of its group, bit for bit.
@@ -37,7 +37,7 @@ _PAIRS_ON_GPU = 1 << 22
 
 
 class BoxGroups(NamedTuple):
-    """N boxes, of which only those of one group interact."""
+    """N boxes; only boxes of the same group interact."""
 
     boxes_xyxy: Tensor  # float32 (N, 4)
     scores: Tensor  # float32 (N,), positive
@@ -121,7 +121,8 @@ def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[
 def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
     """Makes int64 keys that sort by ``group``, then by ``left``, float32.
 
-    Read as integers, the bits of positive floats have the same order as the floats, those of negative ones the reverse.
+    Read as integers, the bits of positive floats have the same order as the floats; for negative floats, it is
+    reversed.
     """
     bits = left.view(torch.int32)
     return (group << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF))
@@ -143,7 +144,7 @@ def _overlapping_pairs(
 
     Yields rows and voters int64 (T,), in ascending order, and IoUs float32 (T,).
     """
-    # Pairs are numbered by kept box, then by voter: those of box i are the numbers from edges[i] to edges[i + 1].
+    # Pairs are numbered by kept box, then by voter: box i has the numbers from edges[i] to edges[i + 1].
     ends = count.cumsum(0)
     edges = [0, *ends.tolist()]
     first_number = ends - count

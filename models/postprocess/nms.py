@@ -69,7 +69,8 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
     """Arranges the groups of sorted ``group`` (M,) in tables with a row for each, the largest groups first.
 
     For example, groups of 40, 2, 9, 1 and 33 boxes with sizes of 1, 8 and 32: the first table has the groups of 40 and
-    33 boxes as rows of 40 columns, the second one that of 9, the third one that of 2. The single box has no table.
+    33 boxes as rows of 40 columns, the second has the group of 9, the third the group of 2. The single box has no
+    table.
 
     Yields indices int64 (G, Q) into M, and bool (G, Q), False for padding.
     """
@@ -120,10 +121,8 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
     Longer rows are read in blocks of columns. An example of a row with three columns a block and ``max_det`` 3, where
     a1 and a2 overlap a, and b1 overlaps b:
 
-        block     kept before   suppressed by kept   within the block   kept after
-        a  a1 b   -             -                    a1, by a           a b -
-        b1 c  a2  a b -         b1, a2               -                  a b c
-        d  e  f   not read, as all rows have ``max_det`` boxes
+        block kept before suppressed by kept within the block kept after a a1 b - - a1, by a a b - b1 c a2 a b - b1, a2
+        - a b c d e f not read, because all rows have ``max_det`` boxes
     """
     longest = is_box.shape[1]
     if longest <= sizes.block:

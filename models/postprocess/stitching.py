@@ -3,7 +3,7 @@
 Two boxes of different views belong to one object if they agree where both views see it: clipped to the views' common
 area, their IoU is high. This holds for two boxes of the whole object, for a whole box and a part cut off by the border
 of a tile, and for two parts of an object that no tile sees whole. All boxes linked in this way become one box, and each
-of its sides is that of the best box that sees the side. A box does not see a side where the border of its view cuts the
+of its sides comes from the best box that sees the side. A box does not see a side where the border of its view cuts the
 object.
 
 A box that is still cut after that, but lies in a larger box of another view, is a part of it and is dropped, even if
@@ -37,12 +37,12 @@ Pair = tuple[int, int]  # indices of two boxes
 
 
 def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: PostprocessSettings) -> DetectionTable:
-    """Joins the detections of an image's views to those of the image, the best first.
+    """Joins the detections in an image's views to detections in the image, the best first.
 
     Args:
         detections: N detections in canvas pixels, sorted by view; ``image_index`` is the view.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        settings: those of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
+        settings: of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
 
     The ``image_index`` of the result has no meaning.
     """
@@ -119,7 +119,7 @@ class TileStitcher:
     settings: PostprocessSettings
 
     def __call__(self, detections: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
-        """Joins the detections of tiles to those of images.
+        """Joins the detections in tiles to detections in images.
 
         Args:
             detections: detections by tile, in pixels of the images.
@@ -162,7 +162,7 @@ def _view_pairs(detections: DetectionTable, windows: np.ndarray) -> Iterator[_Vi
 
 
 def _links_between(pair: _ViewPair) -> Iterable[Pair]:
-    """Links boxes of two views that are about one object: each is the other's best match."""
+    """Links boxes of two views that show one object: each is the other's best match."""
     is_mutual_best = (pair.iou == pair.iou.max(1, keepdims=True)) & (pair.iou == pair.iou.max(0))
     return _pairs(is_mutual_best & (pair.iou >= LINK_IOU), pair.rows, pair.others)
 

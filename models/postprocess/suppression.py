@@ -90,7 +90,7 @@ class _CandidateSet:
 
 
 class _Groups(NamedTuple):
-    """Groups of candidates that suppress each other: those of one image, or of one class in an image."""
+    """Groups of candidates that suppress each other: all of one image, or all of one class in an image."""
 
     batch: int
     per_image: int  # number of classes, or 1 if all classes form one group

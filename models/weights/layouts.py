@@ -82,7 +82,7 @@ _BRANCHES = {"anchor_conv": "cv2", "class_conv": "cv3"}
 
 
 def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames tensors to the public convention, without those of the auxiliary head."""
+    """Renames tensors to the public convention, and drops the auxiliary head's."""
     head = min(int(match[1]) for match in map(_HEAD.match, tensors) if match)  # later ones are auxiliary
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

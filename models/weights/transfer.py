@@ -136,7 +136,7 @@ class _CopyWhole(NamedTuple):
     tensor: Tensor
 
     def copy(self, target: Tensor) -> None:
-        """Changes ``target`` in place. Returns None, as no row is left as initialized."""
+        """Changes ``target`` in place. Returns None, because no row is left as initialized."""
         target.copy_(self.tensor)
 
 
@@ -284,8 +284,8 @@ def _common_classes(names: Sequence[str], file_names: Sequence[str]) -> list[_Co
 
 
 def _class_rows(model: Detector, common: Sequence[_CommonClass], file_classes: int) -> dict[str, _ClassRows]:
-    """Returns for each output layer its rows to copy: those of the classes in ``common``, and those that belong to no
-    class. ``file_classes``: number of classes of the file."""
+    """Returns for each output layer its rows to copy: the rows of the classes in ``common``, and the rows that belong
+    to no class. ``file_classes``: number of classes of the file."""
     head = f"model.{len(model.model) - 1}."
     class_rows = {}
     for name, (groups, rows_before) in model.head.class_rows().items():
