@@ -1,4 +1,4 @@
-"""A trial of the export before a training (``train.py --export``), so that no run ends with a failed export."""
+"""A trial of the export before a training (``train.py --export``), so that a failing export fails early."""
 
 from __future__ import annotations
 

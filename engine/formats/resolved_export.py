@@ -1,4 +1,4 @@
-"""The flags of an export, filled in for a model. Does not import torch: export.py checks its flags before."""
+"""The flags of an export, filled in for a model. Does not import torch: export.py checks its flags first."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class CheckpointModel(InferenceModel):
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
         self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
-        # The stored thresholds are of the branch that training validates.
+        # Training stores the thresholds of the branch that it validates.
         progress = {} if self.is_unscored_branch else info.get("progress", {})
         self.confidence = _confidence_of(progress, "confidence")
         self.plain_confidence = _confidence_of(progress, "plain_confidence")

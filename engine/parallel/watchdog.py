@@ -38,7 +38,7 @@ class Watchdog:
     """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
     - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
-      collective that will never end. This process is ended, after a checkpoint that is being written.
+      collective that will never end. This process is ended, once a checkpoint that is being written is complete.
     - If a signal has arrived and no step has ended since, this process is ended likewise; sooner before training
       starts.
     - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.

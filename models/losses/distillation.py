@@ -62,7 +62,7 @@ class Teacher(nn.Module):
         Args:
             detector: the teacher.
             names: classes of the student. Names are compared without case and outer spaces.
-            dual: whether the student has a one-to-one branch, which learns from the teacher's if it has one, too.
+            dual: whether the student has a one-to-one branch; it learns from the teacher's, if there is one.
             unlabeled_only: whether the student learns only classes that an image does not label.
         """
         super().__init__()
@@ -122,7 +122,7 @@ class Distillation(NamedTuple):
 
     box: Tensor  # 1 - CIoU, weighted by the teacher's score
     cls: Tensor  # Kullback-Leibler divergence of the class scores
-    sides: Tensor  # divergence of the side distributions; without equal bins, mean error in cells
+    sides: Tensor  # divergence of the side distributions; with one bin, or different bins, mean error in cells
     weight: Tensor  # the teacher's scores
 
 
