@@ -375,7 +375,7 @@ def test_a_hidden_image_is_named(root, caplog, reader):
     (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
     assert len(load(path)) == 19
     (said,) = [line for line in caplog.messages if "1 file left out" in line]
-    assert said.endswith("first images/train/.00.png: is hidden, as its name begins with a dot; rename it")
+    assert said.endswith("first images/train/.00.png: is hidden because its name begins with a dot; rename it")
 
 
 def in_two_lists(root: Path) -> Path:

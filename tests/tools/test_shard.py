@@ -181,7 +181,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     ):
         with refused(message):
             main([str(source), *given])
-    with refused("out/train.shards: is in shards, which are neither listed nor copied; name a folder of images"):
+    with refused("out/train.shards: shards can be neither listed nor copied; name a folder of images"):
         open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
     for text, message in (
         (

@@ -184,7 +184,7 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
         ({"test": ["a/data.yaml"]}, "a/data.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
         ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, "both.yaml: train: joins .../a/data.yaml twice; name it once"),
         ({"annotations": "c.json"}, "both.yaml: train: joins other data sets; 'annotations' belong in their YAMLs"),
-        ({"names": ["light", "dark"]}, "both.yaml: names: without 'glow', a class of a data set that it joins; add it"),
+        ({"names": ["light", "dark"]}, "both.yaml: names: lacks 'glow', a class of a data set that it joins; add it"),
     ],
 )
 def test_mistakes_are_one_line(root, content, message):

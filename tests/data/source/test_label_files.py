@@ -307,7 +307,7 @@ def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make,
     assert len(index) == len(index.classes) == NUM_IMAGES - 1
     assert (index.report.ledger.lost_images, index.report.ledger.lost_objects) == (1, 1)
     (line,) = [line for line in index.report.lines if ORPHAN in line]
-    label, advice = line.split(f": {ORPHAN}: belongs to no image; if it is that of ")
+    label, advice = line.split(f": {ORPHAN}: belongs to no image; if it labels ")
     image, new_name = advice.split(", which is left out, rename it to ")
     assert f"{label}: belongs to no image" in lines.text
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
@@ -342,7 +342,8 @@ def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(fo
     index = folder.index()
     assert len(index) == NUM_IMAGES - 1
     assert (index.report.ledger.lost_images, index.report.totals["backgrounds"]) == (1, 0)
-    assert f"{UNREAD_LABELS}: {label}: seems to have the labels of images/train/03.png, which is left out" in lines.text
+    advice = "seems to contain the labels of images/train/03.png, which is left out"
+    assert f"{UNREAD_LABELS}: {label}: {advice}" in lines.text
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
     assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
     source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
@@ -363,7 +364,7 @@ def test_half_of_the_labels_in_another_format_are_too_many(folder):
 
 def test_all_labels_without_a_suffix_are_named(folder):
     folder.write(label="labels/train/{}")
-    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
+    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to contain the labels of "):
         folder.index()
     listing = list_split(load_dataset_spec(folder.yaml()), "train")  # as a check uses it
     assert len(listing.images) == len(listing.findings) == NUM_IMAGES
@@ -608,7 +609,7 @@ def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     assert any(f"labels/train/h.txt: {ORPHAN}: its image, images/train/{image}, is not read" in x for x in lines) == (
         is_lost
     )
-    assert is_lost or lines == ["images/train/h.png: missing image: a link to nothing"]
+    assert is_lost or lines == ["images/train/h.png: missing image: a broken link"]
 
 
 def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folder):
@@ -627,7 +628,7 @@ def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folde
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: path.symlink_to("gone.txt"), "a link to nothing"),
+        (lambda path: path.symlink_to("gone.txt"), "a broken link"),
         (os.mkdir, "a folder, not a file"),
         (os.mkfifo, "a pipe or device, not a file"),
     ],
@@ -839,4 +840,4 @@ def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, capl
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
     spec = load_dataset_spec(path)
     assert find_images_leniently(spec, "val", Folders(spec.root)).images == {}
-    assert f"{path}: 'val': not all of its images are known: {tmp_path / 'val.txt'}: " in caplog.text
+    assert f"{path}: 'val': not all images could be listed: {tmp_path / 'val.txt'}: " in caplog.text
