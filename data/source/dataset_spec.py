@@ -24,7 +24,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.strings import class_key
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
-IGNORED = -1  # class number of such boxes
+IGNORED = -1  # class index of such boxes
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
 DEMO = "demo"  # name of the data set that is rendered into the cache folder

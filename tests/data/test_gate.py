@@ -640,7 +640,7 @@ def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reade
         load(path)
         hint = [text for text in caplog.messages if "have no object" in text]
         assert len(hint) == (count == 15)
-    assert hint[0].startswith("train: 15 of 20 labeled images have no object: an empty label file, or no annotation; ")
+    assert hint[0].startswith("train: 15 of 20 labeled images have no objects: an empty label file, or no annotations")
 
 
 def lose_half(root: Path) -> None:

@@ -194,7 +194,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
         ),
         (
             "{train: train.shards, val: val.shards, names: [a, b]}",
-            "out/data.yaml: names: not those of train.shards: class 0 is 'a' against 'light'",
+            "out/data.yaml: names: differ from train.shards: class 0 is 'a' against 'light'",
         ),
     ):
         (out / "data.yaml").write_text(text)

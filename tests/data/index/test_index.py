@@ -181,7 +181,7 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif files are not supported; ")
     assert said[2].endswith(
         "d.yaml: 1 of 3 images held out for validation when the run began are not among its usable images now, first "
-        "images/train/gone.jpg; one that has got another name is trained on"
+        "images/train/gone.jpg; renamed images are trained on"
     )
     assert said[3] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
     assert list(parts["val"].paths) == names[:2]
