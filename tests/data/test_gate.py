@@ -194,7 +194,10 @@ def test_text_and_whole_floats_of_one_number_are_one_id(root, case):
 
 
 STRAYS = {
-    "text": (lambda a: a.update(image_id=f"{a['image_id']}x"), 'image_id "100x" is text; the images\' ids are numbers'),
+    "text": (
+        lambda a: a.update(image_id=f"{a['image_id']}x"),
+        'image_id "100x" is a string; the images\' ids are numbers',
+    ),
     "a fraction": (lambda a: a.update(image_id=a["image_id"] + 0.5), "image_id 100.5 is not among the images' ids"),
     "missing": (lambda a: a.pop("image_id"), "has no image_id"),
     "null": (lambda a: a.update(image_id=None), "image_id null is not among the images' ids"),
@@ -231,7 +234,7 @@ def test_an_id_that_fits_two_images_is_not_guessed(root):
             annotation["image_id"] = "100"
 
     edit_json(root, two_of_one_number)
-    with pytest.raises(UserError, match=re.escape('image_id "100" fits several of the images\' ids')):
+    with pytest.raises(UserError, match=re.escape('image_id "100" matches several of the images\' ids')):
         load(path)
 
 
@@ -470,7 +473,7 @@ def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
 def test_categories_are_named_as_they_are_written(root, name, named):
     path = describe(root, "coco", **({} if named else {"names": None}))
     edit_json(root, lambda content: content["categories"][1].update({name: {"id": "2"}.get(name)}))
-    said = {"id": 'id "2" is text; ids of categories are whole numbers', "name": "name null is no text"}[name]
+    said = {"id": 'id "2" is a string; category ids must be integers', "name": "name null is not a string"}[name]
     with pytest.raises(UserError, match=re.escape(f"{root / 'instances.json'}: categories[1]: {said}")):
         load(path)
 

@@ -136,8 +136,8 @@ def test_images_that_would_have_one_path_are_refused_with_the_reason(source: Pat
     joined = tmp_path / "joined.yaml"
     joined.write_text(yaml.safe_dump({"train": [str(source), str(other)]}))
     with refused(
-        "set/images/train/000.png: is in several of the joined data sets, with labels of its own in each; shards have "
-        "an image once: leave it out of all but one"
+        "set/images/train/000.png: is in several of the joined data sets, with separate labels in each; shards contain "
+        "each image once: leave it out of all but one"
     ):
         written(joined, tmp_path / "out")
     inside = tmp_path / "inside" / "set" / "images" / "train"
