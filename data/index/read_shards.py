@@ -101,7 +101,7 @@ def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:
         file = path.with_name(name)
         stamp = stamp_of(file)
         if stamp is None:
-            raise UserError(f"{file}: not found (named by {path}); copy it, too")
+            raise UserError(f"{file}: not found (named by {path}); copy it as well")
         if stamp.size != size:
             raise UserError(f"{file}: has {stamp.size:,} bytes, but {path.name} says {size:,}; copy or write it again")
 

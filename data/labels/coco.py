@@ -165,17 +165,17 @@ def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]
     entry_of: dict[int | str, ImageEntry] = {}
     position_of: dict[int | str, int] = {}
     for position, image in enumerate(images):
-        where = f"{path}: images[{position}]"
+        location = f"{path}: images[{position}]"
         if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
-            raise UserError(f"{where}: expected an image with id and file_name, got {_shown(image)}")
+            raise UserError(f"{location}: expected an image with id and file_name, got {_shown(image)}")
         image_id = image["id"]
         if type(image_id) is float and image_id.is_integer():
             image_id = int(image_id)
         if type(image_id) not in (int, str):
-            raise UserError(f"{where}: id {_shown(image_id)} is neither an integer nor a string")
+            raise UserError(f"{location}: id {_shown(image_id)} is neither an integer nor a string")
         if image_id in entry_of:
             raise UserError(
-                f"{where}: has the id {_shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
+                f"{location}: has the id {_shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
             )
         position_of[image_id] = position
         file_name = image["file_name"].replace("\\", "/")
@@ -192,21 +192,21 @@ def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
     """Returns the category names, without outer spaces, by id. Raises UserError that names an invalid entry."""
     name_of: dict[int, str] = {}
     for position, category in enumerate(categories):
-        where = f"{path}: categories[{position}]"
+        location = f"{path}: categories[{position}]"
         if not isinstance(category, dict) or "id" not in category or "name" not in category:
-            raise UserError(f"{where}: expected a category with id and name, got {_shown(category)}")
+            raise UserError(f"{location}: expected a category with id and name, got {_shown(category)}")
         category_id, name = category["id"], category["name"]
         if type(category_id) is float and category_id.is_integer():
             category_id = int(category_id)
         if type(category_id) is not int:
             kind = " is a string" if isinstance(category_id, str) else ""
-            raise UserError(f"{where}: id {_shown(category_id)}{kind}; category ids must be integers")
+            raise UserError(f"{location}: id {_shown(category_id)}{kind}; category ids must be integers")
         if type(name) not in (str, int, float):
-            raise UserError(f"{where}: name {_shown(name)} is not a string")
+            raise UserError(f"{location}: name {_shown(name)} is not a string")
         if not str(name).strip():
-            raise UserError(f"{where}: name {_shown(name)} is empty; give the category a name")
+            raise UserError(f"{location}: name {_shown(name)} is empty; give the category a name")
         if category_id in name_of:
-            raise UserError(f"{where}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
+            raise UserError(f"{location}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
         name_of[category_id] = str(name).strip()  # like the names in the YAML
     return name_of
 

@@ -116,7 +116,7 @@ Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Holds the content of a data set YAML."""
+    """The content of a data set YAML or folder."""
 
     names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute

@@ -188,7 +188,7 @@ def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
     location = f"{context.path}: {split}"
     path = resolve_entry(checked_path(entry, location), context.root)
     if not is_yaml(path) or not path.is_file():
-        raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
+        raise UserError(f"{location}: {path}: not a YAML of a data set; name only YAMLs, or only folders and lists")
     chain = (*context.joined_by, context.path)
     for i, outer in enumerate(chain):
         if path.samefile(outer):
@@ -217,7 +217,7 @@ def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, p
     """Raises UserError unless the joined data sets have the pixel format ``pixels``, and tiles of ``tile`` if any."""
     for part in parts:
         if part.pixels != pixels:
-            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
+            raise UserError(f"{path}: has images of {pixels}, but {part.source} of {part.pixels}; make them agree")
         if part.tile not in (0, tile):
             raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
 

@@ -159,7 +159,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 
 
 def _has_images(entry: Path, suffixes: frozenset[str]) -> bool:
-    """Returns whether an entry of a split contains images, for a folder, lists any, for a .txt, or else exists."""
+    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists."""
     if entry.is_dir():
         return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
     if entry.suffix.lower() == ".txt" and entry.is_file():

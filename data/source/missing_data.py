@@ -36,8 +36,8 @@ def labels_without_images(root: Path) -> str:
     if not num_label_files:
         return ""
     return (
-        f"; {root} has {counted(num_label_files, 'label file')} (first: {os.path.relpath(first, root)}) and no image: "
-        "an export without its images; export it with them, or put them there"
+        f"; {root} has {counted(num_label_files, 'label file')} (first: {os.path.relpath(first, root)}) but no "
+        "images; export the images as well, or copy them there"
     )
 
 

@@ -45,7 +45,7 @@ class ListedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Holds the files of a split."""
+    """The files of a split."""
 
     all_images: list[ListedImage]  # sorted by name
     label_format: LabelFormat

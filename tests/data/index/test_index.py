@@ -709,7 +709,7 @@ def name_a_yaml_as_annotations(root: Path) -> None:
             remove_images,
             "train",
             "set/images/train: not found (named by .../set/d.yaml); .../set has 5 label files (first: instances.json) "
-            "and no image: an export without its images; export it with them, or put them there",
+            "but no images; export the images as well, or copy them there",
         ),
         (
             misname_the_only_image,

@@ -568,7 +568,7 @@ def test_a_second_label_file_of_an_image_is_reported(folder, lines):
     folder.label("images/train/03.txt", OTHER_TEXT)
     index = folder.index(max_bad=0.0)
     assert len(index.classes) == NUM_IMAGES
-    text = f"images/train/03.txt: {SECOND_LABEL}: images/train/03.png has labels/train/03.txt, which is used"
+    text = f"images/train/03.txt: {SECOND_LABEL}: images/train/03.png uses labels/train/03.txt instead"
     assert index.report.lines[0].startswith(text)
     assert SECOND_LABEL in lines.text
 
@@ -828,7 +828,7 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     index = folder.index()
     (loss,) = index.report.ledger.losses
     assert loss.images == 1
-    assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example
+    assert "labels may be in labels/train/03.TXT or labels/train/03.Txt; keep one of them" in loss.example
 
 
 def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog):
