@@ -284,9 +284,7 @@ def test_the_content_of_another_format_is_named(tmp_path, start, kind):
     """Phones write such files, and apps rename them."""
     (tmp_path / "photo.jpg").write_bytes(start + bytes(range(256)) * 4)
     for read in (read_image, check_image):
-        text = (
-            rf"photo.jpg: cannot be decoded \(its content is that of a \{kind} file, which is not supported; convert it"
-        )
+        text = rf"photo.jpg: cannot be decoded \(it contains a \{kind} image, which is not supported; convert it"
         with pytest.raises(UserError, match=text):
             read(tmp_path / "photo.jpg")
 
