@@ -188,9 +188,9 @@ def test_files_of_every_suffix_are_read(tmp_path, suffix):
     ("name", "start", "told"),
     [
         ("a.HEIC", b"", r"^\.heic files are not supported; convert them to JPEG or PNG$"),
-        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"of a \.jpg file, but its suffix is not; rename it to end in \.jpg$"),
-        ("a", b"\0\0\0\x18ftypheic", r"is that of a \.heic file, but its suffix is not; convert it to JPEG or PNG$"),
-        ("a", b"GIF89a", r"is that of a \.gif file"),
+        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"a \.jpg image, but has another suffix; rename it to end in \.jpg$"),
+        ("a", b"\0\0\0\x18ftypheic", r"contains a \.heic image, but has another suffix; convert it to JPEG or PNG$"),
+        ("a", b"GIF89a", r"contains a \.gif image"),
         ("a", b"BM the letters", "^$"),
         ("a.txt", b"\xff\xd8\xff\xe0", "^$"),
         ("a.log", b"", "^$"),
