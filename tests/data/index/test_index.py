@@ -287,9 +287,7 @@ def test_of_many_files_with_an_unknown_suffix_a_few_are_opened(root, tmp_path, m
         (root / f"images/train/{number}.bin").write_bytes(b"no image")
     (root / "images/train" / image).write_bytes((root / "images/train/a.jpg").read_bytes())
     index = load(root, tmp_path / "cache")
-    assert index.report.lines[0].startswith(
-        f"images/train/{image}: file of an unsupported kind: its content is that of"
-    )
+    assert index.report.lines[0].startswith(f"images/train/{image}: file of an unsupported kind: it contains a")
     opened = [path for path in opened if path.endswith(".bin")]
     assert len(opened) == len(set(opened))
     assert len(opened) <= 20 or image.endswith(".bin")
@@ -308,9 +306,7 @@ def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
         assert index.paths[0] == "images/train/a.JFIF"
         assert len(index.labels(0)) == 2
         assert line in told(lines)
-    assert (
-        "images/train/sub/g: file of an unsupported kind: its content is that of a .jpg file" in index.report.lines[1]
-    )
+    assert "images/train/sub/g: file of an unsupported kind: it contains a .jpg image" in index.report.lines[1]
 
 
 def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, tmp_path):
@@ -716,7 +712,7 @@ def name_a_yaml_as_annotations(root: Path) -> None:
             "train",
             "set/images/train: no images found for 'train' (looked for .apng .bmp .dib .j2k .jfif .jif .jp2 .jpe .jpeg "
             ".jpg .mpo .pbm .pgm .pjp .pjpeg .png .pnm .ppm .tif .tiff .webp); 1 file left out, first images/train/a: "
-            "its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg",
+            "it contains a .jpg image, but has another suffix; rename it to end in .jpg",
         ),
         (
             name_absent_annotations,
