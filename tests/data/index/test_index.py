@@ -394,7 +394,7 @@ def test_each_defect_is_reported_on_a_line_of_its_own(damaged, tmp_path):
         "labels/train/a.txt:8: box without area: corners",
         "labels/train/a.txt:9: bad row: not numbers",
         "labels/train/a.txt:10: box outside the image",
-        "labels/train/b.txt: unusable label file: not UTF-8 but, as it seems, UTF-16; save it as UTF-8",
+        "labels/train/b.txt: unusable label file: not UTF-8 but apparently UTF-16; save it as UTF-8",
         "images/train/d.png: unreadable image: damaged image",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",
@@ -449,7 +449,7 @@ def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged,
         load_damaged(damaged, tmp_path)
     with refused(
         "set/d.yaml: 'train': 4 of 6 images and 9 of 13 labeled objects can't be used (--max-bad is 0.4): "
-        "unusable label file: labels/train/b.txt: not UTF-8 but, as it seems, UTF-16; save it as UTF-8, "
+        "unusable label file: labels/train/b.txt: not UTF-8 but apparently UTF-16; save it as UTF-8, "
         "such as with iconv -f UTF-16 -t UTF-8; unreadable image: images/train/d.png: damaged image "
         "(truncated in chunk 'IDAT'); unusable label file: labels/train/e.txt:1: no row can be used: the "
         "boxes have no area; and 5 other reasons; report: ..."
