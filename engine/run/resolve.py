@@ -1,11 +1,11 @@
-"""Resolves the names of files in settings: another working folder has other files of these names. Needs no torch.
+"""Resolves the paths in settings, which depend on the working folder. Needs no torch.
 
-A run stores absolute paths, which are resolved once: what they meant when the run took them over does not depend on a
-later disk. A command is resolved before it is compared with them, and means the file that the run has stored (`follow`)
+The paths that a run stores are resolved once, so that a later change of the disk does not change their meaning. A
+command is resolved before it is compared with them. It names the same file as the run (`follow`)
 
-- if it is typed as it was, in the same working folder, or if the paths are equal, whether the files are there or not,
-- if both paths lead to one file, or to files of the same content, as the run has stored its checksum,
-- if neither file is there any more, so that nothing can be compared.
+- if it was typed in the same way in the same working folder, or if the paths are equal, even if the file is missing,
+- if both paths lead to one file, or to files of the same content (the run has stored its checksum),
+- if neither file exists any more, so that nothing can be compared.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def resolve(config: ConfigT) -> ConfigT:
 
 def resolve_path(name: str, value: str) -> str:
     """Returns the absolute path that ``value`` of the setting ``name`` (with ``is_path``) means. Names of models,
-    weights and data sets stay, and so does what is no path, such as a URL."""
+    weights and data sets are returned unchanged, as is any value that is not a path, such as a URL."""
     if name == "data":
         return _resolve_data(value)
     if name in ("weights", "teacher"):
         value = os.path.expanduser(value)  # as `fetch_weights` does
-    is_name = name == "model" and not Path(value).suffix  # also beside a file or folder of this name
+    is_name = name == "model" and not Path(value).suffix  # even if a file or folder has this name
     if not value or is_name or is_http(value):
         return value
     # Not Path.is_file, which raises for a long regular expression (``groups``).

@@ -1,4 +1,4 @@
-"""Joins the settings that a run has stored with those of the command line that continues it.
+"""Merges the stored settings of a run with those of the command line that continues it.
 
 All of them are resolved, and paths that mean the same file are equal (`engine.run.resolve.follow`), so a setting has
 changed if its two values differ.
@@ -20,11 +20,11 @@ from utils.errors import UserError
 
 # Settings of the process that resumes, not of the run.
 _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
-# With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
-# images would be undefined, or the best epoch so far would not be known.
+# With other values, the stored weights would not fit the model, the optimizer state would not fit the parameters, the
+# order of the images would be undefined, or the best epoch so far would be unknown.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
-# Where the run is, which its folder says if the command line names that (``--resume auto``).
+# The location of the run, which the command line names itself with ``--resume auto``.
 _LOCATION = ("project", "name", "exist_ok")
 # How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
 _LENGTH = ("epochs", "time", "patience")
@@ -43,8 +43,8 @@ _LEFT_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": Non
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
-    """Returns the settings ``stored`` with those of the command line, and what to log of a recipe that it names. Raises
-    UserError for a setting that a run cannot change."""
+    """Returns the settings ``stored`` with those of the command line, and the messages to log about files and a recipe
+    that it names. Raises UserError for a setting that a run cannot change."""
     stored, command, messages = follow(stored, command)
     config = merge_config(stored.config, command.config, command.explicit_flags)
     hyp = merge_hyperparameters(stored, command.config, command.explicit_flags, messages)
@@ -71,7 +71,7 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
             raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
         changes[name] = new
     if current.time:
-        changes.pop("epochs", None)  # the time decides about the epochs
+        changes.pop("epochs", None)  # the time decides on the number of epochs
     elif "epochs" in explicit_flags:
         changes["time"] = 0.0
     return replace(stored, **changes)
@@ -94,7 +94,7 @@ def merge_hyperparameters(
     stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str], messages: list[str]
 ) -> Hyperparameters:
     """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top. ``messages``
-    receives what to log of the recipe."""
+    receives the lines to log about the recipe."""
     base = stored.hyp
     if "hyp" in explicit_flags and _is_missing_recipe(stored.config, current):
         messages.append(f"--hyp {current.hyp}: no such file any more; the run keeps its hyper-parameters")
@@ -115,8 +115,8 @@ def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
 
 
 def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
-    """Returns a message for each setting of a run that changes. Settings of a process and of the place of the run, and
-    the source of hyper-parameters, are left out."""
+    """Returns a message for each setting of a run that changes. Settings of a process, the location of the run and the
+    source of hyper-parameters are left out."""
     before = stored.by_name()
     left_out = _RECIPE | _PROCESS_SETTINGS | set(_LOCATION)
     return [
@@ -167,7 +167,7 @@ def _as_flag(name: str, value: Any) -> str:
 
 
 def asks_for_more(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
-    """Returns whether ``config`` may let a run train on that has ended after ``trained`` epochs with the settings
+    """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
     ``stored``."""
     if config.time > stored.time:
         return True
