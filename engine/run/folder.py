@@ -42,6 +42,10 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
 
 
+class ReadOnlyFolder(UserError):
+    """The folder of a run cannot be written."""
+
+
 def claim_folder(
     ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack, progress: Progress
 ) -> TrainingRun:
@@ -144,7 +148,7 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
 def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S) -> None:
     """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Only rank 0 calls this.
 
-    Raises UserError when another process still trains the run after ``patience_s`` seconds, or its folder is read-only.
+    Raises UserError when another process still trains the run after ``patience_s`` seconds, and `ReadOnlyFolder`.
     """
     if not folder.is_dir():
         return
@@ -154,7 +158,7 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
         if error.errno not in _READ_ONLY:
             raise
         reason = (error.strerror or str(error)).lower()
-        raise UserError(
+        raise ReadOnlyFolder(
             f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and continue the "
             f"copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
         ) from None

@@ -3,6 +3,14 @@ of a checkpoint that ``--resume`` names.
 
 Rank 0 resolves the command, reads the folder and the checkpoint, decides and checks. All ranks get its plan, which
 contains no tensors (run.py); each rank then reads the checkpoint that the plan names (restore.py).
+
+The steps of a run that continues, on rank 0 up to 3, and then on all ranks (engine/assembly/build.py):
+
+1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
+2. resume.py merges its settings with those of the command (resume_settings.py, with the paths of resolve.py).
+3. resume.py decides whether an epoch is left, and continuation.py whether the report is.
+4. restore.py loads the state, and finds the epoch and step at which the run continues.
+5. best_epoch.py makes best.pt agree with the best epoch so far.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from pathlib import Path
 from engine.checkpoint.description import NamedFiles
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
-from engine.run.folder import SAVING_PATIENCE_S, lock_folder
+from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
 from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
 from engine.run.resolve import resolve, typed_paths, with_checksums
@@ -93,7 +101,13 @@ def _plan_in_folder(command: TrainCommand, folder: Path, stack: ExitStack) -> Ru
     """Plans the run of a folder, whether it has saved something or not: with ``--resume auto``, or after torchrun has
     restarted the same command because a process failed or a node joined."""
     # A process that was told to stop, or whose parent was killed, may still be saving there.
-    lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+    try:
+        lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+    except ReadOnlyFolder:
+        ended = plan_continued(command, folder)
+        if isinstance(ended, EndedRun):  # writes nothing but exports, which lock the folder themselves
+            return ended
+        raise
     plan = plan_continued(command, folder)
     if plan is not None:
         return plan

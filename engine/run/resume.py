@@ -1,12 +1,4 @@
-"""Plans a run that continues from a checkpoint: its settings, and whether there is anything left to train.
-
-The steps, in the order in which plan.py takes them on rank 0, and then engine/assembly/build.py on all ranks:
-
-1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
-2. `plan_from_checkpoint` merges the settings (resume_settings.py) and calls `reason_to_end`.
-3. restore.py loads the state, and its `adapt_progress` finds the epoch and step at which the run continues.
-4. best_epoch.py makes best.pt agree with the best epoch so far.
-"""
+"""Plans a run that continues from a checkpoint: its settings, and whether there is anything left to train."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -25,6 +26,7 @@ from tests.helpers.run_checkpoints import claim, saved
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.locks import FileLock
 
 EPOCHS = TrainConfig.epochs  # the default
 ALL = frozenset(field.name for field in fields(TrainConfig))
@@ -281,6 +283,22 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
     claim(folder, "new")
     with refused(".../exp: has results of 3 epochs, but no last.pt ..."):
         plan_of(folder.parent)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_run_that_has_ended_may_be_in_a_read_only_folder(folder, monkeypatch, has_ended):
+    def refuse(*_: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    config = TrainConfig(project=str(folder.parent), epochs=3)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    if has_ended:
+        report(folder, config, 3)
+        assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=3), EndedRun)
+    else:
+        with refused(".../exp: cannot be written (read-only file system), but a run continues in its own folder; ..."):
+            plan_of(folder.parent, {"epochs"}, epochs=3)
 
 
 @pytest.mark.parametrize("state", ["begun", "trains", "reports", "ended", "without last.pt"])
