@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from utils.config.settings import IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
 from utils.schema import Bounds
 
-ANNOTATION_FORMATS = (  # that tools.convert reads (tools/convert/formats.py)
+ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
     "cvat",
     "labelbox",
     "labelme",

@@ -81,7 +81,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     log = (whole / "train.log").read_text()
     assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
     assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
-    assert "training images too" not in log
+    assert "also training images" not in log
     content = read_checkpoint(whole / "last.pt")
     assert content["names"] == ["light", "dark"]
     assert content["teacher"]["path"] == str(weights)
