@@ -219,7 +219,7 @@ def launch(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data", "other.yaml"], "exp: was started with --data demo, not other.yaml; "),
+        (["--data", "other.yaml"], "exp: was started with --data demo, not ...; "),
         (["--model", "yolov8s"], "exp: was started with --model yolov8n, not yolov8s; "),
         (["--set", "lr0=0.5"], "exp: was started with hyper-parameter lr0 "),
         (["--epochs", "9", "--patience", "3", "--device", "cpu"], ""),

@@ -388,7 +388,7 @@ def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, 
     file.write_bytes(file.read_text().replace("cat", "行人车辆").encode(encoding))
     if "行人车辆" not in file.read_bytes().decode(encoding, "replace"):
         file.write_bytes(file.read_bytes() + "行人车辆".encode(encoding.replace("UTF-16", "UTF-16-LE")))
-    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but, as it seems, {encoding}; save it as UTF-8"):
+    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but apparently {encoding}; save it as UTF-8"):
         convert(images, images.parent / "out.json")
 
 

@@ -161,7 +161,7 @@ def test_a_cross_validation_continues_with_the_same_recipe_and_data_only(
     data = write_dataset(tmp_path / "set", train=8, val=4)
     flags = [*flags, "--data", str(data), "--project", str(tmp_path), "--name", "folds"]
 
-    def interrupted(config, experiment, folder, signals):
+    def interrupted(config, signals, *, data_folder, folder):
         (folder / "fold1").mkdir(exist_ok=True)
         (folder / "fold1" / "last.pt").touch()
         raise UserError("interrupted")
