@@ -218,7 +218,7 @@ def end_on_signals() -> None:
 
 
 def prepare(bench: Bench, variant: Variant) -> None:
-    """Checks out the variant's revision, once. Raises UserError if the revision or the variant's weights do not exist."""
+    """Checks out the variant's revision, once. Raises UserError if the revision or the weights are missing."""
     if variant.weights and not (bench.weights / variant.weights).is_file():
         raise UserError(f"{variant.name}: {bench.weights / variant.weights}: no such file; correct --weights-dir")
     tree = bench.tree(variant)

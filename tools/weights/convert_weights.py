@@ -1,4 +1,4 @@
-"""Converts the weights of a checkpoint, of this or another program, to safetensors or to a checkpoint of this program."""
+"""Converts the weights of a checkpoint, even of another program, to safetensors or to a checkpoint of this program."""
 
 from __future__ import annotations
 
