@@ -25,7 +25,7 @@ from utils.labels import GroundTruth
 class Runs:
     """The runs of one variant on one data set.
 
-    AP is that of val or, if there is a test split, the mean of val and test.
+    AP is measured on val or, if there is a test split, is the mean over val and test.
     """
 
     ap: np.ndarray  # float64 (K,), K seeds
