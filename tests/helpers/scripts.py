@@ -32,7 +32,7 @@ def error_of(capsys: pytest.CaptureFixture, main, *argv: object, code: int = 2) 
     with pytest.raises(SystemExit) as ended:
         call(main, *argv)
     lines = capsys.readouterr().err.splitlines()
-    assert ended.value.code == code, lines
+    assert ended.value.code == code, "\n".join(lines)
     assert len(lines) == 1, lines
     assert lines[0].startswith("error: ")
     return lines[0]

@@ -1,4 +1,4 @@
-"""Cross-validates: for each fold, trains on the others and scores on it; then scores all images together.
+"""Cross-validates: for each fold, trains on the other folds and scores on this one; then scores all images together.
 
 python -m tools.kfold --data DATA.yaml --folds 5 --model yolov8n --epochs 100
 python -m tools.kfold --data DATA.yaml --groups "patient(\\d+)"
@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from tools.runs.flag_rules import refuse_unsupported_flags
-from tools.runs.folder import run_continued
 from utils.config.search_settings import KfoldConfig
 from utils.process.entrypoint import run_main
 from utils.run_command import run_command
@@ -34,6 +33,7 @@ def _cross_validate(config: KfoldConfig) -> None:
 
     check_training_files(config, divides=True)
     from tools.kfold.cross_validate import run_folds
+    from tools.runs.folder import run_continued
 
     run_continued(config, partial(run_folds, config))
 

@@ -66,7 +66,7 @@ class ShardConfig:
     workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
     max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of what is labeled cannot be used"
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
     )
 
 
