@@ -126,8 +126,8 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
 
 
 def _with_local_settings(plan: RunPlan | EndedRun, typed: TrainCommand) -> RunPlan | EndedRun:
-    """Returns the plan of rank 0 with the settings by which this rank's machine may differ from those of others; for a
-    new run also the paths, which lead to the same content (it is compared later), but perhaps in other folders."""
+    """Returns the plan of rank 0 with this rank's settings of scope "machine", which may differ between ranks. A new
+    run also gets this rank's paths: the same content, which is compared later, may be in another folder."""
     names = names_with(TrainConfig, scope="machine")
     if isinstance(plan, NewRun):
         names |= names_with(TrainConfig, is_path=True)
