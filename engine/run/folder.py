@@ -23,7 +23,7 @@ from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.resolve import settings_as_stored
-from engine.run.resume_settings import starts_alike
+from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -95,7 +95,7 @@ def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
     its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
     has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
-    return not has_saved and starts_alike(begun.settings, planned)
+    return not has_saved and is_same_start(begun.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:

@@ -39,7 +39,7 @@ _DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | 
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
-_LEFT_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
+_UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
@@ -65,7 +65,7 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
     for name in sorted(set(explicit_flags) - changes.keys()):
         old = getattr(stored, name)
         new = getattr(current, name)
-        if new == old or is_left_open(name, new):
+        if new == old or is_unset(name, new):
             continue
         if name in _FIXED_SETTINGS:
             raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
@@ -77,9 +77,9 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
     return replace(stored, **changes)
 
 
-def is_left_open(name: str, value: Any) -> bool:
+def is_unset(name: str, value: Any) -> bool:
     """Returns whether a command with this ``value`` leaves the setting ``name`` open."""
-    return name in _LEFT_OPEN and value == _LEFT_OPEN[name]
+    return name in _UNSET and value == _UNSET[name]
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
@@ -103,7 +103,7 @@ def merge_hyperparameters(
             current.hyp, pretrained=bool(stored.config.weights), keep_old=stored.config.keep_old, lines=messages
         )
     hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
-    if is_left_open("lr_mult", hyp.lr_mult):
+    if is_unset("lr_mult", hyp.lr_mult):
         hyp = replace(hyp, lr_mult=stored.hyp.lr_mult)
     return hyp
 
@@ -148,13 +148,13 @@ def check_unchanged(
         )
 
 
-def starts_alike(stored: RunSettings, planned: RunSettings) -> bool:
+def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
     left open."""
     left_out = names_with(TrainConfig, scope="machine") | _PROCESS_SETTINGS | _RECIPE
     before = stored.by_name()
     for name, value in planned.by_name().items():
-        if name in left_out or value == before[name] or is_left_open(name, value):
+        if name in left_out or value == before[name] or is_unset(name, value):
             continue
         if name not in _PATHS or not means_same_file(name, stored, planned.config, planned.files):
             return False
@@ -166,7 +166,7 @@ def _as_flag(name: str, value: Any) -> str:
     return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
 
 
-def asks_for_more(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
+def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
     """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
     ``stored``."""
     if config.time > stored.time:

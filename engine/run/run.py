@@ -86,7 +86,7 @@ class NewRun:
         return DataSource.of_training(self.settings.config)
 
     @property
-    def used_folder(self) -> Path | None:
+    def existing_folder(self) -> Path | None:
         """The folder of the run if it may have files already; None if `claim_folder` makes a new one."""
         config = self.settings.config
         if self.folder is None and config.exist_ok:
@@ -123,7 +123,7 @@ class ContinuedRun:
         return self.started_from.path.parent
 
     @property
-    def used_folder(self) -> Path:
+    def existing_folder(self) -> Path:
         """The same folder, see `NewRun`."""
         return self.folder
 

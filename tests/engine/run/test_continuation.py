@@ -19,7 +19,7 @@ from engine.run import restore
 from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
-from engine.run.resume_settings import asks_for_more
+from engine.run.resume_settings import may_add_epochs
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, saved
@@ -63,7 +63,7 @@ def test_a_run_that_has_saved_nothing_starts_in_its_folder(folder, exists):
     plan = plan_of(folder.parent)
     assert isinstance(plan, NewRun)
     assert plan.folder == (folder if exists else None)
-    assert plan.used_folder == folder
+    assert plan.existing_folder == folder
     assert (folder / "results.csv").exists() == exists
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
 )
 def test_some_settings_let_a_run_that_has_ended_train_on(stored, trained, more, asks):
     before = TrainConfig(**stored)
-    assert asks_for_more(before, replace(before, **more), trained) == asks
+    assert may_add_epochs(before, replace(before, **more), trained) == asks
 
 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
