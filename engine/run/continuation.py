@@ -74,7 +74,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
             end_reason=end_reason,
             startup_messages=plan.startup_messages,
         )
-    messages = [*plan.startup_messages, "all epochs are done; what follows the last one is done again"]
+    messages = [*plan.startup_messages, "all epochs are done; writing the report again"]
     return replace(plan, startup_messages=messages)
 
 

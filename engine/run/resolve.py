@@ -76,7 +76,7 @@ def _resolve_data(data: str) -> str:
         return data
     path = normal_path(known_by_name(data))
     yaml = None
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises without permission
         try:
             yaml = yaml_of_folder(path)
         except UserError:  # several YAMLs, or a damaged one: whoever opens the folder says so

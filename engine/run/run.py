@@ -107,7 +107,7 @@ class ContinuedRun:
 
     @property
     def only_reports(self) -> bool:
-        """True if all epochs are done and scored, and only what follows the last one is missing."""
+        """True if all epochs are done and scored, and only the report and the exports are missing."""
         return self.end_reason != ""
 
     @property
@@ -130,9 +130,9 @@ class ContinuedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """A run that has written everything but perhaps files of ``--export``. It needs no last.pt."""
+    """The plan of a finished run; at most exports are missing. It needs no last.pt."""
 
-    folder: Path  # locked
+    folder: Path  # locked, unless it is read-only
     run_id: str
     settings: RunSettings
     epochs: int  # number that it has trained
