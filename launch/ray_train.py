@@ -42,8 +42,8 @@ from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import INTERRUPTED
+from utils.process.outcome import Outcome
 from utils.process.ports import free_port
-from utils.process.result_file import Outcome
 from utils.program import command_prefix
 from utils.program_folders import PROJECT
 

@@ -52,8 +52,7 @@ class UserError(ExplainedError):
 
 class PeerLost(UserError):
     """Another process of the run was killed, hangs or has not joined. The line is printed as that of a mistake, as the
-    user may have to act (memory, an address). What a program does that has started the run:
-    `utils.process.result_file.Outcome`."""
+    user may have to act (memory, an address). For what the parent process does, see `utils.process.outcome`."""
 
 
 class Mistakes:
