@@ -12,7 +12,7 @@ from utils.process.outcome import Cause
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 # Signals with which the kernel ends a process for an error in its own code.
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
-_ADVICE = {signal.SIGKILL: "is there enough memory?", signal.SIGBUS: "is /dev/shm or the disk full?"}
+_ADVICE: dict[int, str] = {signal.SIGKILL: "is there enough memory?", signal.SIGBUS: "is /dev/shm or the disk full?"}
 
 
 def cause_of_signal(number: int) -> Cause:
