@@ -245,12 +245,12 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
     the results of all processes, by rank; None for one that still runs.
 
-    A refused process ends before those that miss it, but this round may have seen it alive; the next one will not.
+    Once the job is over, polls once more: the process that has caused the first failure may have ended a moment later.
     """
     from ray import train
 
-    was_over = False
-    while True:
+    rounds_left = 2  # from the one in which the job is over
+    while rounds_left:
         result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
@@ -258,11 +258,11 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
             if rank == 0:
                 write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
-        if was_over:
-            return results
-        was_over = is_over(results)
+        if is_over(results):
+            rounds_left -= 1
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
+    return results
 
 
 class Status(NamedTuple):
