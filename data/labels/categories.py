@@ -1,4 +1,4 @@
-"""Holds the categories of a COCO JSON, by whose ids results in COCO's format name the classes."""
+"""Defines the categories of a COCO JSON, whose ids identify classes in results in COCO's format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Category(NamedTuple):
 
     id: int
     name: str
-    is_used: bool  # annotations have its id
+    is_used: bool  # whether annotations have its id
 
 
 def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tuple[int, ...]:
     """Returns the category id of each class.
 
-    Of several categories of one name, takes the used one: Roboflow's root may be called like a class. A class without a
-    category gets an id above all of the file's.
+    Of several categories with the same name, a used one is preferred, because Roboflow's root may be named like a
+    class. A class without a category gets an id above all ids of the file.
     """
     id_of: dict[str, int] = {}
     for category in sorted(categories, key=lambda category: (not category.is_used, category.id)):
@@ -28,8 +28,8 @@ def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tupl
 
 
 def id_of_merged(categories: Sequence[Category], ids: Iterable[int]) -> int:
-    """Returns the category id of a class that merges those with ``ids``: the smallest one that annotations have. If the
-    file has none of these classes, all of its annotations are of the merged one."""
+    """Returns the category id of a class that merges those with ``ids``: the smallest of them that annotations have, or
+    else that the file contains. If the file contains none of them, all its used categories count as merged."""
     merged_ids = set(ids)
     file_ids = {category.id for category in categories}
     used_ids = {category.id for category in categories if category.is_used}

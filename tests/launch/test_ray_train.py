@@ -60,7 +60,7 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
     [
         (["--", "--resume"], "leave out --resume and --spawn"),
         (["--", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
-        (["--workers", "1:"], "--workers 1:: must be a number from 1, or two as in 1:4"),
+        (["--workers", "1:"], "--workers 1:: must be a number, at least 1, or a range such as 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),
         (["--cpus", "0"], "--cpus 0: must be at least 1"),
@@ -104,6 +104,8 @@ REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "cause": "machine
 LOST = RunResult.of(2, {"error": "process 1 was killed", "cause": "lost process"})
 FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "begun": True})
 KILLED = RunResult.of(-9, {})
+CRASHED = RunResult.of(-11, {})
+CRASHED_LATER = RunResult.of(-11, {"folder": "exp", "begun": True})
 STOPPED = RunResult.of(75, {"folder": "exp"})
 
 
@@ -121,6 +123,8 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
         ([STOPPED, RUNS], True, ""),
         ([FAILED, PEER_FAILED], True, ""),
         ([LOST, RUNS], True, ""),
+        ([RUNS, CRASHED], True, "killed by SIGSEGV"),
+        ([RUNS, CRASHED_LATER], True, ""),
         ([LOST, REFUSED], True, "--device 3: no such GPU"),
         ([RUNS, DONE], False, ""),
         ([DONE, RUNS], True, ""),

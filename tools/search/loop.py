@@ -41,7 +41,7 @@ from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# In the folder of a trial: its hyper-parameters, and the folder of its training.
+# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
@@ -71,8 +71,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
 
 
 def _join(config: SearchConfig, space: Space, experiment: Experiment) -> tuple[SharedStudy, Claim | None]:
-    """Begins the search in its folder, or joins the one that is there, and claims the first trial, whose lock shows to
-    other processes that this one takes part."""
+    """Starts the search in its folder, or joins an existing one, and claims the first trial, whose lock shows other
+    processes that this one takes part."""
     folder = experiment.folder
     with folder.wait_for_lock():
         experiment.store_or_verify_settings(space.to_dict())
@@ -118,7 +118,7 @@ class _Worker:
     signals: StopSignals
 
     def run_trials(self, claim: Claim | None) -> str:
-        """Runs the trial ``claim`` and others until there are enough. Returns the reason to stop before, or ""."""
+        """Runs the trial ``claim`` and others until there are enough. Returns the reason for stopping early, or ""."""
         log = get_logger()
         num_ended = sum(frozen.state.is_finished() for frozen in self.study.trials())
         if num_ended:
@@ -138,7 +138,7 @@ class _Worker:
         return ""
 
     def _describe(self, outcome: TrialOutcome, frozen: FrozenTrial, best: FrozenTrial | None) -> str:
-        """Returns, for the log, why a trial has failed, or its fitness and the best fitness so far."""
+        """Returns, for the log, why a trial failed, or its fitness and the best fitness so far."""
         if outcome.state == TrialState.FAIL:
             return f": {outcome.reason}"
         steps = ""
@@ -150,9 +150,9 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was refused, as every other would be, or lost, and `Stopped` after a signal;
-        the trial then stays unfinished, and the next start of the search continues it. A training that is lost in
-        `MAX_LOSSES` starts fails its trial, as the search would never get past it.
+        Raises `RunFailed` if the training was lost, or refused, as every other one would be, and `Stopped` after a
+        signal. The trial then stays unfinished, and the next start of the search continues it. If its training is lost
+        in `MAX_LOSSES` starts, the trial fails, because the search would never get past it.
         """
         recipe = claim.folder / HYP_YAML
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
@@ -167,7 +167,7 @@ class _Worker:
         return outcome
 
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
-        """Trains once. The fitness is that of the best epoch."""
+        """Trains once. The trial's fitness is the fitness of the best epoch."""
         fitness_by_epoch: dict[int, float] = {}
 
         def should_prune(epoch: int, fitness: float) -> bool:
@@ -185,7 +185,7 @@ class _Worker:
         return TrialOutcome.scored(fitness, is_pruned=result.outcome == Outcome.PRUNED)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
-        """Trains once per fold. The fitness is that of the images of all folds together."""
+        """Trains once per fold. The trial's fitness is computed over the images of all folds together."""
         fitness = None
         data_folder = self.experiment.folder.path
         for results in cross_validate(config, self.signals, data_folder=data_folder, folder=claim.folder):
@@ -202,14 +202,15 @@ class _Worker:
         unfinished."""
         if result.outcome == Outcome.FAILED:
             return TrialOutcome.failed(result.reason)
-        is_lost = result.outcome == Outcome.LOST and result.has_begun  # before, each other trial would be lost, too
+        # A training that is lost before it has begun is no reason to give up its trial: others would be lost, too.
+        is_lost = result.outcome == Outcome.LOST and result.has_begun
         if is_lost and self.study.count_loss(claim) >= MAX_LOSSES:
             return TrialOutcome.failed(result.reason)
         return None
 
     def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
-        """Says that the `MAX_FAILURES` trials which ended last have failed: on a broken machine, the others would, too.
-        Returns "" if they have not, or if no trial is left."""
+        """Returns a message if the last `MAX_FAILURES` trials have failed, as all others would on a broken machine;
+        otherwise, or if no trial is left, ""."""
         ended = sorted((frozen for frozen in trials if frozen.state.is_finished()), key=_ended_at)
         newest = ended[-MAX_FAILURES:]
         num_failed = sum(frozen.state == TrialState.FAIL for frozen in newest)

@@ -1,4 +1,4 @@
-"""Signals between a process and its children: ends a child with its parent, and names the signal that ended one."""
+"""Signals between a process and its children: ends a child with its parent, and names the signal that ended a child."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cause_of_signal(number: int) -> Cause:
 
 
 def killed_by(number: int) -> str:
-    """Describes how a signal has ended a process."""
+    """Describes how a signal ended a process."""
     try:
         name = signal.Signals(number).name
     except ValueError:  # most real-time signals have no name
@@ -42,10 +42,10 @@ def killed_by(number: int) -> str:
 
 def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:
     """Returns a function that makes the kernel send a signal to the calling process when its parent is killed. It does
-    nothing where there is no prctl(2), which is Linux's.
+    nothing on systems without Linux's prctl(2).
 
-    The function of libc is looked up here and not there: between fork and exec, in a program with threads, that may
-    wait forever for a lock of the loader.
+    libc's function is looked up here rather than in the returned function: between fork and exec, in a program with
+    threads, the look-up could wait forever for a lock of the loader.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None) if os.name == "posix" else None
 

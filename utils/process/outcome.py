@@ -1,4 +1,4 @@
-"""How a command has ended, for the process that has started it: `outcome_of` decides it from the cause alone.
+"""The outcome of a command, for the process that started it: `outcome_of` decides from the cause alone.
 
 An error has a cause (`utils.process.limits.cause_of`), which `run_main` writes to the result file; so has a signal that
 ends a process (`utils.process.child_signals.cause_of_signal`). utils/child.py asks `outcome_of`.
@@ -10,28 +10,28 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """The end of a command, and what follows where it is a training, or a scoring, of another program.
+    """How a command ended, and how a program that started it for training or scoring reacts.
 
     | outcome | `tools.kfold`, `tools.search` | Ray |
     | --- | --- | --- |
     | DONE | go on | ends |
     | PRUNED | the search goes on with the next trial | |
     | STOPPED | end; the same command continues | tries again |
-    | REFUSED | end, and keep what there is: unchanged, the next training would be refused, too | ends |
-    | LOST | try once more, then end and keep what there is; the same command continues | tries again |
-    | FAILED | the cross-validation ends; the trial of a search has failed | tries again |
+    | REFUSED | end, and keep the results so far: the next training would be refused, too | ends |
+    | LOST | try once more, then end and keep the results so far; the same command continues | tries again |
+    | FAILED | cross-validation ends; a search counts the trial as failed | tries again |
     """
 
     DONE = "done"
-    PRUNED = "pruned"  # ended early by the process that has started it
-    STOPPED = "stopped"  # by a signal; a training that had started can be resumed
+    PRUNED = "pruned"  # ended early by the process that started it
+    STOPPED = "stopped"  # by a signal; a run that had begun can be resumed
     REFUSED = "refused"  # before its work began, or by a limit of the machine
     LOST = "lost"  # the next try may succeed
     FAILED = "failed"  # by something that may be its own, such as its hyper-parameters
 
 
 class Cause(StrEnum):
-    """What has kept a command from being done."""
+    """Why a command could not complete its work."""
 
     COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
     MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package

@@ -1,14 +1,14 @@
-"""The result file: how a command tells the process that has started it (utils/child.py) what it has done.
+"""The result file, with which a command reports its result to the process that started it (utils/child.py).
 
-Each line is a mapping in JSON; all processes of a run append to the file, and the newest value of a key counts.
+Each line is a JSON mapping. All processes of a run append to the file, and the newest value of a key counts.
 
 | key | written by | value |
 | --- | --- | --- |
-| folder | a training, a validation | the folder of the run |
-| begun | `report_begun` | true as soon as a training has a folder, or a scoring of `tools.kfold` its model and data |
+| folder | training, validation | the run's folder |
+| begun | `report_begun` | true once a run has its folder, or a scoring of `tools.kfold` its model and data |
 | files | export.py | the exported files |
-| issues, and all else that ``--json`` prints | tools.check | what was found in a data set |
-| error | `utils.process.entrypoint.run_main` | the line about the error that has ended a process |
+| issues, and the rest of the ``--json`` output | tools.check | findings in a data set |
+| error | `utils.process.entrypoint.run_main` | the line about the error that ended a process |
 | cause | `utils.process.entrypoint.run_main` | the `Cause` of this error, for `outcome_of` |
 """
 
@@ -22,9 +22,9 @@ from typing import Any
 
 from utils.process.outcome import Cause
 
-RESULT_VARIABLE = "LOCKSTEP_RESULT"  # names the result file of the process that is started with it
+RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process that is started with it
 
-_path = ""  # the result file of this process; "": nobody reads its result
+_path = ""  # the result file of this process, or "" if its result is not read
 
 
 def take_result_file() -> None:
@@ -35,25 +35,24 @@ def take_result_file() -> None:
 
 
 def result_variables() -> dict[str, str]:
-    """Returns the environment variables for a process that does part of this one's work, and shares its result file."""
+    """Returns the environment variables for a process that does part of this one's work and shares its result file."""
     return {RESULT_VARIABLE: _path} if _path else {}
 
 
 def write_result(**values: Any) -> bool:
-    """Adds ``values`` to the result file. Returns whether they are in it: there may be none, or its disk may be
-    full."""
+    """Appends ``values`` to the result file. Returns False if there is none or they cannot be written (a full disk)."""
     if not _path:
         return False
     line = f"\n{json.dumps(values)}".encode()
     try:
         with open(_path, "ab", buffering=0) as file:
-            return file.write(line) == len(line)  # at once, as all processes of a run have the same file
+            return file.write(line) == len(line)  # in one write, because all processes of a run share the file
     except OSError:
         return False
 
 
 def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads what processes have written with `write_result`, without lines that are incomplete."""
+    """Reads the values that processes wrote with `write_result`. Skips incomplete lines."""
     values: dict[str, Any] = {}
     with suppress(OSError):
         for line in Path(path).read_bytes().splitlines():
@@ -63,15 +62,15 @@ def read_result(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def report_begun(folder: str | os.PathLike[str]) -> None:
-    """Records that the work of a command has begun, in ``folder``: from now on it can fail (`outcome_of`)."""
+    """Records that the work of a command has begun in ``folder``. From now on, it can fail (`outcome_of`)."""
     write_result(folder=os.fspath(folder), begun=True)
 
 
 def report_error(line: str, cause: Cause = Cause.COMMAND, *, is_peer_lost: bool = False) -> bool:
-    """Writes why a command is not done to the result file. Returns False if that is not possible.
+    """Writes the error line of a failed command, and the cause, to the result file. Returns False if that fails.
 
-    ``is_peer_lost``: the error is that another process of the run was lost. If that one has written a line itself, the
-    line stays, as it says why.
+    ``is_peer_lost``: the error is that another process of the run was lost. If that process has written a line itself,
+    its line is kept, because it states the reason.
     """
     if is_peer_lost and _path and "error" in read_result(_path):
         return True

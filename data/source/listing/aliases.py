@@ -1,6 +1,6 @@
-"""Lists an image once that symbolic links show under several names, with the label file that it has under any of them.
+"""Merges the names that symbolic links give an image into one, with the label file found under any of them.
 
-Two label files under two names make two images of it: two views of the same pictures, each with labels of its own.
+If two names have different label files, the image is listed twice: as two views, each with its own labels.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from utils.files.paths import path_of
 def find_aliases(
     images: Mapping[str, ImageFile], real_folders: Mapping[str, str], root: Path
 ) -> dict[str, list[ImageFile]]:
-    """Finds the images that have several names. Returns the other names of each by its usual one, which no symbolic
-    link is part of, or else the first.
+    """Finds the images that have several names. Returns, by usual name, the image under its other names. The usual name
+    is the first one without symbolic links, or else the first.
 
     Args:
-        images: by name.
-        real_folders: real paths of the folders of all images, by the prefixes of their names.
+        images: images by name.
+        real_folders: real paths of the image folders, by the prefixes of the image names.
         root: the data set's folder.
     """
     names_of_folder: dict[str, list[str]] = {}
@@ -45,15 +45,15 @@ def find_aliases(
 
 
 def _folder_of(image: ImageFile, real_root: str) -> str:
-    """Returns the path of the folder of an image, by its name."""
+    """Returns the path of an image's folder, from the image's name."""
     return path_of(image.name.rpartition("/")[0], real_root)
 
 
 def one_per_label_file(names: Sequence[ListedImage], root: Path) -> list[ListedImage]:
-    """Returns an image once for each of its label files, under the first name by which that is found; once, under the
-    usual name, if it has none.
+    """Returns an image once for each of its label files, under the first name with which the label file is found, or
+    once under its usual name if it has no label file.
 
-    ``names``: the image under each of its names, the usual one first, with the label file that it has under this name.
+    ``names``: the image under each of its names, the usual one first, with the label file found under that name.
     """
     names_of_label: dict[str, list[ListedImage]] = {}  # by the real path of the label file
     unlabeled: list[ListedImage] = []

@@ -389,7 +389,7 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
         assert states_of(folder) == ["RUNNING"]
     child(2, error="process 1 was killed", cause="lost process")
     assert error_of(capsys, main, *flags) == (
-        f"error: {run}: process 1 was killed (what is trained is kept; the same command continues)"
+        f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
     )
     assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
     assert states_of(folder) == ["RUNNING"]
