@@ -160,9 +160,10 @@ class _Worker:
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            outcome = self._outcome_of_failure(claim, error.result)
-            if outcome is None:
+            failed = self._outcome_of_failure(claim, error.result)
+            if failed is None:
                 raise
+            outcome = failed
         self.study.finish(claim, outcome)
         return outcome
 
