@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from utils.decoder_warnings import exit_at_once
 from utils.errors import ExplainedError, FailedCheck, PeerFailure, PeerLost, Stopped, UserError, first_line, one_line
-from utils.machine.resources import keep_freed_memory
+from utils.machine.malloc import keep_freed_memory
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.limits import DISK_FULL, cause_of, explain_limit
