@@ -1,5 +1,5 @@
 #!/bin/bash
-# The entry point of a SageMaker training job, which it starts on each instance (entry_point="launch/sagemaker.sh",
+# The entry point of a SageMaker training job, started on each instance (entry_point="launch/sagemaker.sh",
 # source_dir="."), with a data channel called train that contains data.yaml. Arguments are passed to train.py.
 # SageMaker copies /opt/ml/checkpoints to and from checkpoint_s3_uri, so that a job on a spot instance resumes. With
 # several instances, set CHECKPOINTS in the job's environment to a shared folder (FSx, EFS).
