@@ -10,20 +10,20 @@ from collections.abc import Callable
 from utils.process.outcome import Cause
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-# Signals with which the kernel ends a process for an error in its own code.
+# Signals with which the kernel ends a process because of an error in its own code.
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 _ADVICE: dict[int, str] = {signal.SIGKILL: "is there enough memory?", signal.SIGBUS: "is /dev/shm or the disk full?"}
 
 
 def cause_of_signal(number: int) -> Cause:
-    """Returns what a signal that has ended a process means.
+    """Returns the cause that a signal stands for which ended a process.
 
     | signal | reason | cause |
     | --- | --- | --- |
     | SIGSEGV and other `_CRASHES` | an error in the code | COMMAND |
-    | SIGBUS | a page of a mapped file, or of /dev/shm, that there is no space for | MEMORY |
-    | SIGABRT | NCCL, after another process or a GPU has failed, or a library that has got no memory | LOST_PROCESS |
-    | SIGKILL and others | the kernel, for want of memory, or somebody | LOST_PROCESS |
+    | SIGBUS | no space for a page of a mapped file or of /dev/shm | MEMORY |
+    | SIGABRT | NCCL after a failure of another process or a GPU, or a library without memory | LOST_PROCESS |
+    | SIGKILL and others | the kernel, if memory runs out, or a user | LOST_PROCESS |
     """
     if number in _CRASHES:
         return Cause.COMMAND
