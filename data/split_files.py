@@ -31,11 +31,14 @@ class ImageFile(NamedTuple):
         return self.name.rpartition("/")[2].rpartition(".")[0]
 
 
+NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
+
+
 class OtherImages(NamedTuple):
     """Names what the one label file of a split may name besides the images of the split."""
 
-    earlier_splits: Sequence[ImageFile] = ()  # without stamps: images of splits with this label file that the data set
-    later_splits: Sequence[ImageFile] = ()  # names before this one, and after it
+    earlier_splits: Sequence[NamesOfImage] = ()  # without stamps: images of splits with this label file that the data
+    later_splits: Sequence[NamesOfImage] = ()  # set names before this one, and after it
     unassigned: Sequence[str] = ()  # names of images of no split in the same folders
     missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
     missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name

@@ -110,6 +110,7 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
         root=spec.root,
         names=None if settings.single_cls else spec.names,
         others=listing.others,
+        aliases=listing.aliases,
     )
 
 

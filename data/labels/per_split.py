@@ -98,14 +98,16 @@ class LabelsPerSplit:
         return findings
 
     def _absent_image(self, unmatched: UnmatchedEntry) -> Finding:
-        """Returns the finding about an image that does not exist. It is lost if it has labels."""
+        """Returns the finding about an image that does not exist. It is lost if it has labels, unless they repeat those
+        of another entry."""
         entry = unmatched.entry
+        num_lost = 0 if unmatched.is_repeated else entry.num_labeled
         return Finding(
             where=f"{self._name}: image {entry.image_id}",
             kind=ABSENT,
             text=f"{entry.file_name.strip() or 'the empty name'} {unmatched.reason}",
-            lost_images=int(entry.num_labeled > 0),
-            lost_objects=entry.num_labeled,
+            lost_images=int(num_lost > 0),
+            lost_objects=num_lost,
         )
 
     def _unlisted_images(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:

@@ -12,7 +12,7 @@ from data.source.dataset_spec import DatasetSpec
 from data.source.listing.image_list import is_image
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.walk import Folders, Visit, none_if_missing, walk
-from data.split_files import ImageFile, OtherImages
+from data.split_files import NamesOfImage, OtherImages
 from utils.files.paths import path_of
 
 _MAX_FOLDERS = 1000  # folders next to those of a split that are searched for images with the same labels
@@ -22,15 +22,16 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     """Returns the other images that the label file of a split, one for all images, may name."""
     folders = Folders(spec.root)
     missing_elsewhere: list[str] = []
-    earlier: dict[str, ImageFile] = {}  # by name
-    later: dict[str, ImageFile] = {}
+    earlier: dict[str, NamesOfImage] = {}  # by name
+    later: dict[str, NamesOfImage] = {}
     known = split_images.names
     earlier_splits = splits_before(spec, split)
     for other in _splits_with_same_file(spec, split):
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
-        images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+        for name, image in found.images.items():
+            images[name] = tuple(file._replace(stamp=None) for file in (image, *found.aliases.get(name, ())))
         known |= found.names
 
     own = split_images.names

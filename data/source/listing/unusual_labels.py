@@ -101,14 +101,13 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns the files that name an image themselves, if the format has such names, by names of images without a label
-    file."""
+    """Returns the files that name an image themselves, by any of its names, if the format has such names: by the usual
+    names of images without a label file."""
     named_image = found.candidates.label_format.named_image
     if named_image is None:
         return {}
-    unlabeled = {image.name for image in found.images if image.status is ImageStatus.BACKGROUND}
-    images = [name for group in found.groups for name in group.names if name in unlabeled]
-    names = ImageNames(images)
+    unlabeled = [image for image in found.images if image.status is ImageStatus.BACKGROUND]
+    names = ImageNames([file.name for file in image.names] for image in unlabeled)
     choices: dict[str, list[Candidate]] = {}
     label_folders = [folder for group in found.groups for folder in group.label_folders]
     for folder in dict.fromkeys(map(found.candidates.folders.first_name, label_folders)):
@@ -116,7 +115,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
             name = named_image(file.first_bytes())
             matches = names.find(name) if name else []
             if len(matches) == 1:
-                choices.setdefault(images[matches[0]], []).append(file)
+                choices.setdefault(unlabeled[matches[0]].name, []).append(file)
     return {image: without_copies(files) for image, files in choices.items()}
 
 

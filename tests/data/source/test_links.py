@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -25,7 +25,7 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
-from tests.helpers.three_formats import write_three_formats
+from tests.helpers.three_formats import voc_text, write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
@@ -352,6 +352,67 @@ def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_re
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
     assert list(index.paths) == ["left/images/y.png", "right/images/y.png"]
     assert index.report.ledger.lost_images == 1
+
+
+def write_linked_folders(root: Path) -> list[str]:
+    """Images of the same names in two folders, of which links show one under a second name; returns their names, the
+    first folder by the link."""
+    write_three_formats(
+        root, ("a",), dict.fromkeys(("left/x.png", "left/y.png", "other/x.png", "other/y.png"), (20, 40)), {}
+    )
+    (root / "images/train/again").symlink_to("left")
+    (root / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: all\n")
+    return ["again/x.png", "again/y.png", "other/x.png", "other/y.png"]
+
+
+def in_voc(root: Path, names: Sequence[str]) -> None:
+    (root / "all").mkdir()
+    for number, name in enumerate(names):
+        text = voc_text([(0, 2, 2, 10 + number, 10)], ("a",), 20, 40)
+        text = text.replace("<annotation>", f"<annotation><filename>{name}</filename>")
+        (root / f"all/{number}.xml").write_text(text)
+
+
+def in_coco(root: Path, names: Sequence[str]) -> None:
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 8 + i, 8]} for i in range(len(names))]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]}
+    (root / "all.json").write_text(json.dumps(content))
+    (root / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: all.json\n")
+
+
+@pytest.mark.parametrize("write", [in_voc, in_coco])
+def test_labels_may_name_an_image_by_a_link(tmp_path, write):
+    """Each image is found, also where the other folder has an image of the same name."""
+    write(tmp_path, write_linked_folders(tmp_path))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == [f"images/train/{name}.png" for name in ("left/x", "left/y", "other/x", "other/y")]
+    assert [round(index.labels(i)[0, 3] * 40) for i in range(4)] == [8, 9, 10, 11]
+    assert index.report.problems == 0
+
+
+def test_a_json_of_several_splits_names_the_images_of_another_by_a_link(tmp_path):
+    in_coco(tmp_path, write_linked_folders(tmp_path))
+    (tmp_path / "data.yaml").write_text(
+        "train: images/train/other\nval: [images/train/left, images/train/again]\nnames: [a]\nannotations: all.json\n"
+    )
+    for split in ("train", "val"):
+        spec = load_dataset_spec(tmp_path / "data.yaml")
+        index = load_index(spec, split, IndexSettings(progress=False, max_bad=0.0))
+        assert (len(index), index.report.problems) == (2, 0)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_json_may_repeat_the_labels_of_an_image_under_another_name(tmp_path, is_equal):
+    names = write_linked_folders(tmp_path)
+    in_coco(tmp_path, [*names, "left/x.png"])
+    content = json.loads((tmp_path / "all.json").read_text())
+    if is_equal:
+        content["annotations"][-1]["bbox"] = content["annotations"][0]["bbox"]
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
+    assert len(index) == 4
+    assert index.report.ledger.lost_objects == (0 if is_equal else 1)
 
 
 def test_links_that_all_lead_to_each_other_end(tmp_path):
