@@ -14,7 +14,7 @@ from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
 from data.index.read_images import ImageScan, finding_of, read_images
 from data.labels import findings as kinds
-from data.labels.categories import id_of_merged, ids_of_classes
+from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
@@ -145,4 +145,9 @@ def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -
     if not source.categories:
         return ()
     ids = ids_of_classes(source.categories, spec.names)
-    return (id_of_merged(source.categories, ids),) if single_cls else ids
+    if not single_cls:
+        return ids
+    file_ids = [category.id for category in source.categories]
+    if set(ids).isdisjoint(file_ids):  # all objects are of the one class, whatever their categories are called
+        return (id_of_merged_class(source.categories, file_ids),)
+    return (id_of_merged_class(source.categories, ids),)
