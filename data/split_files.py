@@ -42,6 +42,7 @@ class OtherImages(NamedTuple):
     unassigned: Sequence[str] = ()  # names of images of no split in the same folders
     missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
     missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
+    is_split_missing: bool = False  # a folder or list of another split does not exist, so its images are not known
 
 
 class LabelFile(NamedTuple):

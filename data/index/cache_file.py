@@ -105,7 +105,8 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     num_earlier = len(others.earlier_splits)  # tells where those of later splits begin
     if listing.aliases and listing.label_format.per_image is None:  # the label file may name images by them
         digest.update(file_rows(list(chain.from_iterable(listing.aliases.values()))))
-    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_earlier]).encode())
+    facts_of_others = [others.missing, others.missing_elsewhere, num_earlier, others.is_split_missing]
+    digest.update(json.dumps([findings, *facts_of_others]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))

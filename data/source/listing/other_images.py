@@ -26,7 +26,8 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     later: dict[str, NamesOfImage] = {}
     known = split_images.names
     earlier_splits = splits_before(spec, split)
-    for other in _splits_with_same_file(spec, split):
+    splits = _splits_with_same_file(spec, split)
+    for other in splits:
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
@@ -41,6 +42,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
+        is_split_missing=not all(entry.exists() for other in splits for entry in spec.listed_splits[other].images),
     )
 
 
