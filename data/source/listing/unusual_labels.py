@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.source.listing.aliases import one_per_label_file
+from data.source.listing.aliases import Views, views_of_image
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -35,11 +35,14 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         return found
     images: list[ListedImage] = []
     chosen: list[ListedImage] = []
+    findings = list(found.findings)
     for image in found.images:
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            chosen += _with_choice(image, choices, found.candidates)
+            views = _with_choice(image, choices, found.candidates)
+            chosen += views.images
+            findings += views.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
     for files in choices.values():
         for file in files:
@@ -49,27 +52,25 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         found,
         images=sorted([*images, *chosen], key=attrgetter("file.name")),
         candidates=found.candidates.excluding(used),
-        findings=found.findings + [image.reason for image in chosen if image.reason is not None],
+        findings=findings + [image.reason for image in chosen if image.reason is not None],
         unusual=found.unusual | unusual,
     )
 
 
-def _with_choice(
-    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
-) -> list[ListedImage]:
+def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles) -> Views:
     """Returns an unlabeled image with the only file that fits; once for each if several names of the image have one
     each. If several files fit one name, it is left out."""
-    names: list[ListedImage] = []
+    named_images: list[ListedImage] = []
     for image_file in image.names:
         files = choices.get(image_file.name, ())
         if len(files) > 1:
-            return [image.leave_out(_several_files(image_file.name, files, candidates))]
+            return Views([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
-            names.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
+            named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
-            names.append(image._replace(file=image_file))
-    return one_per_label_file(names, candidates.folders.root)
+            named_images.append(image._replace(file=image_file))
+    return views_of_image(named_images, candidates.folders.root)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:

@@ -184,7 +184,26 @@ def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
     index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
     assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
-    assert not index.report.problems
+    assert list(index.report.lines) == [
+        f"right/labels/{stem}.txt: second label file of an image: left/images/{stem}.png, which has "
+        f"left/labels/{stem}.txt, is used a second time with these labels"
+        for stem in "xy"
+    ]
+    assert index.report.ledger.losses == ()
+
+
+def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "left", "right")
+    (root / "left/labels/x.txt").write_text("")
+    no_file(root / "right/labels", "y.txt")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == ["left/images/y.png", "right/images/x.png"]
+    assert [len(index.labels(i)) for i in range(2)] == [1, 1]
+    assert sorted(index.report.lines) == [
+        f"{unread}: second label file of an image: has no labels that can be read; those in {used} are used"
+        for unread, used in (("left/labels/x.txt", "right/labels/x.txt"), ("right/labels/y.txt", "left/labels/y.txt"))
+    ]
 
 
 def test_another_name_of_a_folder_adds_no_images(tmp_path):
@@ -210,9 +229,9 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     assert len(index) == len(index.classes) == 2
 
 
-def no_file(labels: Path) -> None:
-    (labels / "x.txt").unlink()
-    (labels / "x.txt").symlink_to("nowhere")
+def no_file(labels: Path, name: str = "x.txt") -> None:
+    (labels / name).unlink()
+    (labels / name).symlink_to("nowhere")
 
 
 def of_no_image(labels: Path) -> None:
@@ -240,7 +259,8 @@ def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
     harm(root / "left/labels")
     settings = IndexSettings(progress=False, max_bad=1.0)
     expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
-    is_labeled_in_right = harm is in_another_format and len(views) > 1  # then the image is used, and nothing is lost
+    # Then the image is used, and nothing is lost.
+    is_labeled_in_right = harm in (in_another_format, no_file) and len(views) > 1
     assert bool(expected.report.ledger.losses) != is_labeled_in_right
     (root / "again").symlink_to("left")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
