@@ -3,8 +3,8 @@
 python detect.py --weights runs/train/exp/best.pt --source photos/
 python detect.py --weights best.pt --source clip.mp4 --save-txt --save-conf
 
-If one of several files cannot be read, or its results cannot be written, a warning names it and detection goes on with
-the next; the exit status is then 2, and the last line counts such files.
+If one of several files cannot be read, or its results cannot be written, a warning names it and detection continues
+with the next one; the exit status is then 2, and the last line counts the failed files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _detect(config: DetectConfig) -> None:
 
 
 def _exit_in_order_on_signals() -> None:
-    """Makes SIGTERM (`docker stop`) and SIGHUP (a closed terminal) raise SystemExit, so that open files are finished.
+    """Makes SIGTERM (`docker stop`) and SIGHUP (a closed terminal) raise SystemExit, so that open files are completed.
 
-    A signal that is ignored, as SIGHUP is under nohup, stays so.
+    A signal that is already ignored, such as SIGHUP under nohup, stays ignored.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:

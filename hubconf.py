@@ -5,7 +5,7 @@
     results = model(["a.jpg", "b.jpg"])
     print(results.pandas().xyxy[0])
 
-Models and results have the attributes of YOLOv5's and of `lockstep.load`: see engine/inference/yolov5.py.
+Models and results have the attributes of YOLOv5 and of `lockstep.load`; see engine/inference/yolov5.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKAGES = ("utils", "data", "models", "engine")
 
 
 def custom(path: str | os.PathLike, *arguments: typing.Any, **settings: typing.Any) -> Yolov5Model:
-    """Returns the model of a checkpoint or exported file. Takes the arguments of `load_yolov5`."""
+    """Loads a checkpoint or an exported file. Takes the arguments of `load_yolov5`."""
     from engine.inference.yolov5 import load_yolov5
 
     return load_yolov5(path, *arguments, **settings)
@@ -40,7 +40,7 @@ def _names() -> list[str]:
 
 
 def __getattr__(name: str) -> typing.Callable[..., Yolov5Model]:
-    """Makes the public weights entry points: `torch.hub.load(folder, "yolov8n", source="local")`."""
+    """Makes each name of public weights an entry point: `torch.hub.load(folder, "yolov8n", source="local")`."""
     if not name.startswith("_") and name in _names():
         return functools.partial(custom, name)
     raise AttributeError(f"hubconf.py has no {name!r}")
@@ -51,7 +51,7 @@ def __dir__() -> list[str]:
 
 
 def _check_packages() -> None:
-    """Raises ImportError if another module already has the name of one of this folder's packages."""
+    """Raises ImportError if an imported module has the name of one of this folder's packages."""
     for name in _PACKAGES:
         module = sys.modules.get(name)
         if module is None:

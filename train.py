@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
         completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
         if completed is not None and completed.run.config.export:
-            signals.ignore_requeue()  # also if this start has only the exports to do
+            signals.ignore_requeue()  # also when only exports are left to do
             from engine.commands.export import export_best
 
             export_best(completed.run.folder, completed.run.config)
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
-    """Starts what the command line asks for in this process: training, validation for the processes that train
-    (``--eval-ranks``), or the processes of ``--spawn``. Returns the run that was trained, on rank 0."""
+    """Runs this process's part of the command: training, validation for the training processes (``--eval-ranks``), or
+    starting the processes of ``--spawn``. Returns the completed run on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
@@ -62,7 +62,7 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
 def _train(
     launch: Launch | None, config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals
 ) -> CompletedRun | None:
-    # What imports torch is imported once the flags and files are known to be valid.
+    # Modules that import torch are loaded only after the flags and files have been checked.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
     from utils.distributed.failures import report_errors_once
@@ -73,7 +73,7 @@ def _train(
         ctx = join_run(launch, config.device, eval_ranks=config.eval_ranks)
         stack.enter_context(ctx.closing())
         stack.enter_context(report_errors_once(ctx))
-        # In here, so that only one process reports a failing import.
+        # Imported here so that only one process reports an import that fails.
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import EndedRun

@@ -27,7 +27,7 @@ from utils.process.limits import limits_as_user_errors, memory_advice
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     config = parse_config(ValConfig, argv)
-    # What follows takes longer to import than --help may.
+    # Not imported at the top: --help must stay fast.
     from engine.commands.input_files import check_scoring_files
 
     launch = read_launch()
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         spawn(main, config.spawn, (argv,))
         return
-    # What imports torch is imported once the flags and files are known to be valid.
+    # Modules that need torch are imported once the flags and files are known to be valid.
     from utils.distributed.failures import report_errors_once
     from utils.distributed.rendezvous import join_run
 

@@ -1,4 +1,4 @@
-"""Defines the files of a split: its images and their label files, as `data.source.files.list_split` returns them."""
+"""Defines the files of a split, its images and their label files, as listed by `data.source.files.list_split`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class FileStamp(NamedTuple):
-    """Size and time of a file, which change when it is edited."""
+    """Size and modification time of a file. An edit changes them."""
 
     size: int  # bytes
     mtime_ns: int
@@ -18,7 +18,7 @@ class ImageFile(NamedTuple):
 
     name: str  # relative to the data set's folder, with /
     name_in_split: str  # relative to the split's folder, with /; the bare name for images of a .txt list
-    stamp: FileStamp | None  # None: not of this split (`OtherImages`)
+    stamp: FileStamp | None  # None for an image outside the split (`OtherImages`)
 
     @property
     def base_name(self) -> str:
@@ -35,13 +35,14 @@ NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the us
 
 
 class OtherImages(NamedTuple):
-    """Names what the one label file of a split may name besides the images of the split."""
+    """Images outside the split that the split's label file may name."""
 
-    earlier_splits: Sequence[NamesOfImage] = ()  # without stamps: images of splits with this label file that the data
-    later_splits: Sequence[NamesOfImage] = ()  # set names before this one, and after it
-    unassigned: Sequence[str] = ()  # names of images of no split in the same folders
-    missing: Sequence[str] = ()  # images that the lists of this split name, and that do not exist
-    missing_elsewhere: Sequence[str] = ()  # those that lists of the other splits name
+    # Images, without stamps, of the splits that share this label file and precede or follow this split in the data set.
+    earlier_splits: Sequence[NamesOfImage] = ()
+    later_splits: Sequence[NamesOfImage] = ()
+    unassigned: Sequence[str] = ()  # names of images in the same folders that belong to no split
+    missing: Sequence[str] = ()  # nonexistent images that the lists of this split name
+    missing_elsewhere: Sequence[str] = ()  # nonexistent images that the lists of the other splits name
     is_split_missing: bool = False  # a folder or list of another split does not exist, so its images are not known
 
 
@@ -49,4 +50,4 @@ class LabelFile(NamedTuple):
     """A label file, which may be missing."""
 
     name: str  # relative to the data set's folder, with /
-    stamp: FileStamp | None  # None: there is no such file
+    stamp: FileStamp | None  # None if the file does not exist

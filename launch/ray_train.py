@@ -3,9 +3,9 @@
     python launch/ray_train.py --workers 8 --gpus 1 -- --project /shared/runs --data /shared/coco.yaml --model yolov8m
     python launch/ray_train.py --workers 1:4 --cpus 4 -- --project /shared/runs --data /shared/coco.yaml --device cpu
 
-What follows ``--`` are the flags of train.py; all nodes must see the folder ``--project``. Each epoch is reported to
-Ray with its row of results.csv. After the loss of a worker, Ray starts as many as it finds (of 1:4, one to four), which
-resume; the same command resumes a job that has ended early.
+The flags after ``--`` are those of train.py; all nodes must see the folder ``--project``. Each epoch is reported to Ray
+with its row of results.csv. After the loss of a worker, Ray starts as many workers as it can (with 1:4, one to four),
+which resume; the same command resumes a job that has ended early.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from utils.process.result_file import Outcome
 from utils.program import command_prefix
 from utils.program_folders import PROJECT
 
-# In the run's folder:
+# Files in the run's folder:
 RAY_YAML = "ray.yaml"  # the settings with which this program started the run
 REPORTED_EPOCH = ".ray_epoch"  # the newest epoch that was reported to Ray
-EXTENDABLE = ("epochs", "time", "patience")  # settings with which the same run may go on for longer
-POLL_S = 2.0  # between looks at the process; each is a barrier of all workers
+EXTENDABLE = ("epochs", "time", "patience")  # settings that may change to continue a run for longer
+POLL_S = 2.0  # interval at which the process is polled; each poll is a barrier of all workers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -86,11 +86,11 @@ def _parser() -> Parser:
 
 
 def _connect(address: str | None) -> None:
-    """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if none
-    answers there."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which nightly versions of Ray send otherwise
+    """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if no
+    cluster answers."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nightly versions of Ray send statistics by default
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
-    variables = {"PYTHONPATH": str(PROJECT), "RAY_kill_child_processes_on_worker_exit": "false"}  # they save
+    variables = {"PYTHONPATH": str(PROJECT), "RAY_kill_child_processes_on_worker_exit": "false"}  # lets them save
     try:
         ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:
@@ -110,12 +110,12 @@ def read_workers(text: str) -> int | tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or not 1 <= numbers[0] <= numbers[-1]:
-        raise UserError(f"--workers {text}: must be a number from 1, or two as in 1:4")
+        raise UserError(f"--workers {text}: must be a number, at least 1, or a range such as 1:4")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
-    """Stores the settings in the folder of a run that begins, or checks that they are those of the run that is there.
+    """Stores the settings in the folder of a new run, or checks that they are the same as in the existing run.
 
     Raises UserError if they differ, if this program did not start that run, or if another process trains it.
     """
@@ -159,7 +159,7 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
     folder = Path(config.project, config.name)
     trainer = TorchTrainer(
         partial(run_worker, config, os.getcwd()),
-        torch_config=TorchConfig(backend="gloo"),  # of Ray's own workers, which only pass on results
+        torch_config=TorchConfig(backend="gloo"),  # for Ray's own workers, which only pass on results
         scaling_config=ScalingConfig(
             num_workers=options.workers,
             use_gpu=options.gpus > 0,
@@ -173,13 +173,13 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
     )
     try:
         result = trainer.fit()
-    except SystemExit:  # by Ray's handler of Ctrl-C, which has ended the workers
+    except SystemExit:  # from Ray's handler of Ctrl-C, which has ended the workers
         print(f"stopped: {folder}; the same command resumes it")
         raise Stopped(INTERRUPTED) from None
     except TrainingFailedError as error:
         failures = getattr(error, "worker_failures", None) or {0: error}  # by rank
         reason = first_line(failures[min(failures)])
-        raise UserError(f"{folder}: the job has failed ({reason}); the same command resumes it") from None
+        raise UserError(f"{folder}: the job failed ({reason}); the same command resumes it") from None
     if result.return_value:
         remove_if_untrained(folder)
         raise UserError(result.return_value)
@@ -187,8 +187,8 @@ def run(config: TrainConfig, options: argparse.Namespace) -> None:
 
 
 def run_worker(config: TrainConfig, working_folder: str) -> str:
-    """Runs a process of train.py until it ends, in each of Ray's workers. Returns "", or the line with which a process
-    was refused: another try would end in the same way.
+    """Runs in each of Ray's workers: runs a process of train.py until it ends. Returns "", or the error line of a
+    process that refused to train, because another try would end in the same way.
 
     Raises RuntimeError if the process fails or is stopped; Ray then starts all workers again.
     """
@@ -200,7 +200,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     rank = context.get_world_rank()
     meeting_point = broadcast_from_rank_zero(find_meeting_point() if rank == 0 else None)
     environment = dict(os.environ) | rank_variables(context, *meeting_point)
-    # In a session of its own, as Ray kills the process group of a worker that it ends.
+    # The process gets a session of its own, because Ray kills the process group of a worker that it ends.
     with (
         settings_file(config) as settings,
         start(
@@ -209,7 +209,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     ):
         refusal = refusal_of(report_until_done(folder, child, rank))
         if refusal:
-            child.process.kill()  # it may wait for the one that was refused; nothing is lost
+            child.process.kill()  # it may be waiting for the refused one; nothing is lost
             return refusal
         result = child.wait()
     if result.outcome == Outcome.STOPPED:
@@ -220,15 +220,15 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
 
 
 def find_meeting_point() -> tuple[str, int]:
-    """Returns the address of this node, that of rank 0, and a free port there, at which the processes meet."""
+    """Returns the address of this node and a free port, where the processes meet. Called on rank 0."""
     import ray
 
     return ray.util.get_node_ip_address(), free_port()
 
 
 def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, str]:
-    """Returns the variables that torchrun would set for the process of this worker. ``address``, ``port``: see
-    `find_meeting_point`."""
+    """Returns the environment variables that torchrun would set for the process of this worker. ``address``, ``port``:
+    see `find_meeting_point`."""
     variables = {
         "RANK": context.get_world_rank(),
         "WORLD_SIZE": context.get_world_size(),
@@ -243,15 +243,16 @@ def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, 
 
 def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult | None]:
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
-    the results of all processes, by rank; None for one that still runs.
+    the results of all processes, by rank; None for a process that is still running.
 
-    A refused process ends before those that miss it, but this round may have seen it alive; the next one will not.
+    Returns one poll after the job is over: a refused process ends before the processes that fail because of it, but may
+    have been polled too early.
     """
     from ray import train
 
     was_over = False
     while True:
-        result = child.poll()  # before the rows are read, so that none is missed
+        result = child.poll()  # before reading the rows, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
@@ -266,10 +267,10 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
 
 
 class Status(NamedTuple):
-    """What a worker tells the others."""
+    """The state that a worker sends to the others."""
 
-    result: RunResult | None  # of its process; None while it runs
-    rows: list[dict[str, float]]  # on rank 0, new epochs
+    result: RunResult | None  # result of its process; None while it runs
+    rows: list[dict[str, float]]  # rows of new epochs, on rank 0
 
 
 def gather(status: Status) -> list[Status]:
@@ -277,12 +278,13 @@ def gather(status: Status) -> list[Status]:
     from torch.distributed import all_gather_object, get_world_size
 
     gathered: list[Any] = [None] * get_world_size()
-    all_gather_object(gathered, tuple(status))  # pickle knows no class of a script's worker
+    all_gather_object(gathered, tuple(status))  # pickle cannot import the classes of a script
     return [Status(*values) for values in gathered]
 
 
 def is_over(results: Sequence[RunResult | None]) -> bool:
-    """Returns whether the job is done or has failed. Processes that end as another has failed wait for its line."""
+    """Returns whether the job is done or has failed. A failure caused by a peer does not count until all have ended:
+    the peer's own error explains it better."""
     ended = [result for result in results if result is not None]
     has_failed = any(result.outcome != Outcome.DONE and not result.failed_because_of_peer for result in ended)
     is_done = results[0] is not None and results[0].outcome == Outcome.DONE
@@ -290,22 +292,22 @@ def is_over(results: Sequence[RunResult | None]) -> bool:
 
 
 def refusal_of(results: Sequence[RunResult | None]) -> str:
-    """Returns the line with which a process has refused the settings, the data or its machine, or a full disk; "" if
-    none has."""
+    """Returns the error line of a process that refused the settings, the data, its machine or a full disk; "" if there
+    is none."""
     refusals = [result.reason for result in results if result is not None and result.outcome == Outcome.REFUSED]
     return refusals[0] if refusals else ""
 
 
 def unreported_epochs(folder: Path) -> list[dict[str, float]]:
-    """Returns the rows of results.csv that no worker has reported to Ray, also those of workers that were lost."""
+    """Returns the rows of results.csv that no worker has reported to Ray, including rows of lost workers."""
     note = folder / REPORTED_EPOCH
     text = read_text(note) if note.is_file() else ""
-    newest = int(text) if text.isdecimal() else 0  # damaged: Ray gets the epochs twice, and the job goes on
+    newest = int(text) if text.isdecimal() else 0  # if damaged, Ray gets the epochs twice, and the job goes on
     return [row for row in epochs_of(folder) if row["epoch"] > newest]
 
 
 def epochs_of(folder: Path) -> list[dict[str, float]]:
-    """Reads the rows of results.csv, without values that an epoch does not have."""
+    """Reads the rows of results.csv, omitting the empty values of each epoch."""
     table = folder / "results.csv"
     rows = ResultsTable.read(table).rows if table.is_file() else {}
     return [{name: float(v) for name, v in rows[epoch].items() if v != "nan"} for epoch in sorted(rows)]

@@ -24,8 +24,8 @@ __all__ = ["Error", "Run", "Tiles", "__version__", "check", "export", "load", "r
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a function or class when it is used: the command `lockstep` needs none, and `load` and `Tiles` load
-    torch."""
+    """Imports a function or class when it is first used: the command `lockstep` needs none of them, and `load` and
+    `Tiles` import torch."""
     match name:
         case "check" | "export" | "resume" | "train" | "val":
             from lockstep import api
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
 
         hint = python_hint("package", name)
         if hint:
-            # Not an AttributeError, of which "from lockstep import ..." would hide the text.
+            # Not an AttributeError, whose message "from lockstep import ..." would hide.
             raise ImportError(f"lockstep has no {name}: {hint}", name=name)
     raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
 

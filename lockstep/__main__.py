@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command that the first argument names with the others. Exits as the command does."""
+    """Runs the command named by the first argument with the remaining arguments. Exits as the command does."""
     from utils.process.interrupts import exit_on_interrupt
 
     exit_on_interrupt()  # while the following import runs
@@ -31,7 +31,7 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name == "--version" or (name in COMMANDS and flags[:1] == ["--version"]):
         print(f"lockstep {VERSION}")
     elif name in COMMANDS:
-        sys.argv = [name, *flags]  # as the command would have it
+        sys.argv = [name, *flags]  # as if the command had been started directly
         importlib.import_module(COMMANDS[name].module).main(flags)
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
@@ -41,7 +41,7 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
 
 
 if __name__ == "__main__":
-    if not __package__:  # started as a file (`utils.program.command_prefix`): its folder is not one to import from
+    if not __package__:  # started as a file (`utils.program.command_prefix`), whose folder must not be imported from
         package_folder = os.path.dirname(os.path.abspath(__file__))
         sys.path[:] = [folder for folder in sys.path if folder != package_folder]
         if os.path.dirname(package_folder) not in sys.path:

@@ -1,8 +1,8 @@
 """The commands of the program as functions.
 
-Each runs in processes of its own: its memory is free afterwards, and several devices can be used from notebooks, and
-from scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches the command
-once: a training saves, and the function returns.
+Each command runs in processes of its own, so that its memory is free afterwards, and several devices can be used from
+notebooks and from scripts without ``if __name__ == "__main__"``. Ctrl-C, or interrupting a notebook's kernel, reaches
+the command once: a training run saves, and the function returns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], F
     fields = [field for config in configs for field in keyword_fields(config)]
 
     def decorate(function: Function) -> Function:
-        # What `inspect.signature` returns; the annotations of functions lack the attribute.
+        # `inspect.signature` returns this; the type stubs of functions lack the attribute.
         function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
         function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
@@ -70,18 +70,18 @@ def train(
     resume: Literal["auto"] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
-    """Trains a detector, as the command ``lockstep train``. Returns the run, also if it was interrupted and has saved.
+    """Trains a detector, like the command ``lockstep train``. Returns the run, even if it was interrupted after saving.
 
     Args:
         data: the YAML of a data set, its name, or its content, in which paths are relative to the working folder.
-        devices: processes of this machine that train together, each on its own GPU if there are GPUs.
+        devices: number of processes on this machine that train together, each on its own GPU if there are GPUs.
         callbacks: MODULE:OBJECT, or a class or function of a module that other processes can import.
-        resume: "auto" starts the run ``name`` in ``project`` if there is none, continues it if it was interrupted, and
-            returns it if it has ended. (The function `resume` continues any run.)
+        resume: "auto" starts the run ``name`` in ``project`` if it does not exist, continues it if it was interrupted,
+            and returns it if it has ended. (The function `resume` continues any run.)
 
     Raises:
         UserError (`lockstep.Error`): with the line that the command prints.
-        KeyboardInterrupt: interrupted before there was anything to save.
+        KeyboardInterrupt: if interrupted before there was anything to save.
     """
     flags = [f"--data={_data_file(data, settings.get('project') or TrainConfig.project)}"]
     if callbacks is not None:
@@ -89,19 +89,19 @@ def train(
     if resume == AUTO:
         flags.append(f"--resume={AUTO}")
     else:
-        flags += flags_of_keywords("train", {"resume": resume})  # none, or the error that says what to call
+        flags += flags_of_keywords("train", {"resume": resume})  # none, or an error that names the right call
     return _train(flags, devices, settings)
 
 
 @_lists_settings(TrainConfig, Hyperparameters)
 def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settings: Unpack[TrainSettings]) -> Run:
-    """Continues a training that was interrupted, or trains it for more ``epochs``, with the settings that it has.
+    """Continues an interrupted training run, or trains it for more ``epochs``, with its own settings.
 
     Args:
         run: the run, its folder or a checkpoint; "": the newest run.
         devices: as in `train`.
 
-    Raises as `train`.
+    Raises the errors of `train`.
     """
     folder = os.fspath(run.folder if isinstance(run, Run) else run)
     if folder == AUTO:
@@ -116,7 +116,7 @@ def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
     """Runs train.py with ``flags`` and ``settings``."""
     spawn = settings.get("spawn")
     if devices > 1 and spawn is not None:
-        raise UserError(f"devices={devices}, spawn={spawn}: both say how many processes train; give one of them")
+        raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
     return Run(call_command("train", [*flags, *flags_of_keywords("train", settings)], required_key="folder")["folder"])
@@ -124,10 +124,10 @@ def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
 
 @_lists_settings(ValConfig)
 def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: Unpack[ValSettings]) -> Run:
-    """Scores a checkpoint or an exported file. The result has its ``metrics`` and ``report``.
+    """Scores a checkpoint or an exported file. The returned run has ``metrics`` and a ``report``.
 
     Args:
-        weights: the file.
+        weights: the checkpoint or exported file.
         data: as in `train`; None: the data set that the file was trained on.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
@@ -140,7 +140,8 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
 @_lists_settings(ExportConfig)
 def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) -> list[Path]:
-    """Exports a checkpoint in each ``format``, and compares the files with it. Returns the files, next to the weights.
+    """Exports a checkpoint to each ``format``, and compares the files with it. Returns the files, which are written
+    next to the weights.
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
@@ -150,13 +151,13 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
 @_lists_settings(CheckConfig)
 def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
-    """Checks a data set. Returns what ``lockstep check --json`` prints: "issues" is a list, "report" the page.
+    """Checks a data set. Returns the content of ``lockstep check --json``: "issues" is a list, "report" the page.
 
     Args:
         data: as in `train`.
 
-    Raises UserError (`lockstep.Error`) with the line that the command prints. If only the page could not be drawn, its
-    ``result.values`` has the issues.
+    Raises UserError (`lockstep.Error`) with the line that the command prints. If only the page could not be drawn, the
+    error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
     words = [os.fspath(_data_file(data, cache_folder() / "check")), *flags_of_keywords("check", settings)]
@@ -164,7 +165,7 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
 
 
 def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Returns the file of a data set. One that is given by its content is written to ``project``."""
+    """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project``."""
     if not isinstance(data, Mapping):
         return os.fspath(data)
     import yaml
@@ -173,16 +174,16 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
     try:
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
-        raise UserError(f"data: must hold texts, numbers, lists and mappings ({error})") from None
+        raise UserError(f"data: must contain only strings, numbers, lists and mappings ({error})") from None
     file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as stream:  # runs that are started together write the same file
+    with atomic_write(file) as stream:  # runs that start at the same time write the same file
         stream.write(text.encode())
     return file
 
 
 def _plain(value: Any) -> Any:
-    """Converts mappings, sequences and paths in ``value`` to those that YAML can write."""
+    """Converts mappings, sequences and paths in ``value`` to types that YAML can write."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Calls a command: runs it in a process of its own, and prints here what it prints."""
+"""Calls a command: runs it in a process of its own, and prints its output here."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from utils.process.launch import environment_of_child
 from utils.process.result_file import Outcome
 from utils.program import command_prefix
 
-_READ_BYTES = 1 << 16  # what a pipe holds
+_READ_BYTES = 1 << 16  # capacity of a pipe
 _POLL_S = 0.1
 
 
 def call_command(command: str, words: list[str], *, required_key: str) -> Mapping[str, Any]:
-    """Runs a command with the arguments ``words``, and returns what it has written with `write_result`.
+    """Runs a command with the arguments ``words``, and returns the result that it wrote with `write_result`.
 
-    Its output is printed here: bars on terminals and in notebooks, else lines. Raises UserError if it fails, or its
-    result lacks ``required_key``, and KeyboardInterrupt if it is interrupted, unless it has saved.
+    The command's output is printed here, with progress bars on terminals and in notebooks, otherwise as lines. Raises
+    UserError if the command fails, or its result lacks ``required_key``, and KeyboardInterrupt if it is interrupted
+    before saving.
     """
-    # A terminal's Ctrl-C reaches this process only, which passes it on.
+    # In a session of its own: a terminal's Ctrl-C reaches only this process, which forwards it.
     started = start(
         [*command_prefix(command), *words],
         stop=signal.SIGINT,
@@ -53,12 +54,12 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
         raise RunFailed(result)
     if required_key not in result.values:
         folder = gettempdir()
-        raise UserError(f"{command} is done, but has not said where its result is ({folder} may be full; see TMPDIR)")
+        raise UserError(f"{command} ended without reporting its result ({folder} may be full; see TMPDIR)")
     return result.values
 
 
 def _environment() -> dict[str, str]:
-    """Returns the environment of a command: how wide the terminal is that shows its output."""
+    """Returns the environment of a command, with the width of the terminal that shows its output."""
     environment = environment_of_child() | {"PYTHONUNBUFFERED": "1"}
     if _is_terminal() or "ipykernel" in sys.modules:
         columns, lines = shutil.get_terminal_size((120, 24))
@@ -71,14 +72,14 @@ def _is_terminal() -> bool:
 
 
 def _print_output(process: subprocess.Popen) -> None:
-    """Prints what the process prints, as soon as it does, until it has ended or closed its output, which other programs
-    may hold open. If nobody reads it any more, the command completes its work, as in a shell."""
+    """Prints the output of the process as it arrives, until the process has ended (other programs may still hold its
+    output open) or the output is closed. If nothing reads ours any more, the command still completes its work."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     assert process.stdout is not None, "stdout=PIPE was given"
     with process.stdout as pipe:
         has_ended = False
         while not has_ended:
-            has_ended = process.poll() is not None  # before the last read: all that it has printed is in the pipe then
+            has_ended = process.poll() is not None  # before the last read, so that it finds all output
             if connection.wait([pipe.fileno()], timeout=0 if has_ended else _POLL_S):
                 data = os.read(pipe.fileno(), _READ_BYTES)
                 _print(decoder.decode(data))
@@ -87,14 +88,14 @@ def _print_output(process: subprocess.Popen) -> None:
 
 
 def _print(text: str) -> None:
-    """Prints ``text``, with characters that the output cannot show as escapes, unless the output is closed."""
+    """Prints ``text``, escaping characters that the output cannot encode, unless the output is closed."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # no reader; ValueError: closed
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="", flush=True)
 
 
 def _has_saved(values: Mapping[str, Any]) -> bool:
-    """Returns whether a training that was stopped can be resumed."""
+    """Returns whether a stopped training run can be resumed."""
     from engine.checkpoint.newest_run import checkpoint_of_newest_run
 
     return "folder" in values and checkpoint_of_newest_run(Path(values["folder"])) is not None
@@ -104,7 +105,7 @@ def _has_saved(values: Mapping[str, Any]) -> bool:
 def _interrupts_for(process: subprocess.Popen) -> Iterator[None]:
     """Forwards interrupts to ``process`` during the block instead of raising KeyboardInterrupt, which could lose
     output."""
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+    if threading.current_thread() is not threading.main_thread():  # signals reach only the main thread
         yield
         return
     previous = signal.signal(signal.SIGINT, lambda *_: process.send_signal(signal.SIGINT))

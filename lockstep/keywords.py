@@ -1,7 +1,7 @@
 """Keyword arguments of the Python API as flags of the commands.
 
-A keyword is read as its flag is: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean what they mean on a command
-line, mistakes have the same messages, and arguments of Ultralytics the same table.
+A keyword is parsed like its flag: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command
+line, mistakes give the same messages, and arguments of Ultralytics use the same table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.schema import suggestion
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# Settings that are not among the ``**settings``: parameters of the functions themselves, and ``override``, since
+# Settings that are not among the ``**settings``: parameters of the functions themselves, and ``override``, because
 # hyper-parameters are keywords.
 NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     TrainConfig: ("data", "callbacks", "resume", "override"),
@@ -39,12 +39,12 @@ def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
 
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
-    """Converts ``keywords``, hyper-parameters among them, to flags; None: not given. Prints a line for each keyword of
-    Ultralytics that changes nothing, and raises UserError for those that are unknown or have another name."""
+    """Converts ``keywords``, including hyper-parameters, to flags, skipping None. Prints a line for each keyword of
+    Ultralytics that has no effect, and raises UserError for keywords that are unknown or have another name here."""
     flags: list[str] = []
     for name, value in keywords.items():
         if value is not None:
-            plain = value.tolist() if hasattr(value, "tolist") else value  # arrays and numbers of NumPy, tensors
+            plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
             flags += _flags_of_keyword(command, name, plain)
     return flags
 

@@ -1,4 +1,4 @@
-"""Reads what a training or a validation has written."""
+"""Reads the files that training or validation has written."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from engine.inference.predictor import Predictor
 
-_METRIC_NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # by their names in results.json
-_SHOWN_COLUMNS = ("epoch", "train/", "val/", "metrics/AP")  # beginnings of columns of results.csv that notebooks show
+_METRIC_NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # by name in results.json
+_SHOWN_COLUMNS = ("epoch", "train/", "val/", "metrics/AP")  # prefixes of the results.csv columns shown in notebooks
 _CHARTS_PER_ROW = 4
 
 
 class Run:
-    """The folder of a training or validation. Each attribute reads its file anew."""
+    """The folder of a training or validation run. Each attribute reads its file anew."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
@@ -32,23 +32,23 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The weights of the best epoch; there are none without a validation. Raises UserError if the file is of an
-        earlier run in the folder (``exist_ok=True``), and this one has not scored an epoch."""
+        """Path of the best epoch's weights, which exist only after a validation. Raises UserError if the file belongs
+        to an earlier run in the folder (``exist_ok=True``), and this run has not scored an epoch."""
         return self._checkpoint("best.pt", "scored no epoch yet")
 
     @property
     def last(self) -> Path:
-        """The newest checkpoint, from which `lockstep.resume` continues. Raises UserError if the file is of an earlier
-        run in the folder, and this one has saved nothing."""
+        """Path of the newest checkpoint, from which `lockstep.resume` continues. Raises UserError if the file belongs
+        to an earlier run in the folder, and this run has saved nothing."""
         return self._checkpoint("last.pt", "saved nothing yet")
 
     def _checkpoint(self, name: str, reason: str) -> Path:
-        """Returns the path of a checkpoint. Raises UserError, with ``reason``, if it is of an earlier run."""
+        """Returns the path of a checkpoint. Raises UserError, with ``reason``, if it belongs to an earlier run."""
         from engine.checkpoint.newest_run import is_of_earlier_run
 
         path = self.folder / name
         if is_of_earlier_run(path):
-            raise UserError(f"{path}: is of an earlier run in this folder; this one has {reason}")
+            raise UserError(f"{path}: belongs to an earlier run in this folder; this one has {reason}")
         return path
 
     @property
@@ -57,21 +57,22 @@ class Run:
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError without it."""
+        """The columns of results.csv: float64 (epochs,), nan where there is no value. Raises UserError if the file does
+        not exist."""
         from engine.run.results_csv import read_columns
 
         return read_columns(self.folder / "results.csv")
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt in its training; nan where one is
-        not defined, as without objects. Raises UserError if there is neither."""
+        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt during its training; nan if a
+        score is undefined, for example without objects. Raises UserError if there are no scores."""
         results = self.folder / "results.json"
         if results.is_file():
             content = json.loads(results.read_text(encoding="utf-8"))
             scores: dict[str, float] = {}
             for name, value in content.items():
-                if value is None or isinstance(value, float):  # not a count or a table
+                if value is None or isinstance(value, float):  # neither a count nor a table
                     scores[_METRIC_NAMES.get(name, name)] = math.nan if value is None else value
             return scores
         from utils.files.checkpoint_file import read_part
@@ -80,15 +81,15 @@ class Run:
         return {name.removeprefix("metrics/"): value for name, value in stored.items() if name.startswith("metrics/")}
 
     def load(self, **settings: Any) -> Predictor:
-        """Loads the best weights, or without a validation the newest, as a model for detection, as `lockstep.load`
-        does."""
+        """Loads the best weights, or the newest if there was no validation, as a model for detection, like
+        `lockstep.load`."""
         from engine.checkpoint.newest_run import best_of_newest_run
         from engine.inference.predictor import load
 
         return load(best_of_newest_run(self.folder) or self.last, **settings)
 
     def _repr_html_(self) -> str:
-        """Returns what notebooks show: the scores, and by epoch the losses and AP of a training."""
+        """Returns the display in notebooks: the scores, and the losses and AP of a training by epoch."""
         from markupsafe import Markup
 
         from engine.report.history import history_charts

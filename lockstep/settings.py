@@ -15,7 +15,7 @@ class Hyperparameters(TypedDict, total=False):
     lr_factor: float
     """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
-    """learning rate factor of loaded parameters; null: from --epochs and what --weights detect"""
+    """learning rate factor of loaded parameters; null: by how well --weights detect the objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float
@@ -83,7 +83,7 @@ class Hyperparameters(TypedDict, total=False):
     close_scale: int | None
     """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
     tile_visibility: float
-    """with tile in the data set's YAML: ignore objects if a tile shows less than this part"""
+    """with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"""
     tile_backgrounds: float
     """maximum number of tiles without objects per epoch, as a multiple of those with objects"""
     albumentations: list[dict]
@@ -105,7 +105,7 @@ class DataSettings(RunSettings, total=False):
     single_cls: bool
     """treat all classes as one"""
     max_bad: float
-    """stop if more than this fraction of what is labeled cannot be used"""
+    """stop if more than this fraction of the images or labels cannot be used"""
     cache_dir: str
     """folder of index and disk caches; empty: ~/.cache/lockstep"""
     device: str
@@ -130,15 +130,15 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     weights: str | PathLike[str]
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
     teacher: str | PathLike[str]
-    """trained, usually larger model whose outputs are targets in addition to the labels"""
+    """trained, usually larger model whose outputs are additional targets"""
     keep_old: bool
     """learn new classes without losing those of --weights, which the data set does not label"""
     hyp: str
-    """scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch"""
+    """scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch"""
     epochs: int
     """number of epochs"""
     time: float
-    """train for this many hours, for as many epochs as fit; 0: for --epochs"""
+    """train for as many epochs as fit into this many hours; 0: for --epochs"""
     batch_size: int
     """images per global batch; -1: as many as fit"""
     imgsz: int
@@ -156,7 +156,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     cls_pw: float
     """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
     multi_scale: float
-    """vary the image size between steps by +- this fraction of --imgsz"""
+    """vary the image size between steps by up to +- this fraction of --imgsz"""
     quad: bool
     """collate some groups of four images into one of twice the size"""
     optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
@@ -164,7 +164,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     cos_lr: bool
     """decay the learning rate by a cosine instead of linearly"""
     nominal_batch: int
-    """images whose gradients a step accumulates; 0: a batch"""
+    """images over which a step accumulates gradients; 0: one batch"""
     amp: Literal["auto", "off", "bf16", "fp16"]
     """autocast type; auto: bf16 if supported"""
     compile: bool

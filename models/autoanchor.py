@@ -37,8 +37,8 @@ def recall_and_fitness(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: f
 def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Finds ``count`` cluster centers by k-means with k-means++ seeds: (count, 2).
 
-    It clusters the logarithms of sides, so that ratios become distances. The distance is that of the side that differs
-    more, as in `closeness`.
+    It clusters the logarithms of sides, so that ratios become distances. As in `closeness`, only the side that differs
+    more counts.
     """
     points = np.log(boxes_wh)
     centers = points[rng.integers(len(points))][None]
@@ -92,7 +92,7 @@ def check_anchors(
     Args:
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
         head: predicts boxes relative to anchors.
-        anchor_t: the first ratio of sides that is too large.
+        anchor_t: ratio of sides from which on a box does not match.
         refit: whether anchors may be changed.
         seed: of the fit.
 

@@ -95,8 +95,8 @@ def distances_to_xyxy(distances: Tensor, centers: Tensor, strides: Tensor) -> Te
 def anchor_to_cxcywh(logits: Tensor, anchors: Tensor) -> Tensor:
     """Decodes outputs of an anchor head (*S, 4), as YOLOv5 does: (*S, 4), cxcywh in cells.
 
-    The center, relative to the cell's upper left corner, is in (-0.5, 1.5), half a cell beyond its own. A side is up to
-    4 times that of its anchor; ``anchors`` (*S, 2) are in cells.
+    The center, relative to the cell's upper left corner, is in (-0.5, 1.5), up to half a cell outside the cell. A side
+    is up to 4 times its anchor's; ``anchors`` (*S, 2) are in cells.
     """
     doubled = logits.sigmoid() * 2
     return torch.cat((doubled[..., :2] - 0.5, doubled[..., 2:].square() * anchors), dim=-1)

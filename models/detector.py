@@ -49,7 +49,7 @@ class Detector(nn.Module):
 
     @property
     def head(self) -> DetectionHead:
-        return cast(DetectionHead, self.model[-1])  # to its stubs, nn.Sequential holds modules of any class
+        return cast(DetectionHead, self.model[-1])  # torch's stubs let nn.Sequential hold any module
 
     @property
     def num_classes(self) -> int:
@@ -77,7 +77,7 @@ class Detector(nn.Module):
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Computes the head's raw maps, one (B, channels, H/s, W/s) per level, from images float (B, `channels`, H, W)
-        in [0, 1]. Of two branches, the one-to-many maps come first."""
+        in [0, 1]. With two branches, the one-to-many maps come first."""
         return cast(list[Tensor], self.run_layers(0, len(self.model), images, {}))  # the last layer is the head
 
     def run_layers(self, start: int, end: int, x: Tensor | None, kept: dict[int, Tensor]) -> Tensor | list[Tensor]:
@@ -154,7 +154,7 @@ def build_detector(
         num_classes: C; the YAML's ``nc`` is not used.
         names: names of the C classes; None: their numbers.
         seed: of the weights.
-        channels: channels of an image; None: those of the model. A model of RGB images takes any number.
+        channels: channels of an image; None: the model's. A model for RGB images takes any number.
 
     Raises UserError for an unknown model, a mistake in a YAML, or a model that is for images of other channels.
     """
@@ -233,7 +233,7 @@ def _probe(layer: LayerSpec, module: nn.Module, inputs: list[Tensor]) -> Tensor:
 
 
 def _check_equal(layer: LayerSpec, inputs: list[Tensor], *, whole_shape: bool) -> None:
-    """Raises UserError unless all inputs have one height and width and, with ``whole_shape``, as many channels."""
+    """Raises UserError unless all inputs have the same height and width and, with ``whole_shape``, channels."""
     first_dim = 1 if whole_shape else 2
     if len({x.shape[first_dim:] for x in inputs}) == 1:
         return
@@ -249,7 +249,9 @@ def _stride(layer: LayerSpec, level: Tensor) -> int:
     if level.shape[2] * stride != PROBE_SIZE or level.shape[2] != level.shape[3]:
         grid = f"{level.shape[2]}x{level.shape[3]}"
         image = f"{PROBE_SIZE}x{PROBE_SIZE}"
-        raise layer.error("from", f"a level has {grid} cells for an image of {image} pixels, which is no whole stride")
+        raise layer.error(
+            "from", f"a level has {grid} cells for an image of {image} pixels, which is not a whole stride"
+        )
     return stride
 
 

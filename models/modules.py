@@ -1,4 +1,4 @@
-"""Wrappers around models, and models in eval mode for a while."""
+"""Wrappers around models, and temporary eval mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Sets the model to eval mode, and each module back to its mode afterwards (frozen batch norms stay frozen)."""
+    """Sets the model to eval mode, and restores the mode of each module afterwards (frozen batch norms stay frozen)."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,7 +1,8 @@
-"""Registry of the modules that a model YAML may name, and how a row becomes a module.
+"""Registry of the modules that a model YAML may name, and their construction from rows.
 
-The graph supplies the first parameters of a constructor, the row's args fill the others, which must be annotated. So
-one line registers most blocks and heads. `Detect` and the C3k2 blocks depend on the rest of the graph, too.
+The graph supplies the first arguments of a constructor; the row's args fill the other parameters, which must be
+annotated. So one line registers most blocks and heads. `Detect` and the C3k2 blocks also depend on the rest of the
+graph.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def find_entry(layer: LayerSpec) -> ModuleEntry:
     """Looks up the module of a row, whose name may begin with ``nn.`` or ``torch.nn.``. Raises UserError for an unknown
-    one."""
+    module, and for repeats of one that cannot be repeated."""
     name = re.sub(r"^(torch\.)?nn\.", "", layer.module)
     if name not in REGISTRY:
         known = ", ".join(REGISTRY)
@@ -124,7 +125,7 @@ def make_activation(spec: ModelSpec) -> nn.Module | None:
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """Builds the module of a row before the head; ``channels`` are those of its sources.
+    """Builds the module of a row before the head; ``channels``: of its sources.
 
     Raises UserError naming the layer and the field.
     """
@@ -166,7 +167,7 @@ def build_head(
     """Builds the detection head from ``[nc, *args]``. A parameter called ``width`` is a number of channels and is
     scaled.
 
-    ``Detect`` stands for two heads: ``[nc]`` for the anchor-free one, ``[nc, anchors]`` for the one with anchors.
+    ``Detect`` is one of two heads: ``[nc]`` selects the anchor-free head, ``[nc, anchors]`` the anchor head.
     """
     if not layer.args or not (layer.args[0] == "nc" or isinstance(layer.args[0], int)):
         raise layer.error("args", f"{layer.module} needs nc first, got {list(layer.args)}")
@@ -182,7 +183,7 @@ def build_head(
                 args[i] = _scaled_channels(arg, spec)
         head = _construct(entry.module, supplied, args, layer)
     if not isinstance(head, DetectionHead):
-        raise TypeError(f"{entry.path} is registered as a head, but is no DetectionHead")
+        raise TypeError(f"{entry.path} is registered as a head, but is not a DetectionHead")
     if spec.end2end:
         head.add_one_to_one()
     return head

@@ -131,7 +131,7 @@ def load_spec(model: str | Path | dict) -> ModelSpec:
 
 
 def _unknown_model(model: str) -> UserError:
-    """Creates the error for a name or path that is no model, with a hint at the one that was probably meant."""
+    """Creates the error for a name or path that is not a model, with a suggestion."""
     path = Path(model)
     other_task_message = other_task(model)
     if other_task_message:

@@ -1,6 +1,6 @@
-"""Samples, their keys, and batches of images with their targets, as a training or a validation reads them.
+"""Samples, their keys, and batches of images with their targets, as training and validation read them.
 
-Legend: B images in a batch, M targets, R ignore regions. Canvas: the image that the model sees, of H x W pixels. Boxes
+Legend: B images in a batch, M targets, R ignore regions. The canvas is the H x W pixel image that the model sees. Boxes
 are ``cx, cy, w, h``, divided by the width and height of the canvas. Images are RGB.
 """
 
@@ -21,13 +21,14 @@ TARGET_BUCKET = 16
 
 
 class SampleKey(NamedTuple):
-    """Identifies a training sample: with the data set, the seed and the hyper-parameters it determines every pixel."""
+    """Identifies a training sample. Together with the data set, seed and hyper-parameters, it determines every
+    pixel."""
 
     index: int  # type: ignore[assignment]  # image in the data set; hides tuple.index, which nobody calls
     epoch: int
     position: int  # index in the epoch's permutation; unique within an epoch
     canvas_hw: tuple[int, int]  # height and width to render, pixels
-    block: tuple[int, ...] = ()  # images that mosaic and mixup partners come from; empty: all
+    block: tuple[int, ...] = ()  # images that mosaic and mixup partners are drawn from; empty: all images
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Ground truth of B images, as the losses take it."""
+    """Ground truth of B images, in the form that the losses take."""
 
-    rows: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; by image
+    rows: Tensor  # float32 (M, 6): image in the batch, class, cx, cy, w, h normalized to the canvas; sorted by image
     counts: tuple[int, ...]  # rows of each image
-    ignore: np.ndarray | None = None  # float32 (R, 6), like ``rows``: regions without loss; class -1: of all classes
+    ignore: np.ndarray | None = None  # float32 (R, 6), like ``rows``: regions without loss; class -1: all classes
     host_rows: np.ndarray | None = None  # copy of ``rows`` on the host, kept by `to`
 
     @classmethod
@@ -69,14 +70,14 @@ class Targets:
 
     @property
     def max_targets(self) -> int:
-        """The largest number of targets in an image, rounded up to a multiple of `TARGET_BUCKET` so that shapes are
-        few."""
+        """The largest number of targets in an image, rounded up to a multiple of `TARGET_BUCKET` to limit the number of
+        distinct shapes."""
         buckets = math.ceil(max(self.counts, default=0) / TARGET_BUCKET)
         return max(buckets, 1) * TARGET_BUCKET
 
     @property
     def on_host(self) -> np.ndarray:
-        """``rows`` on the host. Needs no sync with the device if `to` has moved them there."""
+        """``rows`` on the host. Needs no host sync if `to` moved them to the device, because `to` keeps a host copy."""
         return self.rows.numpy(force=True) if self.host_rows is None else self.host_rows
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Targets:
@@ -123,7 +124,7 @@ class Batch:
         return replace(self, images=images, targets=self.targets.to(device, non_blocking))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory of the tensors that `to` has moved, on another stream, until ``stream`` has used them."""
+        """Keeps the memory of tensors that `to` moved on another stream from being reused before ``stream`` is done."""
         self.images.record_stream(stream)
         self.targets.rows.record_stream(stream)
 
@@ -156,7 +157,7 @@ def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Applies ``function`` to every tensor in ``value``: a tensor, or tuples and dataclasses that may be nested."""
+    """Applies ``function`` to every tensor in ``value``: a tensor, or a (nested) tuple or dataclass of tensors."""
     if isinstance(value, Tensor):
         return function(value)
     if type(value) is tuple:

@@ -1,6 +1,6 @@
 """Box conversions, clipping, tile windows and the IoU family.
 
-Conversions take NumPy arrays or torch tensors of shape (..., 4) and return a new one of the same type. They are linear,
+Conversions take a NumPy array or torch tensor of shape (..., 4) and return a new one of the same type. They are linear,
 so they hold in any frame (pixels or normalized).
 """
 
@@ -80,10 +80,10 @@ def area_xyxy(boxes: ArrayT) -> ArrayT:
 
 
 def tile_windows(canvas_hw: tuple[int, int], tile: int, overlap: float) -> list[tuple[int, int, int, int]]:
-    """Covers a canvas with square tiles: x1, y1, x2, y2 of each, row by row.
+    """Covers a canvas with square tiles and returns their x1, y1, x2, y2, row by row.
 
     Neighbors overlap by the fraction ``overlap`` (below 1) of a tile. The last tile of a row or column ends at the
-    border, so it may overlap its neighbor by more. No side of the canvas may be shorter than ``tile`` pixels.
+    border, so it can overlap its neighbor by more. No side of the canvas may be shorter than ``tile`` pixels.
     """
     step = max(tile - round(tile * overlap), 1)
 

@@ -1,7 +1,7 @@
-"""Runs a command of this program in a process of its own, and says how it has ended.
+"""Runs a command of this program in its own process, and reports how it ended.
 
-A crash of the child does not end this process, and its memory is free afterwards. The child ends with this process,
-even if that is killed.
+A crash of the child does not end this process, and the child's memory is free afterwards. The child ends with this
+process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
 from utils.process.result_file import RESULT_VARIABLE, Outcome, read_result
 
-# Exit statuses of processes that a stop signal has ended, and the exit codes that they mean. Negative: the process did
-# not handle the signal yet.
+# Exit statuses of processes ended by a stop signal, and the exit codes that they stand for. A negative status means
+# that the process was not handling the signal yet.
 _STOPPED_CODES = {
     REQUEUE: REQUEUE,
     INTERRUPTED: INTERRUPTED,
@@ -35,16 +35,16 @@ _STOPPED_CODES = {
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a command, and what it has written with `utils.process.result_file.write_result`."""
+    """The outcome of a command, and the values that it wrote with `utils.process.result_file.write_result`."""
 
     outcome: Outcome
-    reason: str = ""  # the line that a command prints that was refused or lost, or has failed
-    code: int = 0  # exit code; negative: the signal that has killed it
+    reason: str = ""  # the error line of a command that was refused or lost, or that failed
+    code: int = 0  # exit code; negative: the signal that killed it
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
-        """Returns the result of a process that has ended with exit status ``code``."""
+        """Returns the result of a process that ended with exit status ``code``."""
         if code == 0:
             return cls(Outcome.DONE, values=values)
         if code in _STOPPED_CODES:
@@ -57,11 +57,11 @@ class RunResult:
 
     @property
     def failed_because_of_peer(self) -> bool:
-        """Returns whether the process has failed only because another one of its run has, which says why."""
+        """Whether the process failed only because another process of its run did, which reports the reason."""
         return self.code == USER_ERROR and "error" not in self.values
 
     def check(self) -> None:
-        """Raises `Stopped` if a signal has ended the command, and `RunFailed` unless it is done or pruned."""
+        """Raises `Stopped` if a signal ended the command, and `RunFailed` unless it is done or pruned."""
         if self.outcome == Outcome.STOPPED:
             raise Stopped(self.code)
         if self.outcome not in (Outcome.DONE, Outcome.PRUNED):
@@ -69,7 +69,7 @@ class RunResult:
 
 
 class RunFailed(UserError):
-    """Raised when a command that this process has started was refused or lost, or has failed."""
+    """Raised when a command that this process started was refused or lost, or failed."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result.reason)
@@ -84,11 +84,11 @@ class Child:
     result_file: Path
 
     def poll(self) -> RunResult | None:
-        """Returns how the command has ended; None while it runs."""
+        """Returns the result of the command, or None while it runs."""
         return None if self.process.poll() is None else self.wait()
 
     def wait(self) -> RunResult:
-        """Waits for the end of the command, and returns how it has ended."""
+        """Waits for the command to end, and returns its result."""
         code = self.process.wait()
         return RunResult.of(code, read_result(self.result_file))
 
@@ -104,11 +104,11 @@ def start(
     stderr: int | IO[Any] | None = None,
     start_new_session: bool = False,
 ) -> Iterator[Child]:
-    """Runs a command line of `utils.program.command_prefix` during the block.
+    """Runs a command line that begins with `utils.program.command_prefix` during the block.
 
     Args:
-        stop: signal that ends the command at the end of the block, or when this process is killed.
-        environment: environment variables; None for those of this process (`environment_of_child`).
+        stop: signal sent to the command at the end of the block, or when this process is killed.
+        environment: environment variables; None for `environment_of_child`.
         cwd, stdout, stderr, start_new_session: see `subprocess.Popen`.
     """
     inherited = environment_of_child() if environment is None else environment

@@ -1,8 +1,8 @@
-"""Captures what image decoders print on standard error, so that a warning can be attributed to a file.
+"""Captures the standard error of image decoders, so that a warning can be attributed to a file.
 
 libjpeg decodes a damaged image to the end, prints one line without a file name and reports success. While an image is
-decoded, file descriptor 2 is redirected to memory; lines of decoders are captured, everything else is forwarded. This
-takes a few system calls per image, microseconds compared to milliseconds of decoding.
+decoded, file descriptor 2 is redirected to memory; decoders' lines are captured, and everything else is forwarded. This
+takes a few system calls per image: microseconds, compared to milliseconds of decoding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
-# Lines of libjpeg (jerror.h) and libpng, and errors that OpenCV logs (for example of libtiff), that mean lost or wrong
-# pixels. Other lines are harmless.
+# Lines of libjpeg (jerror.h) and libpng, and errors logged by OpenCV (for example from libtiff), that mean lost or
+# wrong pixels. Other lines are harmless.
 _DAMAGE = re.compile(
     rb"Corrupt JPEG data: (?!bad ICC)[^\n]*|Premature end of JPEG file|Inconsistent progression[^\n]*"
     rb"|libpng error: [^\n]*|\[ERROR:\d+@[^\]]*\] global \w+\.\w+:\d+ (?P<logged>[^\n]*)"
@@ -32,9 +32,9 @@ _FROM_DECODERS = re.compile(
 
 
 def watched(decode: Callable[[], T]) -> tuple[T, str]:
-    """Returns the result of ``decode`` and the decoder's warning about the image, "" if there was none. An image with a
-    warning, which may be of another thread's image, is decoded again, alone."""
-    process = os.getpid()  # a forked child needs its own
+    """Returns the result of ``decode`` and the decoder's warning about the image, or "". After a warning, which may
+    belong to another thread's image, the image is decoded again while no other thread decodes."""
+    process = os.getpid()  # a forked child needs its own redirection
     redirection = _redirections.get(process)
     if redirection is None:
         redirection = _redirections.setdefault(process, _StderrRedirection())  # the first one, if threads race
@@ -48,7 +48,7 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
 
 
 def pass_on() -> None:
-    """Forwards what has been captured and restores standard error, before this process ends."""
+    """Forwards captured output and restores standard error before this process ends."""
     redirection = _redirections.get(os.getpid())
     if redirection is not None:
         with contextlib.suppress(OSError):
@@ -56,7 +56,7 @@ def pass_on() -> None:
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """Ends the process without any cleanup, but not without what it has printed on standard error."""
+    """Ends the process without any cleanup except for forwarding captured standard error."""
     pass_on()
     os._exit(code)
 
@@ -69,8 +69,8 @@ class _StderrRedirection:
 
         no thread   --_enter-->   redirected, ``_inside`` threads   --last _leave-->   no thread
 
-    `_forward` copies what others print to the terminal at each `_decode`. A thread in `run_alone` holds the entrance:
-    it waits until no other thread decodes, and none can enter until it has finished.
+    `_forward` copies other output to the terminal at each `_decode`. A thread in `run_alone` holds the entrance: it
+    waits until no other thread decodes, and none can enter until it has finished.
     """
 
     def __init__(self) -> None:
@@ -87,20 +87,20 @@ class _StderrRedirection:
         self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
-        """Runs ``decode``. Returns its result, and what decoders of all threads have printed meanwhile."""
+        """Runs ``decode``. Returns its result, and the output of all threads' decoders meanwhile."""
         with self._entrance:
             start = self._enter()
         return self._decode(decode, start)
 
     def run_alone(self, decode: Callable[[], T]) -> tuple[T, bytes]:
-        """Does the same while no other thread decodes."""
+        """Does the same as `run` while no other thread decodes."""
         with self._entrance:
             with self._changed:
                 self._changed.wait_for(lambda: not self._inside)
             return self._decode(decode, self._enter())
 
     def restore(self) -> None:
-        """Gives the process its standard error back, and prints what it has not yet."""
+        """Restores the process's standard error, and forwards what is still captured."""
         with self._changed:
             if self._inside:
                 os.dup2(self._terminal, 2)
@@ -116,7 +116,7 @@ class _StderrRedirection:
             return self._size()
 
     def _decode(self, decode: Callable[[], T], start: int) -> tuple[T, bytes]:
-        """Runs ``decode`` after `_enter`, which has returned ``start``, and leaves."""
+        """Runs ``decode`` after `_enter`, which returned ``start``, and leaves."""
         try:
             result = decode()
         finally:
@@ -142,7 +142,7 @@ class _StderrRedirection:
         return os.fstat(self._file.fileno()).st_size
 
     def _forward(self) -> None:
-        """Writes the new lines that are not of decoders to the terminal."""
+        """Writes new lines that are not from decoders to the terminal."""
         new = os.pread(self._file.fileno(), self._size() - self._forwarded, self._forwarded)
         self._forwarded += len(new)
         other_output = _FROM_DECODERS.sub(b"", new)

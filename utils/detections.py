@@ -1,7 +1,7 @@
-"""Detections: of a batch, padded, on the canvas; of many images, as flat arrays, in the pixels of the images.
+"""Detections of a batch, padded, in canvas pixels, and of many images, as flat arrays, in original pixels.
 
-Legend: B images in a batch, K slots of an image, D detections. ``_px``: pixels of the original image, upright, after
-EXIF. ``xyxy``: corners.
+Legend: B images in a batch, K slots per image, D detections. ``_px``: pixels of the original image, upright after EXIF
+rotation. ``xyxy``: corners.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Detections(NamedTuple):
-    """Detections of a batch after NMS, padded to K per image; an image's slots from its count on are zero."""
+    """Detections of a batch after NMS, padded to K per image. An image's slots beyond its count are zero."""
 
     boxes_xyxy: Tensor  # float32 (B, K, 4) canvas pixels
     scores: Tensor  # float32 (B, K), descending
@@ -34,17 +34,17 @@ class DetectionTable:
 
     @classmethod
     def concatenate(cls, tables: Iterable[DetectionTable]) -> DetectionTable:
-        """Joins tables one after another; none give an empty table."""
+        """Concatenates tables. Returns an empty table if there are none."""
         empty = cls(np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0), np.zeros(0, np.int64))
         joined = [empty, *tables]
         return cls(*(np.concatenate([getattr(table, column.name) for table in joined]) for column in fields(cls)))
 
     def take(self, rows: np.ndarray | slice) -> DetectionTable:
-        """Selects ``rows``: a mask, indices or a slice."""
+        """Selects ``rows``, which are a mask, indices or a slice."""
         return DetectionTable(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     def top_per_image(self, count: int) -> DetectionTable:
-        """Selects the ``count`` detections with the highest scores of each image, image by image."""
+        """Selects the ``count`` highest-scoring detections of each image, image by image."""
         order = np.lexsort((-self.scores, self.image_index))
         image = self.image_index[order]
         rank = np.arange(len(image)) - np.searchsorted(image, image)

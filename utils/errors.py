@@ -15,14 +15,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def one_line(text: str) -> str:
-    """Replaces each run of line breaks and other control characters, which would split lines of logs or control
-    terminals, by a space. Half surrogates, which are not UTF-8 (file names may contain any bytes), are escaped."""
+    """Replaces each run of line breaks and other control characters, which would split log lines or control the
+    terminal, with a space. Lone surrogates, which are not UTF-8 (file names can contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def look_alike(name: str, other: str) -> bool:
     """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
-    Messages show such names by ``ascii``."""
+    Messages show such names with ``ascii``."""
     return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
@@ -32,15 +32,15 @@ def first_line(error: BaseException) -> str:
 
 
 class ExplainedError(Exception):
-    """An error that its message fully explains: not a bug, so no traceback is printed."""
+    """An error that its message explains fully. It is not a bug, so no traceback is printed."""
 
 
 class UserError(ExplainedError):
     """A mistake in the user's input: files, flags, YAML, devices, ports, disks.
 
-    The message is one line that names what is wrong, where (file and line if there is one), and what to do.
-    Entry scripts print it as ``error: <message>`` and exit with code 2. The middle of a very long message, which may
-    quote a file, is left out unless ``whole``. ``parts``: the single messages, if this one joins several.
+    The message is one line that states what is wrong, where (file and line, if any), and what to do. Entry scripts
+    print it as ``error: <message>`` and exit with code 2. The middle of a very long message, which may quote a file, is
+    omitted unless ``whole``. ``parts`` are the single messages if this one joins several.
     """
 
     def __init__(self, message: str, *, whole: bool = False, parts: Sequence[str] = ()) -> None:
@@ -51,9 +51,9 @@ class UserError(ExplainedError):
 
 
 class PeerLost(UserError):
-    """Another process of the run was killed, hangs or has not joined. The line is printed as that of a mistake, as the
-    user may have to act (memory, an address). What a program does that has started the run:
-    `utils.process.result_file.Outcome`."""
+    """Another process of the run was killed, hangs or did not join. It is reported like a mistake, because the user may
+    have to act (memory, an address). See `utils.process.result_file.Outcome` for what a program that started the run
+    does."""
 
 
 class Mistakes:
@@ -71,7 +71,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Adds a UserError of the block instead of raising it."""
+        """Adds a UserError raised in the block instead of propagating it."""
         try:
             yield
         except UserError as error:
@@ -82,11 +82,11 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Returns whether there are more messages than are shown at once."""
+        """Whether there are more messages than are shown at once."""
         return len(self.messages) > MAX_MISTAKES
 
     def raise_any(self) -> None:
-        """Raises UserError with the first messages, numbered if there are several; does nothing without any."""
+        """Raises UserError with the first messages, numbered if there are several. Does nothing if there are none."""
         first = "the first " if self.are_many else ""
         del self.messages[MAX_MISTAKES:]
         if len(self.messages) == 1:
@@ -99,7 +99,7 @@ class Mistakes:
 
 @contextlib.contextmanager
 def all_mistakes() -> Iterator[Mistakes]:
-    """Yields a collector, and at the end of the block raises one UserError for all that it has collected."""
+    """Yields a collector, and at the end of the block raises one UserError for all collected mistakes."""
     mistakes = Mistakes()
     yield mistakes
     mistakes.raise_any()
@@ -117,11 +117,11 @@ def errors_of(path: str | os.PathLike) -> Iterator[None]:
 
 
 class FailedCheck(ExplainedError):
-    """Raised when a result of the program does not pass its check. Entry scripts exit with code 1."""
+    """Raised when a result of the program fails its check. Entry scripts exit with code 1."""
 
 
 class PeerFailure(ExplainedError):
-    """Another process of the run failed and has printed why; this process exits with ``code``, without repeating it."""
+    """Another process of the run failed and reported why. This process exits with ``code`` without repeating it."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -129,8 +129,9 @@ class PeerFailure(ExplainedError):
 
 
 class Stopped(BaseException):
-    """A signal has stopped the program, a run after saving its state; ``code`` is the exit status. It is not an
-    `Exception`, as KeyboardInterrupt is not, so that nothing takes it for an error of a library that was running."""
+    """A signal stopped the program; a training run has saved its state. ``code`` is the exit status. Like
+    KeyboardInterrupt, it is not an `Exception`, so that no handler mistakes it for an error of the code it
+    interrupts."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

@@ -1,7 +1,7 @@
-"""Labels of many images in flat arrays, and the class numbers of ignore regions.
+"""Labels of many images in flat arrays, and the class indices of ignore regions.
 
-Legend: M boxes, N images, C classes. ``_px``: pixels of the original image, upright, after EXIF. ``xywh``: top-left
-corner and size, as in COCO.
+Legend: M boxes, N images, C classes. ``_px``: pixels of the original image, upright after EXIF rotation. ``xywh``:
+top-left corner and size, as in COCO.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_SCORED_DETECTIONS = 100  # COCO's
 
 
 def ignored_class(classes: np.ndarray) -> np.ndarray:
-    """Converts class numbers to those that mark ignore regions, and back.
+    """Converts class indices to those that mark ignore regions, and back.
 
     A region in which class c is ignored has the class -2 - c: -2 for class 0, -3 for class 1. A region in which every
     class is ignored has the class -1, which stays -1.
@@ -23,9 +23,9 @@ def ignored_class(classes: np.ndarray) -> np.ndarray:
 
 
 def rows_of(offsets: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows of the boxes of ``images``, int64 (n,), which may repeat, and each one's position in ``images``.
+    """Returns the box rows of ``images``, int64 (n,), which may repeat, and the position in ``images`` of each row.
 
-    ``offsets``: as `LabelArrays` has them.
+    ``offsets``: see `LabelArrays`.
     """
     starts = offsets[images]
     counts = offsets[images + 1] - starts
@@ -47,13 +47,13 @@ class LabelArrays:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def boxes_per_class(self, num_classes: int) -> np.ndarray:
-        """Counts the objects of each class, without crowd regions: int64 (C,)."""
+        """Counts the objects per class, without crowd regions: int64 (C,)."""
         return np.bincount(self.classes[~self.crowd], minlength=num_classes)
 
     def images_per_class(self, num_classes: int, weights: np.ndarray | None = None) -> np.ndarray:
         """Counts the images with at least one object of each class, without crowd regions: int64 (C,).
 
-        With ``weights`` of the images (N,), sums these instead: float64 (C,).
+        With image ``weights`` (N,), sums the weights instead: float64 (C,).
         """
         pairs = np.unique((self.image_of_box * num_classes + self.classes)[~self.crowd])
         image_weights = None if weights is None else weights[pairs // num_classes]

@@ -1,7 +1,7 @@
 """Configures the project's logger, and shows progress over an iterable.
 
-A record is one plain line of standard output, without control codes, so that no name of a file or class looks like a
-message of its own.
+A record is one plain line on standard output, without control codes, so that no file or class name can look like a
+separate message.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ T = TypeVar("T")
 
 LINE_EVERY_S = 15.0
 LINE_EVERY_FRACTION = 0.1
-TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows on a terminal what this one prints
+TERMINAL_VARIABLE = "LOCKSTEP_TERMINAL"  # set if another process shows this one's output on a terminal
 MAX_KEPT_RECORDS = 100_000  # before `continue_in_file` is called
 _early_lines: dict[str, None] = {}  # lines that were logged before `configure_logging`, in order
 
 
 def get_logger() -> logging.Logger:
-    """Logs only warnings and errors until `configure_logging` has been called."""
+    """Returns the project's logger, which logs only warnings and errors until `configure_logging` is called."""
     return logging.getLogger("lockstep")
 
 
 class _Terminal(logging.Handler):
-    """Writes to the current standard output (it may be replaced after configuration), above any tqdm bar."""
+    """Writes to the current standard output (which may be replaced after configuration), above any tqdm bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -57,7 +57,7 @@ class _Terminal(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file. If its disk is full or fails, one warning is printed, and records are written later."""
+    """A log file. If its disk is full or fails, one warning is logged, and later records are still tried."""
 
     _has_warned = False
 
@@ -71,7 +71,7 @@ class _LogFile(logging.FileHandler):
 
 
 def terminal_bars(stream: TextIO) -> type[tqdm] | None:
-    """Returns the class ``tqdm`` for a terminal, or None for any other ``stream`` or without the package."""
+    """Returns the class ``tqdm`` if ``stream`` is a terminal and the package is installed, else None."""
     if not stream.isatty() and not os.environ.get(TERMINAL_VARIABLE):
         return None
     try:
@@ -85,13 +85,13 @@ def terminal_columns(stream: TextIO) -> int:
     """Returns the width of the terminal that shows ``stream``."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):  # another process shows it, and says its width in COLUMNS
+    except (OSError, ValueError):  # another process shows it, and passes its width in COLUMNS
         columns = 0
     return columns or shutil.get_terminal_size().columns
 
 
 class _PlainLine(logging.Formatter):
-    """The message in one line, prefixed by its level from WARNING upwards."""
+    """Formats the message as one line, prefixed by its level from WARNING upwards."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = one_line(super().formatMessage(record))
@@ -103,7 +103,7 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
 
     Args:
         is_main: rank 0 logs INFO and above; other ranks log only warnings and errors.
-        file_follows: rank 0 keeps its records for the file that `continue_in_file` names later.
+        file_follows: whether rank 0 keeps its records for a later `continue_in_file`.
     """
     logger = get_logger()
     for handler in list(logger.handlers):
@@ -125,7 +125,7 @@ def configure_logging(is_main: bool, *, file_follows: bool = False) -> None:
 
 
 def log_when_configured(*lines: str) -> None:
-    """Logs each of ``lines`` once, at INFO, as soon as there is a log."""
+    """Logs each of ``lines`` at INFO, after `configure_logging` if that has not been called yet."""
     if get_logger().handlers:
         for line in lines:
             get_logger().info("%s", line)
@@ -134,15 +134,15 @@ def log_when_configured(*lines: str) -> None:
 
 
 def continue_in_file(file: Path) -> None:
-    """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones; without such
-    records, does nothing. If the file cannot be opened, a warning is logged."""
+    """Appends to ``file`` all records since `configure_logging` with ``file_follows``, and all later ones. Does nothing
+    without ``file_follows``. If the file cannot be opened, a warning is logged."""
     logger = get_logger()
     for kept in [h for h in logger.handlers if isinstance(h, logging.handlers.MemoryHandler)]:
         logger.removeHandler(kept)
         try:
             handler = _LogFile(file, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            logger.warning("%s: cannot be written (%s); there is no log in a file", file, error.strerror or error)
+            logger.warning("%s: cannot be written (%s); no log file is written", file, error.strerror or error)
         else:
             handler.setFormatter(kept.formatter)
             logger.addHandler(handler)
@@ -154,7 +154,7 @@ def continue_in_file(file: Path) -> None:
 def progress(
     iterable: Iterable[T], *, desc: str, total: int | None = None, unit: str = "image", enabled: bool = True
 ) -> Iterator[T]:
-    """Yields from ``iterable`` and shows progress: a tqdm bar on a terminal, else a line every 10 % or 15 s.
+    """Yields from ``iterable`` and shows progress with a tqdm bar on a terminal, else with a line every 10 % or 15 s.
 
     Args:
         total: number of items; default: ``len(iterable)`` if it has one.
@@ -173,7 +173,7 @@ def progress(
 
 
 def _with_lines(iterable: Iterable[T], *, desc: str, total: int | None, unit: str) -> Iterator[T]:
-    """Yields from ``iterable``, and logs how far it is. Arguments: see `progress`."""
+    """Yields from ``iterable``, and logs the progress. Arguments: see `progress`."""
     logger = get_logger()
     started = time.monotonic()
     last_time = started
@@ -189,6 +189,6 @@ def _with_lines(iterable: Iterable[T], *, desc: str, total: int | None, unit: st
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time = now
             last_count = done
-    from utils.strings import counted  # with numpy, which --help does without
+    from utils.strings import counted  # imports numpy, which --help does not need
 
     logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

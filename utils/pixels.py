@@ -1,4 +1,4 @@
-"""The format of pixels: number of channels and bits per channel. Conversions between formats, and the padding."""
+"""Pixel formats (number of channels, bits per channel), conversions between them, and the padding value."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from utils.strings import counted
 if TYPE_CHECKING:
     import torch
 
-MAX_CHANNELS = 128  # OpenCV 5 has no images with more
+MAX_CHANNELS = 128  # OpenCV 5's maximum
 GRAY = 114  # uint8 value of the padding around images
 _UINT16_PER_UINT8 = 257  # 255 becomes 65535
 
 
 @dataclass(frozen=True, slots=True)
 class PixelFormat:
-    """The pixels of a data set's images, and of those that a model takes.
+    """The pixel format of a data set's images, and of a model's input.
 
-    Images of 8 bits are uint8. Images of 9 to 16 bits are uint16 of the whole range: values of 12 bits are multiplied
-    by 65535 / 4095 when they are read. Images of three channels are RGB, those of one are gray.
+    8-bit images are uint8. Images of 9 to 16 bits are uint16 over the full range: 12-bit values are multiplied by
+    65535 / 4095 when they are read. Three-channel images are RGB, single-channel images are gray.
     """
 
     channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
@@ -31,7 +31,8 @@ class PixelFormat:
 
     @classmethod
     def checked(cls, channels: Any, bits: Any, location: str) -> PixelFormat:
-        """Creates a format from the values of a file. Raises UserError, beginning with ``location``, for others."""
+        """Creates a format from values in a file. Raises UserError, beginning with ``location``, if they are
+        invalid."""
         return build(cls, {"channels": channels, "bits": bits}, location)
 
     @property
@@ -46,11 +47,11 @@ class PixelFormat:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one pixel."""
+        """Bytes per pixel."""
         return self.channels * self.dtype.itemsize
 
     def content(self) -> dict[str, int]:
-        """Returns the lines for a data set's YAML; empty for the default."""
+        """Returns the entries for a data set's YAML; empty for the default format."""
         return {} if self == RGB8 else {"channels": self.channels, "bits": self.bits}
 
     def __str__(self) -> str:
@@ -61,7 +62,7 @@ RGB8 = PixelFormat()
 
 
 def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:
-    """Converts uint8, or uint16 of ``bits`` bits, to uint16 of the whole range."""
+    """Converts uint8, or uint16 with ``bits`` significant bits, to uint16 over the full range."""
     if image.dtype == np.uint8:
         return image.astype(np.uint16) * np.uint16(_UINT16_PER_UINT8)
     if bits == 16:
@@ -71,8 +72,8 @@ def as_16_bits(image: np.ndarray, bits: int) -> np.ndarray:
 
 
 def as_rgb8(images: np.ndarray) -> np.ndarray:
-    """Converts images (..., C), uint8 or uint16, to what people see: uint8 (..., 3) RGB. One or two channels are shown
-    as gray; of more than three, the first three are shown. uint8 of three channels is returned itself."""
+    """Converts images (..., C), uint8 or uint16, to uint8 (..., 3) RGB for display. With one or two channels, the first
+    is shown as gray; with more than three, the first three are shown. Three-channel uint8 is returned unchanged."""
     if images.shape[-1] != 3:
         images = images[..., :3] if images.shape[-1] > 3 else np.repeat(images[..., :1], 3, -1)
     if images.dtype == np.uint16:
@@ -81,5 +82,5 @@ def as_rgb8(images: np.ndarray) -> np.ndarray:
 
 
 def padding_value(dtype: np.dtype) -> int:
-    """Returns the gray of the padding around images of ``dtype``, uint8 or uint16."""
+    """Returns the gray value of the padding around images of ``dtype``, uint8 or uint16."""
     return GRAY if dtype == np.uint8 else GRAY * 257

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 VERSION = "0.1.0"
-STARTED = time.monotonic()  # about when this process started
+STARTED = time.monotonic()  # approximate start time of this process
 IS_INSTALLED = __name__.startswith("lockstep.")
 
 
@@ -21,6 +21,6 @@ def command_prefix(command: str) -> list[str]:
 
 
 def resume_flag(last: str | os.PathLike[str]) -> str:
-    """Returns the flag of train.py that continues the run with the checkpoint ``last``. Messages always name the
-    checkpoint: without it, ``--resume`` continues the newest run, which may be another one."""
+    """Returns the train.py flag that resumes the run with the checkpoint ``last``. Messages always name the checkpoint,
+    because ``--resume`` alone continues the newest run, which may be a different one."""
     return f"--resume {shlex.quote(os.fspath(last))}"

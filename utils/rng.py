@@ -1,7 +1,7 @@
 """Counter-based random numbers (Philox, Salmon et al., SC'11): a value depends on its key, never on the order of calls.
 
-All random numbers of the data path and of the training step come from generators made here. So pixels do not depend on
-rank, worker, restart or the order in which samples are rendered, and a checkpoint needs no RNG state.
+All random numbers of the data path and the training step come from generators created here. So pixels do not depend on
+rank, worker, restart or rendering order, and a checkpoint needs no RNG state.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def keyed_generator(seed: int, stream: int, *counters: int) -> np.random.Generat
 def keyed_uniforms(seed: int, stream: int, positions: Sequence[tuple[int, int]], count: int) -> np.ndarray:
     """Draws ``count`` numbers in [0, 1) for each of n (epoch, position) pairs: float64 (n, count).
 
-    A row depends only on ``(seed, stream)``, ``count`` and its pair. An epoch has one Philox sequence, of which
-    position p uses the p-th section, so that consecutive positions share a generator: creating one takes much longer
-    than drawing. Use a stream either here or in `keyed_generator`, not in both.
+    A row depends only on ``(seed, stream)``, ``count`` and its pair. Each epoch has one Philox sequence, and position p
+    uses its p-th section. Consecutive positions can therefore share a generator, whose creation takes much longer than
+    drawing. Use a stream either here or in `keyed_generator`, not in both.
     """
     key = np.array([seed % 2**64, int(stream)], dtype=np.uint64)
     steps = math.ceil(count / 4)  # each step of the counter gives four numbers

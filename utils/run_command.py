@@ -1,4 +1,4 @@
-"""Runs a command of `utils.config.commands`: parses its command line, and passes on its result."""
+"""Runs a command of `utils.config.commands`: parses its command line, and reports its result."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from utils.process.result_file import write_result
 
 
 class CommandResult(NamedTuple):
-    """The result of a command, for the process that has started it."""
+    """The result of a command, for the process that started it."""
 
     values: Mapping[str, Any]  # for `utils.process.result_file.write_result`
     exit_status: int = 0
 
 
 def run_command(name: str, work: Callable[[Any], CommandResult | None], argv: Sequence[str] | None) -> None:
-    """Runs the command ``name``: calls ``work`` with the settings that ``argv`` gives (None: the command line of this
-    process), and passes on its result.
+    """Runs the command ``name``: calls ``work`` with the settings in ``argv`` (None: this process's command line), and
+    reports its result.
 
-    Raises UserError for mistakes in the command line and for a command of one process that a launcher has started
-    several times, and SystemExit for an exit status of that result.
+    Raises UserError for mistakes in the command line and for a single-process command that a launcher started several
+    times, and SystemExit if the result has a non-zero exit status.
     """
     command = COMMANDS[name]
     settings = parse_config(command.settings, argv)

@@ -1,8 +1,8 @@
-"""Checks plain data against type hints: values from YAML, command lines and the headers of files.
+"""Checks plain data (values from YAML, command lines and file headers) against type hints.
 
-Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`), or in that of a type:
-``Annotated[int, Bounds(1)]``. Neither pydantic nor msgspec replaces this module: importing pydantic takes longer than
-all of ``--help``, and msgspec stops at the first mistake.
+Bounds are in the metadata of a dataclass field (see `utils.config.settings.setting`) or of a type: ``Annotated[int,
+Bounds(1)]``. Neither pydantic nor msgspec can replace this module: importing pydantic takes longer than all of
+``--help``, and msgspec stops at the first mistake.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 
 
 class Bounds(NamedTuple):
-    """The values that are allowed.
+    """The allowed values.
 
     Args:
         low, high: inclusive; None: no bound.
         sentinel: one value outside these bounds that has a special meaning.
-        choices: the allowed values, or of a list the allowed elements; None: any.
+        choices: the allowed values, or for a list, the allowed elements; None: any.
         is_line: text must be a single line.
     """
 
@@ -56,7 +56,7 @@ class Hint(NamedTuple):
 Count = Annotated[int, Bounds(0)]
 Fraction = Annotated[float, Bounds(0, 1)]
 TOO_LONG = "the number does not fit in 64 bits"
-_MAX_SHOWN_CHARACTERS = 100  # of a value in a message
+_MAX_SHOWN_CHARACTERS = 100  # per value in a message
 _TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
@@ -75,7 +75,7 @@ def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
 
 
 def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
-    """Returns `` (did you mean 'x'?)`` for the known name that is closest to ``name``; "" if none is close.
+    """Returns `` (did you mean 'x'?)`` with the known name closest to ``name``, or "" if none is close.
     ``min_similarity``: 0 to 1, as in difflib."""
     known = list(known)
     for other in known:
@@ -86,14 +86,14 @@ def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> 
 
 
 def fits_64_bits(number: int) -> bool:
-    """Returns whether torch, numpy and checkpoints can hold ``number``."""
+    """Returns whether torch, NumPy and checkpoints can store ``number``."""
     return abs(number) < 2**63
 
 
 @functools.cache
 def parse_hint(hint: Any) -> Hint:
-    """Splits a type hint into its parts. Raises TypeError for a union of other types than one and None: a value would
-    not say which of them it is meant to be."""
+    """Splits a type hint into its parts. Raises TypeError for unions other than of one type and None, because a value
+    would not determine which type is meant."""
     is_optional = False
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         members = [member for member in typing.get_args(hint) if member is not types.NoneType]
@@ -112,12 +112,12 @@ def type_of(field: dataclasses.Field, owner: type) -> Any:
 
 
 def bounds_of(field: dataclasses.Field) -> Bounds | None:
-    """Returns the bounds in the metadata of a field that `setting` has created, or None for other fields."""
+    """Returns the bounds in the metadata of a field created by `setting`, or None for other fields."""
     return field.metadata.get("bounds")
 
 
 def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[str], str] | None = None) -> DataclassT:
-    """Makes a dataclass from a mapping (None: empty). ``unknown``: says what to do about an unknown key.
+    """Creates a dataclass from a mapping (None: empty). ``unknown`` returns the message for an unknown key.
 
     Raises UserError that begins with ``location`` for unknown and missing keys and for wrong values.
     """
@@ -152,12 +152,12 @@ def _note_missing(
 
 
 def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) -> Any:
-    """Returns ``value`` as ``hint`` says: whole numbers become floats, lists tuples, and mappings dataclasses.
+    """Returns ``value`` converted to the type ``hint``: integers to floats, lists to tuples, mappings to dataclasses.
 
     Args:
-        hint: a class, also a dataclass or TypedDict, whose further keys stay as they are; a list, dict or tuple of
-            such; also with ``| None``.
-        bounds: in place of those in ``hint``.
+        hint: a class, a dataclass, or a TypedDict, whose undeclared keys are kept unchecked; a list, dict or tuple of
+            these; or one of these with ``| None``.
+        bounds: replace those in ``hint``.
 
     Raises UserError that begins with ``location``.
     """
@@ -178,7 +178,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
 
 
 def _converted(value: Any, plain_type: type) -> Any:
-    """Converts ``value`` to ``plain_type`` if YAML writes such values in another type; other values stay unchanged."""
+    """Converts ``value`` to ``plain_type`` if YAML represents such values by another type. Returns others unchanged."""
     if plain_type is tuple and isinstance(value, list):
         return tuple(value)
     if plain_type is float and isinstance(value, int | str) and not isinstance(value, bool):
@@ -197,8 +197,8 @@ def _check_type(value: Any, plain_type: type, location: str, is_optional: bool) 
 
 
 def _with_checked_content(value: Any, kind: Any, location: str) -> Any:
-    """Returns a list, tuple or dict with its elements checked; other values, and those of an unknown content, as they
-    are."""
+    """Returns a list, tuple or dict with its elements checked. Other values, and containers without element hints, are
+    returned unchanged."""
     if not isinstance(value, list | tuple | dict):
         return value
     if isinstance(value, dict) and typing.is_typeddict(kind):

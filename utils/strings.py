@@ -1,4 +1,4 @@
-"""Text for messages (counts, lists, tables, durations), image ids, and many strings in two arrays."""
+"""Text for messages (counts, lists, tables, durations), image ids, and compact storage for many strings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LISTED_RANKS = 8
 
 
 def counted(count: int, noun: str) -> str:
-    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``, ``2 entries``. ``noun`` may
-    have adjectives before it."""
+    """Formats a count with its noun: ``1 image``, ``2,000 images``, ``2 boxes``, ``2 entries``. ``noun`` may include
+    adjectives."""
     if count == 1:
         return f"{count:,} {noun}"
     if noun.endswith("y") and not noun.endswith(("ay", "ey", "oy", "uy")):
@@ -40,14 +40,14 @@ def listed(items: Sequence[str], max_items: int = 8) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
-    """Formats a table as lines, its columns aligned on the right, or on the ``left``."""
+    """Formats a table as lines with right-aligned, or ``left``-aligned, columns."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     pad = str.ljust if left else str.rjust
     return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
-    """Describes the first difference between class names and those that are expected; "" if there is none."""
+    """Describes the first difference between class names and the expected ones. Returns "" if there is none."""
     if len(names) != len(expected):
         return f"{counted(len(names), 'class')} against {len(expected)}"
     index = next((i for i, (a, b) in enumerate(zip(names, expected)) if a != b), None)
@@ -59,13 +59,13 @@ def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
 
 
 def class_key(name: str) -> str:
-    """Returns what names of one class have in common: they are compared without case and outer spaces."""
+    """Returns the key by which class names are compared, which ignores case and surrounding spaces."""
     return name.strip().lower()
 
 
 def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
-    """Returns COCO's image ids for file names without suffix: numbers if all are digits (``000000000139`` is image 139)
-    and give different numbers, else the names themselves."""
+    """Returns COCO image ids for file stems: integers if all stems are digits (``000000000139`` is image 139) and give
+    distinct integers, else the stems themselves."""
     if all(stem.isascii() and stem.isdigit() and len(stem) <= _MAX_ID_DIGITS for stem in stems):
         numbers = tuple(map(int, stems))
         if len(set(numbers)) == len(numbers):
@@ -76,7 +76,7 @@ def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class FlatStrings:
     """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
-    names that are not UTF-8 are kept (surrogateescape)."""
+    names that are not UTF-8 are preserved (surrogateescape)."""
 
     data: np.ndarray  # uint8 (P,) UTF-8, one string after another
     offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
@@ -117,6 +117,6 @@ def format_duration(seconds: float) -> str:
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Names some ranks in a message: "rank 3", "ranks 0, 1 and 7 more"."""
+    """Lists ranks for a message: "rank 3", "ranks 0, 1 and 7 more"."""
     more = f" and {len(ranks) - _LISTED_RANKS} more" if len(ranks) > _LISTED_RANKS else ""
     return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED_RANKS]))}{more}"

@@ -15,8 +15,8 @@ from utils.rng import Stream, keyed_uniforms, named_stream
 class SharedColumns:
     """Columns of the random stream that the built-in augmentations share.
 
-    The numbers of a sample's first layer come first, then as many of a second layer to mix in, then those of the
-    mixing. All are always drawn, so that a change of one probability affects no other choice.
+    The numbers of a sample's first layer come first, then as many for a second layer, then the mixing numbers. All are
+    always drawn, so that changing one probability affects no other choice.
     """
 
     MOSAIC = slice(0, 6)
@@ -32,8 +32,8 @@ class SharedColumns:
 class Augmentation:
     """Base class of all augmentations.
 
-    Built-in ones own `columns` of a shared random stream. The name of any other determines a stream of its own, so a
-    new augmentation does not change the numbers of the others.
+    Built-in augmentations use fixed `columns` of a shared random stream. Any other draws from a stream of its own,
+    seeded by its name, so adding one does not change the numbers of the others.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Moves the labels of source images to the canvases on which plans place these.
+"""Maps the labels of source images to the canvases on which plans place the images.
 
 Legend: M patches of all plans, n labels of their images.
 """
@@ -31,8 +31,8 @@ def place_labels(
     """Returns the labels of each plan, float32 (n, 5): class, cx, cy, w, h normalized to the canvas.
 
     Args:
-        source_hw: as for `data.augment.plan.SamplePlanner`.
-        labels: float32 (n, 5), of the images `images_of` in their order, normalized to these.
+        source_hw: see `data.augment.plan.SamplePlanner`.
+        labels: float32 (n, 5), labels of the images in `images_of`, in that order, normalized to each image.
         patch: int64 (n,), position of each label's image in `images_of`.
     """
     patches_by_plan = [list(chain.from_iterable(layer.patches for layer in plan.layers)) for plan in plans]
@@ -62,7 +62,7 @@ def transform_labels(
     matrices: np.ndarray,
     canvas_hw: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Maps the labels of M patches to the canvas, as the hulls of their corners, clipped to it.
+    """Maps the labels of M patches to the canvas, as the hulls of the mapped corners, clipped to the canvas.
 
     The result for a label does not depend on the others.
 
@@ -75,8 +75,8 @@ def transform_labels(
         canvas_hw: (M, 2), sizes of their canvases, pixels, or (2,), one size for all.
 
     Returns:
-        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the labels that are kept, in their order; and
-        the patch of each, (m,).
+        float64 (m, 5) of class, x1, y1, x2, y2 in canvas pixels, for the kept labels, in their order; and the patch of
+        each kept label, (m,).
     """
     rows = labels.astype(np.float64)
     source_wh = np.asarray(source_hw, np.float64)[patch, ::-1]

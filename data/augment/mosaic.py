@@ -1,4 +1,4 @@
-"""Mosaic and MixUp: chooses the images of each layer, and the corner of each on the layer.
+"""Mosaic and MixUp: chooses the images of each layer, and the corner of each image on the layer.
 
 Mosaic (Bochkovskiy et al. 2020) pastes four images around a random point of a frame of twice the canvas' size. MixUp
 (Zhang et al. 2018) blends two layers. All patches of a batch are computed at once, elementwise, so that none depends on
@@ -21,7 +21,7 @@ class Mosaic(Augmentation):
     name = "mosaic"
     num_uniforms = 6
     columns = SharedColumns.MOSAIC
-    _APPLY = 0  # columns of its numbers: whether to apply it, which images to paste, and around which point
+    _APPLY = 0  # columns of the random numbers: whether to apply it, which images to paste, and around which point
     _PARTNERS = slice(1, 4)
     _POINT = slice(4, 6)
 
@@ -68,7 +68,7 @@ class Mosaic(Augmentation):
 def choose_mixup(
     uniforms: np.ndarray, keys: Sequence[SampleKey], allow_mixup: np.ndarray, probability: float, pool: PartnerPool
 ) -> tuple[list[int], list[int]]:
-    """Returns positions in ``keys`` of the samples to mix, and the main image of the second layer of each.
+    """Returns positions in ``keys`` of the samples to mix, and the main image of each one's second layer.
 
     ``uniforms``: (n, 2), `RandomStreams.mixing_uniforms`; ``allow_mixup``: bool (n,), whether a sample may be mixed.
     """
@@ -78,7 +78,7 @@ def choose_mixup(
 
 
 class PartnerPool:
-    """Draws partners from all samples, each as often as it comes in an epoch.
+    """Draws partners from all samples, each as often as it occurs in an epoch.
 
     ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.augmented.AugmentedImages`.
     """

@@ -35,7 +35,7 @@ def place_patches(
     outer: np.ndarray,
     canvas_wh: np.ndarray,
 ) -> Placement:
-    """Computes regions and matrices of sources pasted on frames, which ``outer`` maps to the canvas.
+    """Computes regions and matrices of sources pasted on frames that ``outer`` maps to the canvas.
 
     Args:
         source_hw: (M, 2).
@@ -61,8 +61,8 @@ def place_patches(
 
 
 def _crop_to_frame(source_wh: np.ndarray, corners: np.ndarray, sizes: np.ndarray, frame_wh: np.ndarray) -> np.ndarray:
-    """Returns the regions of sources that are on their frames, in whole source pixels, of which at least one remains:
-    float64 (M, 4). The arguments: see `place_patches`."""
+    """Returns the regions of sources that are on their frames, in whole source pixels, at least one: float64 (M, 4).
+    See `place_patches` for the arguments."""
     per_pixel = source_wh / sizes
     low = np.minimum(np.rint((np.maximum(corners, 0) - corners) * per_pixel), source_wh - 1)
     high = np.rint((np.minimum(corners + sizes, frame_wh) - corners) * per_pixel)

@@ -1,10 +1,10 @@
 """Draws sample plans, which determine how training samples are augmented, without reading a pixel.
 
 A plan lists source images, a region of each, and the one matrix that maps the region straight to the output canvas: its
-position in the mosaic and all geometric transforms are composed beforehand. The result equals that of the usual two
+position in the mosaic and all geometric transforms are composed beforehand. The result is the same as in the usual two
 steps: paste four images onto a canvas of twice the size, then cut out a randomly transformed window.
 
-The plans of a batch are computed together, since a NumPy operation takes about as long for one number as for many. A
+The plans of a batch are computed together, because a NumPy operation takes about as long for one number as for many. A
 plan is bitwise equal in any batch.
 
 Frames: see `data.augment.transforms`. All matrices are float64 (3, 3) and act on continuous pixel coordinates.
@@ -119,7 +119,7 @@ class SamplePlanner:
         return plans
 
     def _draw_layers(self, inputs: _LayerInputs, run_epochs: int) -> list[Layer]:
-        """Draws the layers: their images, where these are on the canvas, and the parameters of pixel operations."""
+        """Draws the layers: their images, the images' places on the canvas, and the parameters of pixel operations."""
         mosaic_uniforms = inputs.uniforms_of(self._mosaic)
         members = self._mosaic.members(mosaic_uniforms, inputs.keys, inputs.images, inputs.allow_mosaic, self._pool)
         canvas_hw = np.array([key.canvas_hw for key in inputs.keys])
@@ -145,7 +145,7 @@ class SamplePlanner:
     def _place(
         self, inputs: _LayerInputs, members: Sequence[Sequence[int]], canvas_wh: np.ndarray, run_epochs: int
     ) -> Placement:
-        """Places all patches of the L layers, whose images are ``members``, in their order."""
+        """Places all patches of the L layers, whose images are ``members``, in order."""
         counts = np.array([len(images) for images in members])
         is_mosaic = counts > 1
         frame_wh = np.where(is_mosaic[:, None], 2 * canvas_wh, canvas_wh)
@@ -179,7 +179,7 @@ class SamplePlanner:
 
 
 class _LayerInputs(NamedTuple):
-    """All that determines L layers: the first ones of all samples, then the second ones of those that are mixed."""
+    """Inputs that determine L layers: the first layers of all samples, then the second layers of mixed samples."""
 
     keys: list[SampleKey]
     images: list[int]  # main image of each layer

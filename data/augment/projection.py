@@ -1,6 +1,6 @@
 """Maps points and boxes by homogeneous matrices (3, 3), which act on continuous pixel coordinates.
 
-Boxes are mapped elementwise, as `data.augment.transforms` says.
+Boxes are mapped elementwise, for the reason given in `data.augment.transforms`.
 """
 
 from __future__ import annotations

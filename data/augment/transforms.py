@@ -1,9 +1,9 @@
 """Augmentations of single images, one class each.
 
 A `GeometricTransform` draws a matrix, and the renderers apply the product of all of them. A `PixelOperation` draws
-parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. In no list are
-Mosaic and MixUp, which choose and join images before them (mosaic.py), and the user's albumentations, which change
-rendered pixels after them (`data.render.user_transforms`).
+parameters, and has an OpenCV and a torch form. `data.augment.plan` lists the classes of both kinds. The lists do not
+include Mosaic and MixUp, which choose and join images beforehand (mosaic.py), or the user's albumentations, which
+change rendered pixels afterwards (`data.render.user_transforms`).
 
 Arithmetic is elementwise, and trigonometry uses `math`: matrix products of linear algebra libraries and NumPy's
 trigonometry may round differently in longer arrays.
@@ -41,14 +41,14 @@ class GeometricTransform(Augmentation, ABC):
     def matrices(self, uniforms: np.ndarray, from_wh: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
         """Returns matrices (L, 3, 3) from frames of sizes ``from_wh`` (L, 2) to canvases ``canvas_wh`` (L, 2).
 
-        The sizes differ for the first transform only. ``uniforms``: (L, `num_uniforms`) in [0, 1).
+        The sizes differ only for the first transform. ``uniforms``: (L, `num_uniforms`) in [0, 1).
         """
 
     def anneal(self, uniforms: np.ndarray, scale_range: np.ndarray) -> np.ndarray:
         """Narrows the random numbers of the scale in the last epochs of a run (``close_scale``).
 
-        ``scale_range``: float64 (L,), fraction of the scale's range to draw from, 1 before these epochs. Only
-        transforms that scale depend on it.
+        ``scale_range``: float64 (L,), fraction of the scale's range to draw from, 1 before these epochs. Transforms
+        that do not scale ignore it.
         """
         return uniforms
 
@@ -59,7 +59,7 @@ class PixelOperation(Augmentation, ABC):
     @property
     @abstractmethod
     def is_active(self) -> bool:
-        """True if the hyper-parameters enable the operation."""
+        """Whether the hyper-parameters enable the operation."""
 
     @abstractmethod
     def parameters(self, uniforms: np.ndarray, canvas_hw: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ class RandomPerspective(GeometricTransform):
     name = "perspective"
     num_uniforms = 8
     columns = SharedColumns.PERSPECTIVE
-    _ANGLE = 0  # columns of its numbers; pairs are x and y
+    _ANGLE = 0  # columns of the random numbers; pairs are x and y
     _SCALE = 1
     _SHEAR = slice(2, 4)
     _TRANSLATE = slice(4, 6)
@@ -100,8 +100,9 @@ class RandomPerspective(GeometricTransform):
     def anneal(self, uniforms: np.ndarray, scale_range: np.ndarray) -> np.ndarray:
         """Narrows the range of the scale before the run ends.
 
-        Gray borders, which only shrunk images have, tell the model the scale: boxes would be too small on letterboxed
-        images and too large on others (compare Touvron et al. 2019, "Fixing the train-test resolution discrepancy").
+        Gray borders, which only shrunk images have, reveal the scale to the model, which would then predict boxes too
+        small on letterboxed images and too large on others (compare Touvron et al. 2019, "Fixing the train-test
+        resolution discrepancy").
         """
         narrowed = uniforms.copy()
         scale = uniforms[:, self._SCALE]  # 0.5, the middle of its range, keeps the size

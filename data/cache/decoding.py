@@ -26,7 +26,7 @@ _VERSION = 5  # part of each file name; increase it when the layout of a file or
 
 
 class ImageCache(Protocol):
-    """Decoded source images by number, whatever holds them."""
+    """Decoded source images by number, regardless of storage."""
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns an image, (h, w, C), read-only. Raises UserError for damage."""
@@ -50,17 +50,17 @@ class Decoding(NamedTuple):
 
 
 def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str) -> None:
-    """Raises UserError unless ``size`` bytes fit into ``free`` bytes, of which a part stays in reserve."""
+    """Raises UserError unless ``size`` bytes fit into ``free`` bytes with some to spare."""
     if size > USABLE_DISK_FRACTION * free:
         shortage = f"needs {format_bytes(size)} in {place}, but only {format_bytes(free)} is free"
         raise UserError(f"{flag}: {shortage}; {remedy}")
 
 
 class CacheName(NamedTuple):
-    """The name of a cache file: whose images it has, of which version, and which of them.
+    """The name of a cache file, which identifies the data set, the version of its images, and the selected images.
 
-    Labels and class names are no part of it: to edit them costs no decoding. With a size and a suffix it is, for
-    example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.pixels``.
+    Labels and class names are not part of it, so that editing them causes no decoding. With a size and a suffix it is,
+    for example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.pixels``.
     """
 
     source: str  # identifies user, data set and split, whatever the content
@@ -79,17 +79,17 @@ class CacheName(NamedTuple):
         )
 
     def path(self, folder: Path, imgsz: int, suffix: str) -> Path:
-        """Returns the path of the file with images of size ``imgsz``, 0 for their own. ``suffix``: ends its name.
+        """Returns the path of the file with images of size ``imgsz``, 0 for full size. ``suffix``: ends its name.
 
-        A file that other settings have made of the same images is used, too.
+        A file of the same images that was written with other settings is reused.
         """
         path = folder / f"{'-'.join(self)}-{imgsz}{suffix}"
         same_images = f"{glob.escape(self.source)}-{self.content}-*-{self.images}-{imgsz}{suffix}"
         return path if path.exists() else next(folder.glob(same_images), path)
 
     def replaces(self, name: str) -> bool:
-        """Returns whether the file ``name``, of the same source, is out of date: its images have changed since, or the
-        same settings select others. Caches for other settings stay, as runs with these may follow each other."""
+        """Returns whether the file ``name``, of the same source, is out of date: its images have changed, or the same
+        settings now select others. Caches for other settings are kept, because runs may alternate between settings."""
         if f"-{self.content}-" not in name:
             return True
         return f"-{self.selection}-" in name and f"-{self.images}-" not in name

@@ -28,7 +28,7 @@ def open_device_cache(
     """Returns the source images of ``index`` as (P, C) on ``ctx.device``, arranged by ``layout``.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
-    processes of its node. Raises UserError: there is not enough memory, or an image cannot be decoded.
+    processes of its node. Raises UserError if there is not enough memory, or an image cannot be decoded.
     """
     num_bytes = layout.pixels * index.pixels.nbytes
     _check_memory(ctx, num_bytes)
@@ -62,7 +62,7 @@ def _check_memory(ctx: DistributedContext, num_bytes: int) -> None:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """The division of the images among the processes of a node."""
+    """How the images are divided among the processes of a node."""
 
     shards: dict[int, range]  # images that each process decodes, by its rank in the run
     group: dist.ProcessGroup | None  # group to broadcast in; None: the default group
@@ -109,7 +109,7 @@ def _decode_shard(
 
 
 def _broadcast_shards(cache: Tensor, layout: PyramidLayout, sharing: _Sharing, *, piece_rows: int) -> None:
-    """Sends each process's images to the others of its node, ``piece_rows`` at a time."""
+    """Broadcasts each process's images to the others of its node, ``piece_rows`` rows at a time."""
     if len(sharing.shards) == 1:
         return
     for rank, images in sharing.shards.items():

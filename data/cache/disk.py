@@ -7,7 +7,7 @@ once in the whole run (`utils.distributed.file_exchange`).
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
 a second file records the size and the modification time of the complete file. If either has changed, because the file
 was truncated, copied or written to, the cache is created again. Each image has a checksum, verified on the first read,
-which detects bits of pixels that flip on the disk, but not bits of LMDB's own pages (a thousandth of the file).
+which detects flipped bits in pixels, but not in LMDB's own pages (a thousandth of the file).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DiskCache:
     """
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), at once, as a later run may remove the file."""
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), now: a later run may remove the file."""
         self.path = path
         self.source_hw = source_hw
         self.pixels = pixels
@@ -71,7 +71,7 @@ class DiskCache:
 
 @functools.cache
 def _environment(path: Path, inode: int) -> lmdb.Environment:
-    """Maps the file once per process, read-only and without LMDB's locks."""
+    """Maps the file, once per process, read-only and without LMDB's locks."""
     import lmdb
 
     try:
@@ -99,7 +99,7 @@ def open_disk_cache(
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the caches
             of all nodes; None if each node decodes all images.
 
-    Raises UserError: there is not enough disk space, or an image cannot be decoded.
+    Raises UserError if there is not enough disk space, or an image cannot be decoded.
     """
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -44,9 +44,9 @@ _REMEDY = "choose another --cache-dir or --cache none"
 
 
 class _NodeState(NamedTuple):
-    """The state of a node's file, which it sends to the other nodes."""
+    """The state of a node's file, which the node sends to the others."""
 
-    name: str  # of the file, which depends on the data set
+    name: str  # file name, which depends on the data set
     is_usable: bool  # complete, or locked by this run
     stored: np.ndarray  # uint8, packed bits: which images are in it
 
@@ -71,7 +71,7 @@ class DiskCacheWriter:
     def fill(self) -> None:
         """Decodes all missing images; waits while another run fills the file."""
         if _is_complete(self.path):
-            return  # without taking the lock, which a read-only folder cannot have
+            return  # before taking the lock, which is impossible in a read-only folder
         with self.lock.wait(f"another run that fills {self.path}"):
             missing = np.flatnonzero(~_reuse_or_discard(self.path, len(self.index)))
             if len(missing):
@@ -109,7 +109,7 @@ class DiskCacheWriter:
     def _exchange(
         self, states: Sequence[_NodeState], local: _NodeState, barrier: StoreBarrier, leaders: Subgroup
     ) -> None:
-        """Stores the images that this node lacks, decoded by the nodes in shares, and sends the others theirs."""
+        """Divides the decoding among the nodes: stores the images that this node lacks, and sends the others theirs."""
         count = len(self.index)
         stored = np.stack([state.stored_images(count) for state in states])
         is_stored = local.stored_images(count)
@@ -128,7 +128,8 @@ class DiskCacheWriter:
         return np.ascontiguousarray(image).reshape(-1).view(np.uint8).data
 
     def _store(self, images: Iterable[tuple[int, memoryview]], count: int) -> None:
-        """Writes ``count`` images, number and pixels, in batches. Raises UserError if the file cannot be written."""
+        """Writes ``count`` pairs of image number and pixels, in batches. Raises UserError if the file cannot be
+        written."""
         import lmdb
 
         total = format_bytes(int(self.sizes.sum()))
@@ -164,7 +165,7 @@ class DiskCacheWriter:
         )
 
     def _mark_complete(self) -> None:
-        """Records size and time of the file, which must hold all images."""
+        """Records size and modification time of the file, which must hold all images."""
         if not _is_complete(self.path):
             write_whole(self.path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(self.path)).encode())
 
@@ -190,9 +191,9 @@ def _is_complete(path: Path) -> bool:
 
 
 def _reuse_or_discard(path: Path, count: int) -> np.ndarray:
-    """Returns which images are in the file, bool (count,), after removing one that cannot be used.
+    """Returns which images are in the file, bool (count,). Removes the file if it cannot be used.
 
-    The caller holds the lock of the file, unless it is complete.
+    The caller holds the lock of the file, unless the file is complete.
     """
     import lmdb
 
@@ -205,9 +206,9 @@ def _reuse_or_discard(path: Path, count: int) -> np.ndarray:
 
 
 def _stored_images(path: Path, count: int) -> Sequence[int]:
-    """Returns the numbers of the images in the file, all ``count`` if it is complete, and none without a file.
+    """Returns the numbers of the images in the file: all ``count`` if it is complete, none if it does not exist.
 
-    Raises CacheError, OSError or lmdb.Error for a file that is damaged, or has changed since it was complete.
+    Raises CacheError, OSError or lmdb.Error if the file is damaged, or has changed since it was complete.
     """
     import lmdb
 

@@ -21,7 +21,7 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     """Fills the node's file in the folder ``cache_dir`` if necessary, and maps it.
 
     The file gets its name once it is complete, and stays for later runs until the data set changes. Call this under
-    `torch_distributed_zero_first`. Raises UserError: there is not enough disk space, or an image cannot be decoded.
+    `torch_distributed_zero_first`. Raises UserError if there is not enough disk space, or an image cannot be decoded.
     """
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     path = name.path(folder, 0, ".pixels")
     source_hw = index.image_hw.astype(np.int32)
     name.remove_older(folder)
-    with contextlib.suppress(OSError):  # without taking the lock, which a read-only folder cannot have
+    with contextlib.suppress(OSError):  # before taking the lock, which is impossible in a read-only folder
         return MappedImages(path, source_hw, index.pixels)
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
         try:
@@ -49,8 +49,8 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
 
 
 def _with_memory_for(decoding: Decoding, index: DatasetIndex, source_hw: np.ndarray) -> Decoding:
-    """Returns ``decoding`` with at most as many threads as a quarter of the memory has room for."""
-    # A decoder holds up to three images: the file, its pixels, and their conversion.
+    """Returns ``decoding`` with no more threads than fit in a quarter of the available memory."""
+    # A decoder holds up to three images: the file, the decoded pixels, and the converted pixels.
     decoder_bytes = 3 * int(source_hw.astype(np.int64).prod(axis=1).max()) * index.pixels.nbytes
     max_threads = int(available_memory() / 4 / decoder_bytes)
     return decoding._replace(threads=max(min(decoding.threads, max_threads), 1))

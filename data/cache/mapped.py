@@ -1,5 +1,5 @@
 """Files of raw decoded pixels, mapped by all processes that read them: in memory (ram.py) or on the disk
-(full_size.py). They have no header, as the position of each image follows from the sizes."""
+(full_size.py). They have no header, because the position of each image follows from the sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MappedImages:
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
         """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another.
 
-        Raises OSError, also if the file has another size.
+        Raises OSError if the file cannot be mapped, or has another size.
         """
         self.path = path
         self.source_hw = source_hw
@@ -42,7 +42,7 @@ class MappedImages:
         """Returns an image, (h, w, C), read-only."""
         height, width = self.source_hw[index].tolist()
         shape = (height, width, self.pixels.channels)
-        # Views would take three times as long, of each source image of each sample.
+        # Slices and views of a larger array would take three times as long, for each source image of each sample.
         return np.ndarray(shape, self.pixels.dtype, buffer=self._mapping, offset=self._offsets[index])
 
     def __reduce__(self) -> tuple:

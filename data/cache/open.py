@@ -1,4 +1,4 @@
-"""Opens the cache of a split's images that ``--cache`` asks for: in memory, on the disk, or on the device."""
+"""Opens the cache of a split's images that ``--cache`` selects: in memory, on the disk, or on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_DECODING_THREADS = 64
 
 
 def decoding_for(ctx: DistributedContext, workers: int, *, reduces: bool = True) -> Decoding:
-    """Returns how caches are filled: with the threads of all processes of this node, as the others wait meanwhile.
+    """Returns a `Decoding` with the threads of all processes of this node, because the others wait while one decodes.
 
     ``workers``: number of workers of each process's loader.
     """
@@ -67,7 +67,7 @@ def open_tile_cache(
 def open_device_images(
     ctx: DistributedContext, index: DatasetIndex, source_hw: np.ndarray, workers: int
 ) -> tuple[PyramidLayout, Tensor]:
-    """Opens the cache of ``--cache device``: the source images on the device, for the renderer there, and their layout.
+    """Opens the cache of ``--cache device``. Returns the layout of the source images, and their pixels on the device.
 
     Every process of the run must call this. ``source_hw``: int (N, 2), sizes of the source images; ``workers``: number
     of workers of each process's loader.

@@ -1,8 +1,8 @@
 """``--cache ram``: holds decoded source images in memory, one copy per node, mapped by all its ranks and workers.
 
 The memory is an anonymous file (`data.cache.mapped`). The node's first process creates it, and the others open that
-process's descriptor. It is freed when the last of them ends, in whatever way, and the size of /dev/shm does not limit
-it.
+process's descriptor. The memory is freed when the last of them ends, even if killed, and is not limited by the size of
+/dev/shm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def open_ram_cache(ctx: DistributedContext | None, index: DatasetIndex, imgsz: i
         ctx: None if this process is alone.
         imgsz: longer side of the source images, pixels; 0 keeps the size of each file.
 
-    Raises UserError: there is not enough memory, or an image cannot be decoded.
+    Raises UserError if there is not enough memory, or an image cannot be decoded.
     """
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
     if ctx is None or ctx.store is None:

@@ -12,9 +12,9 @@ from utils.errors import UserError
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted, listed
 
-MAX_MOVES = 1000  # moves of groups that even out the folds
-_IMAGES = -1  # last column of counts: that of images, after those of the classes
-_MIN_IMPROVEMENT = 1e-9  # by which a move must at least reduce the sum that is minimized
+MAX_MOVES = 1000  # maximum number of moves of groups to even out the folds
+_IMAGES = -1  # column of the image counts, after one column per class
+_MIN_IMPROVEMENT = 1e-9  # minimum reduction of the minimized sum by a move
 
 
 def class_counts(index: DatasetIndex) -> np.ndarray:
@@ -26,15 +26,15 @@ def class_counts(index: DatasetIndex) -> np.ndarray:
 def assign_folds(group: np.ndarray, counts: np.ndarray, folds: int, seed: int) -> np.ndarray:
     """Returns the fold of each image, int64 (N,) from 0, by iterative stratification (Sechidis et al. 2011) of groups.
 
-    The rarest remaining class is distributed first: its groups, those with most boxes first, go to the fold that lacks
-    most boxes of this class, then to the one that lacks most images. Groups without boxes fill up the folds with fewest
-    images. Moves of single groups then even out the frequent classes.
+    The rarest remaining class is distributed first. Its groups, in descending order of boxes, go to the fold that lacks
+    the most boxes of this class; ties go to the fold that lacks the most images. Groups without boxes go to the folds
+    with the fewest images. Moves of single groups then even out the frequent classes.
 
     ``group``: int64 (N,), from 0; ``counts``: `class_counts`. Raises UserError if there are fewer groups than folds.
     """
     groups = int(group.max(initial=-1)) + 1
     if groups < folds:
-        raise UserError(f"--folds {folds}: the images form only {counted(groups, 'group')}, each of one fold")
+        raise UserError(f"--folds {folds}: the images form only {counted(groups, 'group')}; use fewer folds")
     boxes = np.zeros((groups, counts.shape[1]), np.int64)
     np.add.at(boxes, group, counts)
     images = np.bincount(group, minlength=groups)
@@ -49,13 +49,13 @@ def _stratify(boxes: np.ndarray, images: np.ndarray, shuffled: np.ndarray, folds
     """Distributes groups to folds, class by class.
 
     Args:
-        boxes: of each class in each group, int64 (G, C).
-        images: of each group, int64 (G,).
-        shuffled: all groups, int64 (G,), in the order that decides between equal ones.
+        boxes: int64 (G, C), boxes of each class in each group.
+        images: int64 (G,), images of each group.
+        shuffled: int64 (G,), all groups, in the order that breaks ties.
 
     Returns the fold of each group, int64 (G,).
     """
-    counts = np.column_stack([boxes, images])  # images are one more class, which is distributed last
+    counts = np.column_stack([boxes, images])  # images count as one more class, distributed last
     fold_of = np.full(len(counts), -1)
     missing = np.tile(counts.sum(0) / folds, (folds, 1))  # float64 (K, C + 1)
     remaining = shuffled
@@ -72,7 +72,7 @@ def _stratify(boxes: np.ndarray, images: np.ndarray, shuffled: np.ndarray, folds
 
 
 def _rarest_class(boxes: np.ndarray) -> int:
-    """Returns the class with fewest boxes, but at least one, in groups, int64 (G, C); `_IMAGES` if there is no box."""
+    """Returns the class with the fewest boxes, at least one, in groups, int64 (G, C); `_IMAGES` if there is no box."""
     totals = boxes.sum(0)
     if not totals.any():
         return _IMAGES
@@ -80,15 +80,15 @@ def _rarest_class(boxes: np.ndarray) -> int:
 
 
 def _fold_lacking_most(missing: np.ndarray, column: int) -> int:
-    """Returns the fold that lacks most of a ``column`` of ``missing``, float64 (K, C + 1): of several, the one that
-    lacks most images."""
+    """Returns the fold that lacks the most in a ``column`` of ``missing``, float64 (K, C + 1); ties go to the fold that
+    lacks the most images."""
     lacks_most = np.flatnonzero(missing[:, column] == missing[:, column].max())
     return int(lacks_most[np.argmax(missing[lacks_most, _IMAGES])])
 
 
 def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
-    """Moves single groups while that makes the folds more even, since distributing the rarest class first leaves the
-    others less so. Minimizes the sum over folds and columns of the squared difference relative to the even share.
+    """Moves single groups as long as that makes the folds more even: distributing the rarest class first leaves the
+    other classes uneven. Minimizes the squared relative difference from the even share, summed over folds and columns.
     ``fold_of``: int64 (G,), changed in place; ``counts``: float64 (G, columns)."""
     counts = counts[:, counts.sum(0) > 0]
     relative = counts * folds / counts.sum(0)
@@ -109,8 +109,8 @@ def _even_out(fold_of: np.ndarray, counts: np.ndarray, folds: int) -> None:
 
 
 def _fill_empty_folds(fold_of: np.ndarray, images: np.ndarray, folds: int) -> None:
-    """Moves the smallest group of the fold with most groups to each empty fold. ``fold_of``: int64 (G,), changed in
-    place; ``images``: of each group, int64 (G,)."""
+    """Moves the smallest group of the fold with the most groups to each empty fold. ``fold_of``: int64 (G,), changed in
+    place; ``images``: int64 (G,), images of each group."""
     groups_in = np.bincount(fold_of, minlength=folds)
     while groups_in.min() == 0:
         members = np.flatnonzero(fold_of == groups_in.argmax())

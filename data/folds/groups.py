@@ -1,4 +1,4 @@
-"""Groups images that must stay together: near-duplicates, copies of one image, and those of one ``--groups`` name.
+"""Groups images that must stay together: near-duplicates, copies of one image, and images with one ``--groups`` name.
 
 Legend: N images.
 """
@@ -39,7 +39,7 @@ def groups_of(index: DatasetIndex, groups: str, near_duplicates: bool) -> np.nda
 
 
 def _group_names(paths: Sequence[str], groups: str) -> list[str]:
-    """Returns the group name of each image, by a CSV file or a regular expression. Raises UserError."""
+    """Returns the group name of each image, from a CSV file or a regular expression. Raises UserError."""
     if groups.lower().endswith(".csv"):
         return _names_in_file(paths, Path(groups))
     try:
@@ -62,7 +62,7 @@ def _group_names(paths: Sequence[str], groups: str) -> list[str]:
 
 
 def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
-    """Returns the group name of each image by the columns ``image`` and ``group`` of a CSV file. Raises UserError."""
+    """Reads the group name of each image from the columns ``image`` and ``group`` of a CSV file. Raises UserError."""
     rows = csv.DictReader(io.StringIO(read_text(file)))
     if not {"image", "group"} <= set(rows.fieldnames or ()):
         raise UserError(f"--groups {file}: the first line must name the columns image and group")
@@ -77,7 +77,7 @@ def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
             absent.append(path)
     if absent:
         raise UserError(
-            f"--groups {file}: names no group of {len(absent)} of {len(paths)} images, such as {absent[0]} (images "
+            f"--groups {file}: has no group for {len(absent)} of {len(paths)} images, such as {absent[0]} (images "
             "are named by their path relative to the data set's folder, or by their file name)"
         )
     return names

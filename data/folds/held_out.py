@@ -20,18 +20,18 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 
-MAX_FOLDS = 20  # folds of which `validation_images` takes some
-MAX_DEVIATION = 0.5  # of the share that is held out from the one that is asked for, relative to the latter
+MAX_FOLDS = 20  # maximum number of folds from which `validation_images` takes some
+MAX_DEVIATION = 0.5  # of the held-out share from the requested fraction, relative to the latter; beyond it, warns
 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:
-    """Returns how a split is read that will be divided, by the settings of a training."""
+    """Returns the settings for indexing a split that will be divided, from those of a training run."""
     workers = available_cores() if config.workers < 0 else config.workers
     return replace(IndexSettings.of_run(config, workers=workers), repeats=False)
 
 
 def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
-    """Returns the names of about this ``fraction`` of the images: some of up to `MAX_FOLDS` folds, so that
+    """Returns the names of about this ``fraction`` of the images: those in some of up to `MAX_FOLDS` folds, so that
     near-duplicates and copies stay together, and every class is divided. Raises UserError if all images are in one
     group."""
     group = groups_of(index, "", near_duplicates=True)
@@ -44,7 +44,7 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
 
 
 def _log_share(fraction: float, num_held_out: int, num_images: int) -> None:
-    """Logs how many images are held out; a warning if these are a share far from ``fraction``."""
+    """Logs how many images are held out, as a warning if their share is far from ``fraction``."""
     message = "--val-fraction %g: %d of %d training images are held out for validation"
     share = num_held_out / num_images
     if abs(share - fraction) <= MAX_DEVIATION * fraction:
@@ -60,8 +60,8 @@ def _log_share(fraction: float, num_held_out: int, num_images: int) -> None:
 def hold_out_validation(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, names: Sequence[str]
 ) -> DatasetSpec:
-    """Returns the data set with the validation images of ``--val-fraction``: ``names`` of a resumed run, else new
-    ones."""
+    """Returns the data set with the validation images of ``--val-fraction``: ``names`` if a run is resumed, else newly
+    chosen ones."""
     if "val" in spec.splits:
         raise UserError(
             f"--val-fraction {config.val_fraction:g}: {spec.source} has a 'val' split; leave out one of the two"

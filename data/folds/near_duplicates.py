@@ -1,9 +1,9 @@
 """Finds near-duplicate images: copies that were encoded again, resized, or made brighter or darker.
 
-Each image gets a perceptual hash: 64 bits that say which low frequencies of its gray thumbnail (a discrete cosine
-transform) are above their median. Images whose hashes differ in few bits are compared by the correlation of their
-thumbnails, which tells images with the same coarse layout apart. Images without contrast have random hashes and are not
-compared. Mirrored, rotated and strongly cropped copies are not found.
+Each image gets a perceptual hash: 64 bits, one for each low frequency of its gray thumbnail (a discrete cosine
+transform), set if the coefficient is above the median. Images whose hashes differ in few bits are compared by the
+correlation of their thumbnails, which tells images with the same coarse layout apart. Images without contrast have
+random hashes and are not compared. Mirrored, rotated and strongly cropped copies are not found.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SIDE = 32  # side of a thumbnail, pixels
 MAX_DISTANCE = 7  # bits in which the hashes of near-duplicates may differ
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 2.0  # standard deviation of a thumbnail, gray levels
-_CHUNK_THUMBNAILS = 4096  # thumbnails that are hashed at a time
-_CHUNK_ROWS = 256  # hashes that are compared with all others at a time
-_CHUNK_PAIRS = 1 << 14  # pairs of thumbnails that are correlated at a time
+_CHUNK_THUMBNAILS = 4096  # thumbnails hashed at a time
+_CHUNK_ROWS = 256  # hashes compared with all others at a time
+_CHUNK_PAIRS = 1 << 14  # pairs of thumbnails correlated at a time
 
 
 class Signatures(NamedTuple):
@@ -79,7 +79,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _centered(thumbnails: np.ndarray) -> np.ndarray:
-    """Returns thumbnails without their means, float32 (P, 1024)."""
+    """Returns thumbnails minus their means, float32 (P, 1024)."""
     flat = thumbnails.reshape(len(thumbnails), SIDE * SIDE).astype(np.float32)
     return flat - flat.mean(1, keepdims=True)
 
@@ -88,7 +88,7 @@ def duplicate_groups(signatures: Signatures) -> list[np.ndarray]:
     """Returns groups of two or more near-duplicates, each int64 ascending. A chain of near-duplicates is one group."""
     numbers = np.flatnonzero(signatures.comparable)
     parent = np.arange(len(signatures.hashes))
-    # Equal hashes: each image is compared with the one before, so that a thousand copies need a thousand comparisons.
+    # Images with equal hashes are each compared with the one before: a thousand copies need a thousand comparisons.
     order = numbers[np.argsort(signatures.hashes[numbers], kind="stable")]
     equal = np.flatnonzero(signatures.hashes[order[1:]] == signatures.hashes[order[:-1]])
     parent = _join_alike(parent, order[equal], order[equal + 1], signatures.thumbnails)
@@ -116,7 +116,7 @@ def _join_alike(parent: np.ndarray, a: np.ndarray, b: np.ndarray, thumbnails: np
 def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Joins the groups of ``a`` and ``b``, both int64 (P,), pair by pair.
 
-    ``parent``: the smallest member of each item's group, int64 (N,). Returns the same after joining.
+    ``parent``: the smallest member of each item's group, int64 (N,). Returns the new ``parent``.
     """
     while (parent[a] != parent[b]).any():
         smaller = np.minimum(parent[a], parent[b])
@@ -133,8 +133,8 @@ def join_groups(parent: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def read_signatures(
     paths: Sequence[str], workers: int, pixels: PixelFormat = RGB8
 ) -> tuple[Signatures, dict[int, str]]:
-    """Reads the signatures in ``workers`` threads. Returns them, and the decoder's warnings about damaged images by
-    number."""
+    """Reads the signatures in ``workers`` threads. Returns the signatures, and the decoder's warnings about damaged
+    images by number."""
     thumbnails = np.zeros((len(paths), SIDE, SIDE), np.uint8)
     readable = np.ones(len(paths), bool)
     warnings: dict[int, str] = {}
@@ -159,11 +159,11 @@ def read_signatures(
 
 
 def roboflow_copies(names: Sequence[str]) -> list[np.ndarray]:
-    """Returns groups of two or more images that Roboflow has made of one image, by names such as ``a_jpg.rf.HASH.jpg``,
-    int64 each.
+    """Returns groups, int64, of two or more images that Roboflow has made from one image, by names such as
+    ``a_jpg.rf.HASH.jpg``.
 
-    They are in one folder, or in those of two splits of one export: ``train/images`` and ``valid/images``. An image of
-    the same name in another folder may be that of another export.
+    The copies are in one folder, or in the folders of two splits of one export, such as ``train/images`` and
+    ``valid/images``. An image of the same name in another folder may belong to another export.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, name in enumerate(names):

@@ -21,7 +21,7 @@ from utils.strings import counted
 
 NPY_MAGIC = b"\x93NUMPY"
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# OpenCV's conversion code, by the number of channels of the image and that of the format.
+# OpenCV's conversion code, by the channel counts of the image and of the format.
 _FROM_BGR = {
     (1, 3): cv2.COLOR_GRAY2RGB,
     (3, 3): cv2.COLOR_BGR2RGB,
@@ -64,7 +64,7 @@ def to_format(
 
 
 def _with_bits(image: np.ndarray, path: str | os.PathLike, bits: int) -> np.ndarray:
-    """Converts uint8 or uint16 values to a format with ``bits`` bits. Raises UserError for a value above its range."""
+    """Converts uint8 or uint16 values to a format with ``bits`` bits. Raises UserError if a value exceeds its range."""
     if bits == 8:
         return cv2.convertScaleAbs(image, alpha=1 / 257) if image.dtype == np.uint16 else image
     if image.dtype == np.uint16:
@@ -75,7 +75,7 @@ def _with_bits(image: np.ndarray, path: str | os.PathLike, bits: int) -> np.ndar
 
 
 def with_channels(image: np.ndarray) -> np.ndarray:
-    """Returns (H, W, C), also for (H, W), the shape in which OpenCV returns an image with one channel."""
+    """Returns (H, W, C), adding the last axis to (H, W), in which OpenCV returns an image with one channel."""
     return image if image.ndim == 3 else image[..., None]
 
 
@@ -92,8 +92,8 @@ def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray 
 def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
     """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
 
-    Bilinear interpolation would cause aliasing there. ``target``: (height, width, C) to write into and return; without
-    it, the result may be ``image`` itself.
+    Bilinear interpolation would cause aliasing then. ``target``: (height, width, C) to write into and return; without a
+    target, the result may be ``image`` itself.
     """
     if image.shape[:2] == (height, width):
         if target is None:
@@ -106,7 +106,7 @@ def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None
 
 
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
-    """Raises UserError for a format with a number of channels that no JPEG has."""
+    """Raises UserError for a format whose number of channels no JPEG has."""
     if pixels.channels not in (1, 3):
         raise UserError(f"{path}: a JPEG has 3 channels at most, but the data set or model has {pixels.channels}")
 
@@ -125,14 +125,14 @@ def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.nd
 
 
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
-    """Returns all channels of a TIFF, (H, W) or (H, W, c), and its orientation, as in EXIF.
+    """Returns all channels of a TIFF, (H, W) or (H, W, c), and its EXIF orientation.
 
     The channels are those of its only page, or one from each of several pages. Raises UserError.
     """
     require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
     import tifffile
 
-    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints what is damaged
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
             pages = [page.asarray() for page in file.pages]

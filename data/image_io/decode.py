@@ -45,7 +45,7 @@ OnWarning = Callable[[str, str], None]  # called with the path and the decoder's
 
 @functools.cache  # logs each image once per process
 def log_damage(path: str, warning: str) -> None:
-    """An `OnWarning` that logs the damage of an image that is used as far as its decoder could recover it."""
+    """An `OnWarning` that logs that an image is damaged, and used as far as its decoder could recover it."""
     get_logger().warning("%s: is damaged (%s); using the part that could be decoded", path, warning)
 
 
@@ -62,7 +62,7 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
 def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
     """Returns whether every image is of one color, that is, constant in each channel.
 
-    It is False for no images, and if one cannot be read. Reads up to the first image that varies.
+    Returns False without images, and if one cannot be read. Reads up to the first image that varies.
     """
 
     def is_single_color(path: str) -> bool:
@@ -149,7 +149,7 @@ def decode_image(
 
 
 class StoredImage(NamedTuple):
-    """A decoded image as its file has it."""
+    """A decoded image as stored in its file."""
 
     values: np.ndarray  # uint8 or uint16, (H, W) or (H, W, C), not upright
     is_rgb: bool  # BGR otherwise
@@ -168,7 +168,7 @@ def decode_stored(
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
 ) -> StoredImage:
-    """Decodes ``data``, without conversion to the format ``pixels``, in which it is to be used. Raises UserError."""
+    """Decodes ``data`` without converting it to ``pixels``, the format in which it will be used. Raises UserError."""
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~_COLOR if pixels.channels == 1 else jpeg_flag
@@ -186,13 +186,13 @@ def decode_stored(
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:
     """Applies an EXIF orientation, 1 to 8."""
     if orientation in (5, 6, 7, 8):
-        image = np.ascontiguousarray(image.swapaxes(0, 1))  # cv2.transpose refuses pixels of more than 32 bytes
+        image = np.ascontiguousarray(image.swapaxes(0, 1))  # cv2.transpose rejects pixels of more than 32 bytes
     flip_code = _FLIP_CODES.get(orientation)
     return image if flip_code is None else cv2.flip(image, flip_code)
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
-    """Returns the sizes int32 (N, 2) of source images for the sizes of their files. Rounds the shorter side up."""
+    """Returns the sizes int32 (N, 2) of source images, given the sizes in their files. Rounds the shorter side up."""
     sizes = image_hw.astype(np.int64)
     longest = sizes.max(axis=1, keepdims=True, initial=1)
     reduced = np.minimum(-(-sizes * imgsz // longest), imgsz)
@@ -222,7 +222,7 @@ def read_source(
     if full_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
-            f"set was indexed; it changed during the run, start again"
+            f"set was indexed; it changed during the run: start again"
         )
     if reduces and image.shape[:2] == full_hw:
         return resize(image, width, height)

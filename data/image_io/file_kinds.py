@@ -1,4 +1,4 @@
-"""Recognizes image files by their names and first bytes, and says why some of them are not read."""
+"""Recognizes image files by their names and first bytes, and explains why some of them are not read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARRAY_SUFFIX = ".npy"
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
-# Suffixes of other files that often lie next to images. Such files are not opened to see whether they are images.
+# Suffixes of other files that are often stored next to images. They are not opened to see whether they are images.
 _OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
 _OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
 _SIGNATURE_BYTES = 16
@@ -51,17 +51,17 @@ def is_image_name(name: str) -> bool:
 
 
 def is_never_image(suffix: str) -> bool:
-    """Returns whether files with a suffix (lower case) are no images, whatever they contain."""
+    """Returns whether files with a suffix (lower case) are never images, whatever they contain."""
     return suffix in _OTHER_SUFFIXES
 
 
 def suffix_of(content: bytes) -> str:
-    """Returns the suffix for image files that begin like ``content``, such as ".jpg"; "" if it is no known image."""
+    """Returns the suffix, such as ".jpg", of image files that begin like ``content``; "" if it is no known kind."""
     return next((kind for kind, signature in _SIGNATURES.items() if re.match(signature, content, re.DOTALL)), "")
 
 
 def unread_image(path: str | os.PathLike) -> str:
-    """Says why an image file is not read, and what to do; "" for an image that is read, and for any other file.
+    """Returns why an image file is not read, and what to do; "" for an image that is read, and for any other file.
 
     A file is not read if its format is not supported, or if it begins like an image but has another suffix.
     """
@@ -81,17 +81,17 @@ def unread_image(path: str | os.PathLike) -> str:
     if not kind:
         return ""
     remedy = f"rename it to end in {kind}" if kind in IMAGE_SUFFIXES else "convert it to JPEG or PNG"
-    return f"its content is that of a {kind} file, but its suffix is not; {remedy}"
+    return f"it contains a {kind} image, but has another suffix; {remedy}"
 
 
 def unread_summary(unread: Sequence[str]) -> str:
-    """Returns a line about files that are left out. ``unread``: the name and the `unread_image` reason of each."""
+    """Returns a line about files that are left out. ``unread``: name and `unread_image` reason of each file."""
     return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
 def unsupported_content(data: bytes) -> str:
-    """Says which unsupported image format the content has, and what to do; "" for any other content."""
+    """Names the unsupported image format of the content, and what to do; "" for any other content."""
     kind = suffix_of(data[:_SIGNATURE_BYTES])
     if kind not in _UNREAD_SUFFIXES:
         return ""
-    return f"its content is that of a {kind} file, which is not supported; convert it to JPEG or PNG"
+    return f"it contains a {kind} image, which is not supported; convert it to JPEG or PNG"

@@ -1,4 +1,4 @@
-"""Reads the headers of image files: the markers of JPEG, the chunks of PNG, and EXIF's orientation."""
+"""Reads the headers of image files: JPEG markers, PNG chunks and the EXIF orientation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data.image_io.channels import NPY_MAGIC, TIFF_MAGIC
 from utils.errors import UserError
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# Markers of JPEG, the byte after 0xFF (ITU-T T.81, table B.1).
+# JPEG markers: the byte after 0xFF (ITU-T T.81, table B.1).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15, without DHT, JPG and DAC
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # SOF0, SOF1
 _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM, RST0..RST7
@@ -39,7 +39,7 @@ class Header(NamedTuple):
 def read_header(data: bytes, path: str | os.PathLike) -> Header:
     """Reads the header in the content of an image file. Raises UserError if it is empty, or a truncated JPEG or PNG.
 
-    Pillow would take several times as long, for each image of each epoch.
+    Pillow would take several times as long, and every image is read in every epoch.
     """
     try:
         if not data:
@@ -83,8 +83,8 @@ def _read_jpeg(data: bytes) -> Header:
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields marker, start and end of the content of each segment in the header of a JPEG, which may be cut off. The
-    caller stops at the first scan. Raises ValueError if the header is damaged."""
+    """Yields the marker of each segment in a JPEG header, and the start and end of its content, which may be cut off.
+    The caller stops at the first scan. Raises ValueError if the header is damaged."""
     at = 2
     while at + 4 <= len(data):
         if data[at] != 0xFF:

@@ -1,7 +1,7 @@
-"""Reads images from shards: tar files, with one index of the position of each image. `tools.shard` writes them.
+"""Reads images from shards: tar files, with one index of the image positions. `tools.shard` writes them.
 
-The index, ``train.shards``, lies next to the tar files, in the format of `utils.files.array_file`. The path of an image
-treats the index as a folder: ``SET/train.shards/images/a.jpg``. Each read verifies the image's checksum.
+The index, ``train.shards``, is stored next to the tar files, in the format of `utils.files.array_file`. The path of an
+image treats the index as a folder: ``SET/train.shards/images/a.jpg``. Each read verifies the image's checksum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from utils.strings import FlatStrings
 SUFFIX = ".shards"  # file name suffix of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
 MAX_MEMBER_BYTES = 1 << 31  # largest image in a shard
-# The index opened last for each path, so that a worker reads images by the index that its labels came from.
+# The index last opened for each path, so that a worker reads images with the index that its labels came from.
 _opened: dict[Path, Shards] = {}
 # Errors that a malformed index may raise while it is read and checked.
 _MALFORMED = (
@@ -72,7 +72,7 @@ class Shards:
         return FlatStrings(self.arrays[f"{name}.data"], self.arrays[f"{name}.offsets"])
 
     def _check(self) -> None:
-        """Raises ValueError, or the error of a wrong type, for an index that would lead out of its shards."""
+        """Raises ValueError, or the error of a wrong type, for an index that points outside its shards."""
         arrays = self.arrays
         shards = check(self.meta, _Meta, "metadata")["shards"]
         _require(all(array.flags.aligned for array in arrays.values()), "alignment")
@@ -86,7 +86,7 @@ class Shards:
         _check_positions(arrays, np.array([size for _, size in shards], np.int64))
         _require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
         _check_paths(arrays)
-        # It names the caches of pixels: a wrong one would let a data set replace the cached images of another.
+        # It is part of the names of pixel caches: a wrong one would let a data set replace another's cached images.
         _require(self.meta["fingerprint"] == fingerprint_of(arrays), "fingerprint")
 
     def find(self, name: str) -> int:
@@ -150,7 +150,7 @@ def _check_paths(arrays: Mapping[str, np.ndarray]) -> None:
     encoded = arrays["paths.data"].tobytes()
     offsets = arrays["paths.offsets"]
     first_bytes = arrays["paths.data"][offsets[:-1][offsets[:-1] < len(encoded)]]
-    # Splits into single names only if some name may be at fault: an index may have millions.
+    # Splits the bytes into names only if one may be at fault, because an index may have millions of names.
     if b".." in encoded or b"//" in encoded or b"\0" in encoded or (first_bytes == ord("/")).any():
         names = (encoded[start:end] for start, end in zip(offsets.tolist(), offsets[1:].tolist()))
         _require(not any(map(_leads_out, names)), "a path leads out of its folder")
@@ -162,7 +162,7 @@ def _leads_out(name: bytes) -> bool:
 
 
 def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a digest, 32 hex digits, of the labels, the paths and the checksums of the images."""
+    """Returns a digest, 32 hex digits, of the images' labels, paths and checksums."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(name.encode())
@@ -171,7 +171,7 @@ def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def open_shards(path: Path) -> Shards:
-    """Opens the index at ``path`` again, for the following reads too. Raises UserError."""
+    """Opens the index at ``path`` anew, also for later reads. Raises UserError."""
     _opened[path] = Shards(path)
     return _opened[path]
 
@@ -184,7 +184,7 @@ def is_shard_path(path: Path) -> bool:
 def shard_index(image: str | os.PathLike) -> Path | None:
     """Returns the index of shards that the path ``image`` leads through, or None for an image file.
 
-    For an image file this costs one search in its path, without a system call.
+    An image file costs one search in its path, without a system call.
     """
     if f"{SUFFIX}{os.sep}" not in os.fspath(image):
         return None

@@ -1,11 +1,12 @@
 """Verifies image files for a scan, mostly without decoding them.
 
-Decoders reject a JPEG because of its header: an unsupported process, malformed or missing tables. Here libjpeg gets the
-header alone; if it accepts that, and the end marker is there, it accepts the file. Other kinds of files are decoded.
+Decoders reject a JPEG only because of its header: an unsupported process, malformed or missing tables. Here libjpeg
+gets the header alone; if libjpeg accepts the header and the end marker is present, it accepts the file. Other kinds of
+files are decoded.
 
 Decoders repair errors in the coded data or leave the affected area gray, so 64 of every 2048 bytes of that data are
-checked too. Valid data looks random. `coded_data_defect` finds zeros or a few repeated bytes (sparse files, incomplete
-transfers), text, and invalid markers, which other compressed or encrypted data has every few hundred bytes. Only
+also checked. Valid data looks random. `coded_data_defect` finds zeros or a few repeated bytes (sparse files, incomplete
+transfers), text, and invalid markers, which other compressed or encrypted data contains every few hundred bytes. Only
 decoding finds single wrong bits (half of them) and pieces of another JPEG.
 
 Source: ITU-T T.81, annex B (markers) and F.1.2.3 (a 0 after each 0xFF of coded data).
@@ -47,7 +48,7 @@ class CheckedImage(NamedTuple):
 
     size_hw: tuple[int, int]  # upright
     max_value: int = 0  # largest value of a 16-bit image; 0 for other images
-    orientation: int = 1  # EXIF's, 1 to 8, that `size_hw` allows for
+    orientation: int = 1  # EXIF, 1 to 8; `size_hw` is the size after applying it
 
 
 def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelFormat = RGB8) -> CheckedImage:
@@ -106,7 +107,7 @@ def _append_to(warnings: list[str]) -> OnWarning:
 
 
 def coded_data_defect(data: bytes, start: int) -> str:
-    """Says why the coded data of a JPEG, from byte ``start`` to its end, is suspicious; "" if it is not.
+    """Returns why the coded data of a JPEG, from byte ``start`` to its end, looks suspicious; "" if it does not.
 
     Suspicious data need not be damaged: a uniform area may be coded as a few repeated bytes.
     """
@@ -127,8 +128,8 @@ def coded_data_defect(data: bytes, start: int) -> str:
 
 
 def _is_header_accepted(data: bytes, header: Header) -> bool:
-    """Returns whether libjpeg accepts the bytes of a JPEG before its coded data, and only complains that no more
-    follow."""
+    """Returns whether libjpeg accepts the part of a JPEG before its coded data, and only complains about missing
+    data."""
     height, width = header.stored_hw
     try:
         Image.frombytes("L", (-(-width // 8), -(-height // 8)), data[: header.coded_at], "jpeg", "L", "", 8, 0)

@@ -1,4 +1,4 @@
-"""Finds what a user should know about the labels of a scanned split: advice, which is a warning, and notes."""
+"""Derives messages about the labels of a scanned split: advice, which is logged as warnings, and notes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from data.source.files import Listing
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
-_MAX_EMPTY_FRACTION = 0.5  # if more of the labeled images have no object, a note asks whether that is intended
-_MIN_NAMED_FRACTION = 0.5  # if one label file for all images names fewer, a warning asks whether it is theirs
-_MAX_NAMED_OTHERWISE_FRACTION = 0.1  # if more label files name another image, a warning says so
+_MAX_EMPTY_FRACTION = 0.5  # of the labeled images; above it, a note asks whether images without objects are intended
+_MIN_NAMED_FRACTION = 0.5  # of the images; below it, a warning asks whether the one label file belongs to them
+_MAX_NAMED_OTHERWISE_FRACTION = 0.1  # of the images; above it, a warning reports label files that name other images
 # Notes about labels that are corrected, by kind of finding.
 _CORRECTIONS = {
     kinds.REVERSED: "boxes with corners in the wrong order, or negative sides, which are used",
@@ -33,28 +33,28 @@ _CORRECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScannedLabels:
-    """Holds what a scan has read of a split, before it is an index."""
+    """The data that a scan has read from a split, before an index is built."""
 
     listing: Listing
     source: LabelSource
     images: list[ImageScan]  # N
-    table: np.ndarray  # float64 (R, 10), see data.labels.rows: the rows of all images that could be parsed
+    table: np.ndarray  # float64 (R, 10), see data.labels.rows: all rows that could be parsed
     findings: list[Finding]  # about these images and rows
 
     def findings_of(self, kind: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind == kind]
 
     def ids_advice(self, spec: DatasetSpec) -> str:
-        """Returns advice about the numbers of the classes; "": none."""
+        """Returns advice about the class indices, or "" if there is none."""
         unknown = [finding.class_id for finding in self.findings_of(kinds.UNKNOWN_CLASS)]
         return ids_from_1(unknown, self.table[:, CLASS], len(spec.names))
 
 
 def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if most objects have a class that is not among the names. ``num_used``: objects that can be
-    used."""
+    """Raises UserError if most objects have a class that is not among the names. ``num_used``: number of usable
+    objects."""
     unknown = labels.findings_of(kinds.UNKNOWN_CLASS)
-    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in labels.findings)  # with those of unknown classes
+    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in labels.findings)  # including unknown classes
     num_objects = num_used + num_lost
     if len(unknown) <= num_objects - len(unknown):
         return
@@ -68,7 +68,8 @@ def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, spl
 
 
 def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec) -> list[str]:
-    """Returns what is probably misread, and what to do, as messages. ``box_advice``: see `misread_boxes`; "": none."""
+    """Returns messages about labels or images that are probably misread, and what to do. ``box_advice``: the result of
+    `misread_boxes`."""
     advice = [
         labels.ids_advice(spec),
         box_advice,
@@ -82,7 +83,7 @@ def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec) ->
 
 
 def notes_on_scan(labels: ScannedLabels) -> list[str]:
-    """Returns notes about labels that are used as they are, or corrected: what `advice_on_scan` does not doubt."""
+    """Returns notes about labels that are used as they are or corrected, and not covered by `advice_on_scan`."""
     notes = []
     for kind, description in _CORRECTIONS.items():
         corrected = labels.findings_of(kind)
@@ -92,8 +93,8 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
         notes.append(
-            f"{empty:,} of {counted(len(labeled), 'labeled image')} have no object: an empty label file, or no "
-            "annotation; if that is not meant, write the labels again"
+            f"{empty:,} of {counted(len(labeled), 'labeled image')} have no objects: an empty label file, or no "
+            "annotations; if that is not intended, export the labels again"
         )
     unlisted = _unlisted_images(labels)
     if unlisted and not _is_label_file_doubtful(labels):
@@ -102,7 +103,7 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
 
 
 def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> list[Finding]:
-    """Returns findings about label files that have the name of one image of the split and name another one inside."""
+    """Returns findings about label files that are named like one image of the split but name another one inside."""
     named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
     if not named:
         return []
@@ -112,13 +113,13 @@ def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> l
     for i, name in named.items():
         stem = loose(PurePosixPath(name.replace("\\", "/")).stem)
         if stem != stem_of[i] and stem in stems:
-            message = f"it names {one_line(name)[:200]}, its own name is that of {source.images[i].name}"
+            message = f"it names {one_line(name)[:200]}, but is named like {source.images[i].name}"
             findings.append(Finding(source.where(i), kinds.NAMED_OTHERWISE, message, i))
     return findings
 
 
 def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
-    """Returns a message if many label files name another image inside; else ""."""
+    """Returns a message if many label files name another image in their content, else ""."""
     if len(mismatches) <= _MAX_NAMED_OTHERWISE_FRACTION * num_images:
         return ""
     count = f"{len(mismatches):,} of {counted(num_images, 'label file')}"
@@ -127,7 +128,7 @@ def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
 
 
 def _unlisted_images(labels: ScannedLabels) -> str:
-    """Returns a message about the images that the one label file of a split does not name; "" if it names all."""
+    """Returns a message about the images that the split's one label file does not name, or "" if it names all."""
     listing = labels.listing
     unlisted = [finding.where for finding in labels.source.findings if finding.kind == kinds.UNLISTED]
     if not unlisted:
@@ -137,7 +138,7 @@ def _unlisted_images(labels: ScannedLabels) -> str:
 
 
 def _is_label_file_doubtful(labels: ScannedLabels) -> bool:
-    """Returns whether the one label file of a split seems to be that of other images: it names few of them, and no
-    other split may have the others."""
+    """Returns whether the split's one label file seems to belong to other images: it names few of the split's images,
+    and no other label file may name the rest."""
     names_few = len(labels.source.images) < _MIN_NAMED_FRACTION * len(labels.listing.images)
     return names_few and not labels.listing.shares_folders

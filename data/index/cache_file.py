@@ -1,4 +1,4 @@
-"""Keeps the index of a split in a cache file, whose name has a fingerprint of the split's files."""
+"""Stores the index of a split in a cache file, whose name contains a fingerprint of the split's files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
 
-CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, also that of the losses
+CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, including the losses
 
 
 @dataclass(frozen=True, slots=True)
 class IndexCache:
-    """Names the cache file of a split, and the report of its scan, which lies beside it."""
+    """Names the cache file of a split, and the report of its scan in the same folder."""
 
     path: Path  # may not exist
     source: str  # see `DatasetIndex.source`
@@ -42,18 +42,19 @@ class IndexCache:
 
     @classmethod
     def find(cls, folder: Path, source: str, fingerprint: str) -> IndexCache:
-        """Finds the file with ``fingerprint``, of whatever source: a data set that has been moved, or that another YAML
-        names, is not scanned again. Without one, names the file to write."""
+        """Finds the file with ``fingerprint`` from any source, so that a data set that has been moved, or that another
+        YAML names, is not scanned again. Without one, names the file to write."""
         path = next(folder.glob(f"*-{fingerprint}.index"), folder / f"{source}-{fingerprint}.index")
         return cls(path, source, fingerprint)
 
     @property
     def report_path(self) -> Path:
-        """The report of the scan, a text file, which exists if there are findings."""
+        """Path of the report of the scan, a text file that exists if there are findings."""
         return self.path.with_suffix(".txt")
 
     def open(self, names: tuple[str, ...], root: Path) -> DatasetIndex | None:
-        """Maps the index in the file. None if it is missing, of another fingerprint, or, with a warning, unusable."""
+        """Memory-maps the index in the file. Returns None if the file is missing, has another fingerprint, or (with a
+        warning) is unusable."""
         try:
             meta, arrays = open_arrays(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -67,8 +68,8 @@ class IndexCache:
         return restored_index(meta, arrays, names, root)
 
     def write(self, index: DatasetIndex) -> None:
-        """Writes the file and the report, and removes those of older content and what killed processes have left. Logs
-        a warning if that fails."""
+        """Writes the file and the report, and removes outdated ones and leftovers of killed processes. Logs a warning
+        if writing fails."""
         folder = self.path.parent
         meta, arrays = index_content(index)
         try:
@@ -84,13 +85,15 @@ class IndexCache:
 
 
 def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: bytes, *, single_cls: bool) -> str:
-    """Returns a digest of name, size and time of all files, the classes, and the version of this code; of the contents
-    of label files, too, where their times say nothing. It does not depend on the folder. ``spec``: with the classes as
-    labeled; ``image_rows``: `file_rows` of the images."""
+    """Returns a digest of the names, sizes and times of all files, the listing's findings, the classes, and the version
+    of this code, and of the contents of label files if their times are meaningless. It does not depend on the folder.
+
+    ``spec``: with the classes as labeled; ``image_rows``: `file_rows` of the images.
+    """
     facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
-    if listing.shares_folders:  # it decides what is said about images that the label file does not name
+    if listing.shares_folders:  # affects the messages about images that the label file does not name
         facts.append("shares folders")
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others
@@ -102,7 +105,7 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
         digest.update(rows + b"\0\0\0")
     findings = [_facts_of(finding) for finding in listing.findings]
-    num_earlier = len(others.earlier_splits)  # tells where those of later splits begin
+    num_earlier = len(others.earlier_splits)  # marks where the later splits begin
     if listing.aliases and listing.label_format.per_image is None:  # the label file may name images by them
         digest.update(file_rows(list(chain.from_iterable(listing.aliases.values()))))
     facts_of_others = [others.missing, others.missing_elsewhere, num_earlier, others.is_split_missing]
@@ -114,27 +117,27 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
 
 
 def file_rows(files: Sequence[ImageFile | LabelFile]) -> bytes:
-    """Returns name, size and time of all files, as digests take them."""
+    """Returns the names, sizes and times of all files as bytes, for digests."""
     rows = (f"{f.name}\0{f.stamp.size} {f.stamp.mtime_ns}" if f.stamp else f"{f.name}\0" for f in files)
     return "\0\0".join(rows).encode("utf-8", "surrogateescape")
 
 
 def _facts_of(finding: Finding) -> tuple[object, ...]:
-    """Returns what a fingerprint says about a finding: without `cause`, which repeats the message."""
+    """Returns the fields of a finding that enter a fingerprint. `cause`, which repeats the message, does not."""
     box = (finding.class_id, finding.xyxy_px)
     losses = (finding.lost_images, finding.lost_objects)
     return (finding.where, finding.kind, finding.message, finding.image, finding.row_number, *box, *losses)
 
 
 def _have_one_time(labels: Sequence[LabelFile]) -> bool:
-    """Returns whether several label files all have the same time, in whole seconds: that of an archive whose files have
-    a constant time. Then sizes and times cannot tell a corrected label from an old one, and only contents can."""
+    """Returns whether several label files all have the same time, in whole seconds, as from an archive with a constant
+    time. Then only contents, not sizes and times, can distinguish a corrected label from an old one."""
     times = {file.stamp.mtime_ns for file in labels if file.stamp}
     return len(labels) > 1 and len(times) == 1 and times.pop() % 1_000_000_000 == 0
 
 
 def _content_digest(file: LabelFile, root: Path) -> bytes:
-    """Returns a digest of a file's bytes, which is empty if it cannot be read: the scan reports that."""
+    """Returns a digest of a file's bytes. An unreadable file, which the scan reports, counts as empty."""
     try:
         content = read_regular(path_of(file.name, root)) if file.stamp else b""
     except (OSError, MemoryError):

@@ -1,4 +1,4 @@
-"""Checks that a split can be used, and raises UserError if not."""
+"""Checks that a split can be used, and raises UserError if it cannot."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def check_objects(loaded: LoadedSplit, max_bad: float) -> None:
 
 
 def check_backgrounds(loaded: LoadedSplit) -> None:
-    """Raises UserError if a class with objects is ignored in all of every image, so that nothing is background for it.
-    This happens if each of the joined data sets lacks one of the classes that are merged."""
+    """Raises UserError if a class with objects is ignored in the whole area of every image, so that it has no
+    background. This happens if each of the joined data sets lacks one of the merged classes."""
     if not loaded.full.parts:
         return
     index = loaded.used
@@ -59,7 +59,7 @@ def check_backgrounds(loaded: LoadedSplit) -> None:
         return
     name = index.names[has_no_background.argmax()]
     raise UserError(
-        f"{loaded.spec.source}: '{loaded.split}' has no image in which all objects of '{name}' are labeled: of the "
-        "classes that are merged into it, each data set leaves one out; label them, or do not merge them ('classes:' "
-        "or --single-cls)"
+        f"{loaded.spec.source}: '{loaded.split}' has no image in which all objects of '{name}' are labeled: each data "
+        "set lacks one of the classes that are merged into it; label them, or do not merge them ('classes:' or "
+        "--single-cls)"
     )

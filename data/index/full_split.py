@@ -1,4 +1,4 @@
-"""Defines a split as it is read (`FullSplit`), and with the part of it that a run uses (`LoadedSplit`)."""
+"""Defines a split as read from the disk (`FullSplit`), and with the part of it that a run uses (`LoadedSplit`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from data.source.files import Listing
 
 @dataclass(frozen=True, slots=True)
 class FullSplit:
-    """Holds all usable images of a split, with the classes of the labels, as `read_files`, `read_shards` or
-    `join_parts` returns it."""
+    """All usable images of a split, with the classes of the labels, as returned by `read_files`, `read_shards` or
+    `join_parts`."""
 
     index: DatasetIndex
     note: str = ""  # how it was read, for the log, such as " (cached)"
-    scans: tuple[Scan, ...] = ()  # see `DatasetIndex.origins`; empty: the index is that of a cache file
+    scans: tuple[Scan, ...] = ()  # see `DatasetIndex.origins`; empty if the index is from a cache file
     parts: tuple[LoadedSplit, ...] = ()  # the data sets that it joins
-    listing: Listing | None = None  # its files; None: shards, or data sets that are joined
+    listing: Listing | None = None  # its files; None for shards and joined data sets
     first_label: str = ""  # name of a label file or of the shards, for messages
     report_path: Path | None = None  # where the report of a scan may be
 
@@ -30,13 +30,13 @@ class FullSplit:
         return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
 
     def report_note(self) -> str:
-        """Returns where the report of the scan is, for messages; "" if there is none, or nothing in it."""
+        """Returns the path of the scan's report, for messages, or "" if there is none or it contains no problems."""
         if self.report_path is None or not self.index.report.problems or not self.report_path.exists():
             return ""
         return f"; report: {self.report_path}"
 
     def has_lost_too_much(self, max_bad: float) -> bool:
-        """Returns whether more than the fraction ``max_bad`` of the labels or images is lost, of any part."""
+        """Returns whether more than the fraction ``max_bad`` of the labels or images of any part is lost."""
         if self.parts:
             return any(part.full.has_lost_too_much(max_bad) for part in self.parts)
         return bool(refusal_message(self.index.report.ledger, max_bad))
@@ -44,7 +44,7 @@ class FullSplit:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSplit:
-    """Holds a split with the part of it that a run uses, or that a data set uses which joins it."""
+    """A split with the part of it that a run, or a data set that joins it, uses."""
 
     spec: DatasetSpec
     split: str
@@ -53,5 +53,5 @@ class LoadedSplit:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it is a part of the training split, which reports all losses."""
+        """Whether it is held out from the training split, which reports all losses."""
         return self.spec.is_held_out(self.split)

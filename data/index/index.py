@@ -23,7 +23,7 @@ from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignore
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import FlatStrings, image_ids_of
 
-# Type, and shape of a row, of the arrays with a row per box, and of all arrays.
+# Type and row shape of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
     "boxes_xywh_px": (np.float64, (4,)),
     "classes": (np.int32, ()),
@@ -56,7 +56,7 @@ class IndexArrays(TypedDict):
 
 
 def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
-    """Returns the arrays of an index from ``arrays``, which may have others, too."""
+    """Returns the arrays of an index from ``arrays``, which may contain others."""
     return IndexArrays(
         image_hw=arrays["image_hw"],
         incomplete=arrays["incomplete"],
@@ -72,31 +72,31 @@ def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
 
 @dataclass(frozen=True)
 class DatasetIndex(LabelArrays):
-    """Holds a split: N images and M boxes in flat arrays, which are read-only views of a file if read from a cache."""
+    """A split of N images and M boxes in flat arrays, which are read-only views of a file if read from a cache."""
 
     names: tuple[str, ...]  # class names
     root: Path  # absolute; paths are relative to it
     paths: FlatStrings  # (N,) with /, relative to the root
     image_hw: np.ndarray  # int32 (N, 2) upright after EXIF
-    incomplete: np.ndarray  # bool (N,): a labeled object of the image could not be used, so it is no background
+    incomplete: np.ndarray  # bool (N,): a labeled object was unusable, so the image is not a background
     offsets: np.ndarray  # int64 (N + 1,): boxes of image i are offsets[i]:offsets[i + 1]
     boxes_xywh_px: np.ndarray  # float64 (M, 4), inside the image
     classes: np.ndarray  # int32 (M,); -1 for a region in which all classes are ignored
     crowd: np.ndarray  # bool (M,) regions in which a class is ignored
-    area_px: np.ndarray  # float64 (M,) area of the object if the labels state it, else of the box
-    repeated: np.ndarray  # bool (M,) equal to an earlier box of its image
-    row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1: no label file has this box
+    area_px: np.ndarray  # float64 (M,) area of the object if the labels contain it, else of the box
+    repeated: np.ndarray  # bool (M,) equal to an earlier box of the same image
+    row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1 for a region that is in no label file
     report: ScanReport
     fingerprint: str = ""  # identifies the images, the labels and how they were processed
-    source: str = ""  # identifies split and settings whatever the content, so that caches of older content are replaced
-    image_files: str = ""  # digest of the names, sizes and times of all image files of the split, also of unused ones
-    selection: str = ""  # identifies the settings that select images: the held-out ones, and the classes in use
-    image_ids: FlatStrings | None = None  # (N,) as JSON; None: `ground_truth` takes them from the paths
-    categories: tuple[Category, ...] = ()  # all of the COCO JSON, whichever are classes; empty: another format
-    category_ids: tuple[int, ...] = ()  # by class; empty: the class numbers
+    source: str = ""  # identifies split and settings but not the content, so that caches of older content are replaced
+    image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
+    selection: str = ""  # identifies the settings that select images: held-out images and classes in use
+    image_ids: FlatStrings | None = None  # (N,) as JSON; None if `ground_truth` takes them from the paths
+    categories: tuple[Category, ...] = ()  # all categories of the COCO JSON; empty for other formats
+    category_ids: tuple[int, ...] = ()  # by class; empty if they are the class indices
     pixels: PixelFormat = RGB8  # format of the images
     tile: int = 0  # see `DatasetSpec`
-    # int64 (N, 2): which `Scan` has read each image, and its position in ``Scan.source.images``; None: not known.
+    # int64 (N, 2): number of each image's `Scan`, and its position in ``Scan.source.images``; None if unknown.
     origins: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -107,15 +107,15 @@ class DatasetIndex(LabelArrays):
         return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
 
     def image_digest(self) -> str:
-        """Returns a digest of the names and sizes of all images. Labels do not count."""
+        """Returns a digest of the names and sizes of all images, without their labels."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.paths.data, self.paths.offsets, self.image_hw):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def label_digest(self) -> str:
-        """Returns a digest of the sizes and labels of all images. It differs from a fingerprint in that a copy of the
-        files, which has other paths and modification times, has the same."""
+        """Returns a digest of the sizes and labels of all images. Unlike a fingerprint, it does not depend on paths and
+        modification times, so that a copy of the files has the same digest."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
             digest.update(np.ascontiguousarray(array).data)
@@ -126,8 +126,8 @@ class DatasetIndex(LabelArrays):
         return path_of(self.paths[i], self.root)
 
     def sides_at(self, imgsz: int) -> np.ndarray:
-        """Returns the sizes of all boxes but crowd regions after the longer side of each image, or the side of its
-        tiles, is scaled to ``imgsz``: float64 (m, 2), width and height in pixels."""
+        """Returns the sizes of all boxes except crowd regions after scaling the longer side of each image, or the side
+        of its tiles, to ``imgsz``: float64 (m, 2), width and height in pixels."""
         longest = self.tile or np.repeat(self.image_hw.max(1), np.diff(self.offsets))[:, None]
         sides = self.boxes_xywh_px[:, 2:] * (imgsz / longest)
         return sides[~self.crowd]
@@ -151,7 +151,7 @@ class DatasetIndex(LabelArrays):
         )
 
     def with_boxes(self, rows: np.ndarray) -> DatasetIndex:
-        """Returns the index of the same images with only the boxes of ``rows``, bool (M,)."""
+        """Returns the index of the same images with only the boxes selected by ``rows``, bool (M,)."""
         arrays = self._box_arrays(rows) | {
             "image_hw": self.image_hw,
             "incomplete": self.incomplete,
@@ -164,10 +164,10 @@ class DatasetIndex(LabelArrays):
         return {name: getattr(self, name)[rows] for name in _BOX_ARRAYS}
 
     def recounted(self) -> DatasetIndex:
-        """Returns the index with its numbers of images and boxes counted again in the report.
+        """Returns the index with the numbers of images and boxes in its report counted again.
 
-        Regions that no label file has are not counted, nor do they make an image less of a background: they say that
-        one of several joined data sets does not label a class.
+        Regions that are in no label file are not counted, and an image with only such regions is a background: they
+        mark classes that one of several joined data sets does not label.
         """
         is_labeled_region = self.crowd & (self.row_number >= 0)
         has_label = np.zeros(len(self), bool)
@@ -181,13 +181,13 @@ class DatasetIndex(LabelArrays):
         return replace(self, report=self.report.with_totals(counts))
 
     def labels(self, i: int) -> np.ndarray:
-        """Returns the labels of image i, as `labels_of` does."""
+        """Returns the labels of image i, float32 (n, 5), see `labels_of`."""
         return self.labels_of(np.array([i]))[0]
 
     def labels_of(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the labels of ``images``, int64 (m,), which may repeat.
 
-        Returns float32 (n, 5): class (`ignored_class` of a region to ignore), cx, cy, w, h normalized to the image; and
+        Returns float32 (n, 5): class (`ignored_class` for an ignore region), cx, cy, w, h normalized to the image; and
         int64 (n,): the position of each label's image in ``images``.
         """
         rows, position = rows_of(self.offsets, images)
@@ -195,15 +195,15 @@ class DatasetIndex(LabelArrays):
         return normalized_labels(self.boxes_xywh_px[rows], self.classes[rows], self.crowd[rows], size_wh), position
 
     def names_ignored_everywhere(self) -> list[str]:
-        """Returns the classes that no image labels: they are ignored in a region of every image."""
+        """Returns the classes that have no boxes and are ignored in a region of every image."""
         named = self.crowd & (self.classes >= 0)
         regions = np.bincount(self.classes[named], minlength=len(self.names))
         is_ignored = (self.boxes_per_class(len(self.names)) == 0) & (regions >= max(len(self), 1))
         return [name for name, is_unlabeled in zip(self.names, is_ignored) if is_unlabeled]
 
     def ground_truth(self) -> GroundTruth:
-        """Returns the labels for evaluation, with crowd regions. There each region has a class: one in which all
-        classes are ignored becomes one of each class."""
+        """Returns the labels for evaluation, with crowd regions. A region in which all classes are ignored becomes one
+        region per class, because each region of the ground truth has a class."""
         copies = np.where(self.classes == IGNORED, len(self.names), 1)
         rows = np.repeat(np.arange(len(copies)), copies)
         number_of_copy = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
@@ -221,17 +221,17 @@ class DatasetIndex(LabelArrays):
         )
 
     def _image_ids_or_stems(self) -> tuple[int | str, ...]:
-        """Returns COCO's image ids; without these the stems of the files, as numbers if all are numbers, or the paths
-        if two stems are equal."""
+        """Returns COCO's image ids. Without these, returns the stems of the files, as numbers if all are numbers, or
+        the paths if two stems are equal."""
         if self.image_ids is not None:
             return tuple(json.loads(image_id) for image_id in self.image_ids)
         stems = image_ids_of([os.path.splitext(os.path.basename(path))[0] for path in self.paths])
-        are_unique = len(set(stems)) == len(stems)  # not if one is in two folders, or has two suffixes
+        are_unique = len(set(stems)) == len(stems)  # stems repeat across folders or suffixes
         return stems if are_unique else tuple(self.paths)
 
     def _max_tiles(self) -> int:
-        """Returns the largest number of tiles of an image, as training cuts them; 1 without tiles. It multiplies COCO's
-        limit of detections: AP must not depend on the tiles of a detector (``--tile``, ``--overlap``)."""
+        """Returns the largest number of tiles per image, as cut by training; 1 without tiles. COCO's limit of
+        detections is multiplied by it, so that AP does not depend on a detector's ``--tile`` and ``--overlap``."""
         if not self.tile or not len(self):
             return 1
         sizes = np.unique(np.maximum(self.image_hw, self.tile), axis=0).tolist()
@@ -241,8 +241,8 @@ class DatasetIndex(LabelArrays):
 def normalized_labels(
     boxes_xywh_px: np.ndarray, classes: np.ndarray, crowd: np.ndarray, size_wh: np.ndarray | int
 ) -> np.ndarray:
-    """Returns float32 (n, 5): class (`ignored_class` of a region to ignore), cx, cy, w, h normalized to images of the
-    sizes ``size_wh``, (n, 2), or one side of all. The other arrays: see `DatasetIndex`."""
+    """Returns float32 (n, 5): class (`ignored_class` for an ignore region), cx, cy, w, h normalized to images of the
+    sizes ``size_wh``, (n, 2), or the side of square images. For the other arrays, see `DatasetIndex`."""
     labels = np.empty((len(classes), 5), np.float32)
     labels[:, 0] = np.where(crowd, ignored_class(classes), classes)
     boxes = xyxy_to_cxcywh(xywh_to_xyxy(boxes_xywh_px))
@@ -260,16 +260,16 @@ def concatenated(indexes: Sequence[DatasetIndex]) -> IndexArrays:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Holds what a check has read of a split, or of one of the data sets that it joins."""
+    """Labels and findings read from a split, or from one of the data sets that it joins."""
 
     spec: DatasetSpec
-    root: Path  # names of files are relative to this folder
-    source: LabelSource | None  # None: shards, which were scanned when they were written
+    root: Path  # file names are relative to this folder
+    source: LabelSource | None  # None for shards, which were scanned when they were written
     findings: Iterable[Finding]  # about all images
 
 
 def origins_of_scan(count: int) -> np.ndarray:
-    """Returns `DatasetIndex.origins` of the ``count`` images of one scan."""
+    """Returns `DatasetIndex.origins` for the ``count`` images of one scan."""
     return np.column_stack([np.zeros(count, np.int64), np.arange(count)])
 
 
@@ -279,6 +279,6 @@ def digest_of(*values: Any) -> str:
 
 
 def source_name(spec: DatasetSpec, split: str, *settings: object) -> str:
-    """Returns a value for `DatasetIndex.source`. ``settings``: JSON values that decide which images and labels are
+    """Returns a value for `DatasetIndex.source`. ``settings``: JSON values that determine which images and labels are
     used."""
     return f"{split}-{digest_of(str(normal_path(spec.source)), *settings)}"

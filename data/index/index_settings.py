@@ -1,4 +1,4 @@
-"""Defines how the index of a split is made (`IndexSettings`)."""
+"""Defines the settings for building the index of a split (`IndexSettings`)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from utils.logger import get_logger
 
 @dataclass(frozen=True, slots=True)
 class IndexSettings:
-    """Says how `data.index.load.load_index` reads a split, and which part of it a run uses."""
+    """Settings for reading a split with `data.index.load.load_index`, and for selecting the part that a run uses."""
 
     cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
-    workers: int = 2  # threads of a scan, if there are more than CPUs: it has at least one per CPU; 0: one thread
-    max_bad: float = 0.1  # largest fraction of what was labeled that may be lost, see `data.labels.ledger`
+    workers: int = 2  # threads of a scan, which uses at least one per CPU; 0 for a single thread
+    max_bad: float = 0.1  # largest fraction of images or objects that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
-    fraction: float = 1.0  # fraction of the usable images, chosen at random by ``seed``; smaller ones are subsets
+    fraction: float = 1.0  # random fraction of the usable images, for ``seed``; smaller fractions are subsets
     seed: int = 0
-    repeats: bool = True  # keep boxes that equal an earlier one of their image: pycocotools scores them
+    repeats: bool = True  # keep boxes that equal an earlier one of their image, because pycocotools scores them
     progress: bool = True
     decode_all: bool = False  # decode all images, not only a sample
     use_cache: bool = True  # read and write cache files
-    refuse: bool = True  # raise UserError for a split that a run must not use; False: log a warning
+    refuse: bool = True  # raise UserError for a split that a run must not use; if False, log a warning
 
     @classmethod
     def of_run(cls, config: TrainConfig | ValConfig, *, workers: int, progress: bool = True) -> IndexSettings:
-        """Returns how the splits of a run are read: whole, for validation."""
+        """Returns the settings for reading all of a split, as for validation."""
         return cls(
             cache_dir=config.cache_dir,
             workers=max(workers, 1),
@@ -39,12 +39,12 @@ class IndexSettings:
         )
 
     def for_check(self) -> IndexSettings:
-        """Returns how a check reads a split, which reports everything that is wrong with it."""
+        """Returns the settings for a check, which reports all problems of a split."""
         return replace(self, decode_all=True, use_cache=False, refuse=False)
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """Lets a UserError in the block pass, or logs it as a warning instead, as ``refuse`` says."""
+        """Lets a UserError in the block pass if ``refuse`` is set, else logs it as a warning."""
         try:
             yield
         except UserError as error:

@@ -1,4 +1,4 @@
-"""Joins several data sets to one split."""
+"""Joins several data sets into one split."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from utils.strings import FlatStrings, class_key
 
 
 def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:
-    """Joins what is used of the data sets that a split joins. A class that one of them does not label is ignored in its
-    images. A single data set, which a model with more classes uses, keeps its ids and digests."""
+    """Joins the used parts of the data sets that a split joins. A class that a data set does not label is ignored in
+    its images. A single data set, extended for a model with more classes, keeps its ids and digests."""
     names = spec.as_labeled().names
     indexes = [_with_names(_with_root(part.used, spec.root), names) for part in parts]
     index = indexes[0]
@@ -38,8 +38,8 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
 
 
 def _concatenate(indexes: Sequence[DatasetIndex], *, origins: np.ndarray | None) -> DatasetIndex:
-    """Returns one index of several with the same root and classes, without a report. Ids of COCO JSONs are not kept, as
-    they may contradict each other."""
+    """Concatenates several indexes with the same root and classes into one without a report. Ids of COCO JSONs are not
+    kept, because they may contradict each other."""
     return DatasetIndex(
         names=indexes[0].names,
         root=indexes[0].root,
@@ -62,7 +62,7 @@ def _with_root(index: DatasetIndex, root: Path) -> DatasetIndex:
 
 
 def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) -> ScanReport:
-    """Returns the sums and the findings of the parts' reports."""
+    """Returns a report with the summed totals, ledgers and findings of the parts' reports."""
     totals: Counter[str] = Counter()
     findings = []
     for part in parts:
@@ -74,7 +74,7 @@ def _joined_report(parts: Sequence[LoadedSplit], spec: DatasetSpec, split: str) 
 
 
 def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
-    """Returns the origins of all images, whose scans follow each other; None if they are not known."""
+    """Returns the origins of all images, with the parts' scans numbered consecutively, or None if they are unknown."""
     origins = []
     num_scans = 0
     for part in parts:
@@ -86,16 +86,16 @@ def _origins(parts: Sequence[LoadedSplit]) -> np.ndarray | None:
 
 
 def _finding_of_part(finding: Finding, split: str, part: DatasetSpec, spec: DatasetSpec) -> Finding:
-    """Returns a finding about ``part``, whose place is relative to its folder, or the split if it is about all of it,
-    for the data set that joins it."""
+    """Converts a finding of ``part``, located relative to its folder or at the split as a whole, for the joining data
+    set ``spec``."""
     path = part.source if finding.where == split else path_of(finding.where, part.root)
     return finding._replace(where=relative_name(path, spec.root))
 
 
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
-    """Returns the index with classes numbered as in ``names``. Classes that it lacks are ignored everywhere."""
+    """Returns the index with classes numbered as in ``names``. Classes that it lacks are ignored in all its images."""
     position_of = {name: i for i, name in enumerate(names)}
-    number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)  # last: that of -1
+    number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)  # the last is for -1
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
     renumbered = replace(
         index,
@@ -107,8 +107,8 @@ def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
 
 
 def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
-    """Returns the category id of each of ``names``. A class that the index lacks has the id of the category of its
-    name, or else one above all others."""
+    """Returns the category id of each of ``names``. A class that the index lacks gets the id of the category with its
+    name, or else an unused id above all others."""
     id_of = dict(zip(index.names, index.category_ids))
     others = {
         class_key(category.name): category.id for category in index.categories if category.id not in index.category_ids
@@ -122,8 +122,8 @@ def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _with_ignored_classes(index: DatasetIndex, classes: np.ndarray) -> DatasetIndex:
-    """Returns the index with a region, as large as the image, for each of ``classes``, int32 (k,), in each image. It
-    comes after the image's boxes."""
+    """Adds to each image a crowd region of the image's size for each of ``classes``, int32 (k,), after the image's
+    boxes."""
     image_of_region = np.repeat(np.arange(len(index)), len(classes))
     num_regions = len(image_of_region)
     sizes_wh = index.image_hw[image_of_region, ::-1].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Opens the index of a split: reads all of it, checks it, and selects what a run uses."""
+"""Opens the index of a split: reads the whole split, checks it, and selects the part that a run uses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from data.source.dataset_spec import DatasetSpec, JoinedSplit, ShardSplit
 def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = None) -> DatasetIndex:
     """Opens the index of a split from its cache file, or scans the split and writes that file.
 
-    Raises UserError: data is missing, there is no image, no label file or no object to train on, the names do not match
-    the labels, or more than the fraction ``settings.max_bad`` of the labels or images is lost.
+    Raises UserError if data is missing, if there is no image, no label file or no object to train on, if the names do
+    not match the labels, or if more than the fraction ``settings.max_bad`` of the labels or images is lost.
     """
     index = _load(spec, split, settings or IndexSettings()).used
     return replace(index, origins=None)  # the scans are not kept
@@ -29,15 +29,16 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
 def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, tuple[Scan, ...]]:
     """Scans a split and decodes all of its images, without reading or writing a cache.
 
-    Returns its index, and what has been scanned, in the order of the images. Problems of the split as a whole are
-    warnings, except those that allow no index (UserError): missing data, no image, names that do not match the labels.
+    Returns its index, and its scans in the order of the images. Problems of the split as a whole are logged as
+    warnings, except for those that prevent an index and raise UserError: missing data, no image, or names that do not
+    match the labels.
     """
     loaded = _load(spec, split, settings.for_check())
     return loaded.used, loaded.full.scans
 
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
-    """Reads a split as a run uses it, logs what it is like, and checks that there is something to learn from."""
+    """Reads a split as a run uses it, logs a summary, and checks that it contains objects to learn from."""
     loaded = _read(spec, split, settings)
     log_split(loaded, settings, title=split)
     with settings.refusing():
@@ -48,9 +49,9 @@ def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
 
 
 def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:
-    """Reads all of a split, checks how much of it is lost, and then selects what the run uses.
+    """Reads all of a split, checks how much of it is lost, and then selects the part that the run uses.
 
-    Of data sets that are joined, each is checked by itself, as what is lost may be all of a small one.
+    Joined data sets are checked one by one, because a loss that is small overall may be all of a small data set.
     """
     full_split = "train" if spec.is_held_out(split) else split
     source = spec.split(full_split)
@@ -70,14 +71,14 @@ def _read(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
 
 
 def _cache_source(spec: DatasetSpec, split: str, settings: IndexSettings) -> str:
-    """Returns `DatasetIndex.source`. Runs with other seeds use other images, and keep caches of their own."""
+    """Returns `DatasetIndex.source`. With ``fraction``, runs with other seeds use other images and separate caches."""
     if settings.fraction == 1:
         return source_name(spec, split, settings.single_cls, settings.fraction)
     return source_name(spec, split, settings.single_cls, settings.fraction, settings.seed)
 
 
 def _selection(spec: DatasetSpec, full: DatasetIndex) -> str:
-    """Returns `DatasetIndex.selection`. With other classes, other images may lack a label that is known.
-    ``full.selection``: that of the joined data sets, else empty."""
+    """Returns `DatasetIndex.selection`. The classes in use belong to it, because they determine which images with lost
+    labels are left out. ``full.selection``: digest of the joined data sets' selections, else empty."""
     settings = [sorted(spec.held_out), spec.classes, spec.class_of]
     return digest_of(*settings, full.selection) if full.selection else digest_of(*settings)

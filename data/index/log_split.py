@@ -1,4 +1,4 @@
-"""Logs what has been read of a split: its numbers, what was corrected or lost, and which files are unusual."""
+"""Logs a summary of a split that has been read: counts, corrected and lost labels, and unusual files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from utils.logger import get_logger
 from utils.strings import counted, listed
 
 _BACKGROUND_CLASS = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
-_MAX_UNLABELED_FRACTION = 0.1  # if fewer images have no label file, no warning says so; COCO has 0.9 %
+_MAX_UNLABELED_FRACTION = 0.1  # of the images; above it, missing label files are warned about; COCO has 0.9 %
 
 
 def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> None:
     """Logs a line about the images and boxes that are used, and warnings. ``title``: the split in log messages.
 
-    A held-out part has the line only: the training split has reported the rest.
+    For a held-out part, only the line is logged, because the training split reports the rest.
     """
     full = loaded.full
     report = loaded.used.report
@@ -47,8 +47,8 @@ def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> No
 
 
 def _log_joining(loaded: LoadedSplit) -> None:
-    """Logs which classes each of the joined data sets does not label, and whether ids are lost. Warns about images that
-    several have."""
+    """Logs the classes that each joined data set does not label, and whether ids are dropped. Warns about images that
+    several data sets share."""
     names = loaded.spec.as_labeled().names
     parts = loaded.full.parts
     for part in parts:
@@ -67,8 +67,8 @@ def _log_joining(loaded: LoadedSplit) -> None:
 
 
 def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
-    """Logs what was corrected, misread and lost, and which files are unusual. If a check has warned that too much is
-    lost, it has said what is misread and lost."""
+    """Logs corrected, misread and lost labels, and unusual files. Misread and lost labels are not repeated if a check
+    has already warned that too much is lost."""
     full = loaded.full
     report = full.index.report
     for note in report.notes:
@@ -80,7 +80,7 @@ def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
 
 
 def _warn_about_labels(report: ScanReport, title: str) -> bool:
-    """Logs what is probably misread, and what is lost. Returns whether anything worth a warning is lost."""
+    """Logs labels that are probably misread, and losses. Returns whether losses were large enough for a warning."""
     for advice in report.advice:
         get_logger().warning("%s: %s", title, advice)
     lost = loss_warning(report.ledger)
@@ -90,8 +90,8 @@ def _warn_about_labels(report: ScanReport, title: str) -> bool:
 
 
 def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_kinds: Container[str]) -> None:
-    """Logs label files in unusual places, files that are not read, and missing label files. ``logged_kinds``: kinds of
-    findings that have been logged as losses, which are not repeated."""
+    """Logs label files in unusual folders, files that are not read, and missing label files. ``logged_kinds``: kinds of
+    findings already logged as losses, which are not repeated."""
     if listing.unusual_labels:
         image, label = next(iter(listing.unusual_labels.items()))
         count = counted(len(listing.unusual_labels), "label file")
@@ -123,16 +123,16 @@ def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_ki
 
 
 def _warn_about_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:
-    """Warns about a class for the background, as other programs have it: here, background is what is in no box."""
+    """Warns about a background class, as used by other programs: here, everything outside boxes is background."""
     for number, name in enumerate(index.names):
         if not _BACKGROUND_CLASS.fullmatch(name):
             continue
         boxes = int(((index.classes == number) & ~index.crowd).sum())
         remedy = f"leave it out with 'ignore: [{name}]' in the YAML"
         if boxes:
-            remedy = "its boxes are learned as objects; if they are none, leave it out with --classes or 'ignore:'"
+            remedy = "its boxes are learned as objects; if they are not, leave it out with --classes or 'ignore:'"
         get_logger().warning(
-            "%s: '%s' is one of the classes, with %s: what is in no box is background already; %s",
+            "%s: '%s' is one of the classes, with %s: everything outside boxes is background already; %s",
             spec.source,
             name,
             counted(boxes, "box"),

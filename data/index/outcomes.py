@@ -1,6 +1,6 @@
-"""Decides what becomes of each image of a split: it is used, or it is left out for one reason.
+"""Decides for each image of a split whether it is used, or left out for one reason.
 
-The arrays of the index, the costs of the findings and so the ledger follow from this decision alone.
+The arrays of the index, the costs of the findings, and hence the ledger depend on this decision alone.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from data.labels.label_format import LabelSource
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Says what becomes of N images."""
+    """Outcomes of N images."""
 
     is_used: np.ndarray  # bool (N,)
-    is_incomplete: np.ndarray  # bool (N,): a labeled object of the image cannot be used, so it is no background
-    findings: list[Finding]  # by image and row, each with what is lost with it
+    is_incomplete: np.ndarray  # bool (N,): a labeled object is unusable, so the image is not a background
+    findings: list[Finding]  # sorted by image and row, each with its losses
 
 
 def decide_outcomes(
     scan_findings: Sequence[Finding], boxes: CleanBoxes, source: LabelSource, num_labeled: Sequence[int]
 ) -> Outcomes:
-    """Decides what becomes of each image.
+    """Decides for each image whether it is used, and assigns each loss to a finding.
 
     Args:
-        scan_findings: all about the images and their rows.
-        boxes: the rows that can be used.
+        scan_findings: all findings about the images and their rows.
+        boxes: the usable rows.
         source: the labels; its ``images`` are numbered as in ``scan_findings`` and ``boxes``.
-        num_labeled: by image, the rows of its labels, whether they can be used or not.
+        num_labeled: number of labeled rows of each image, usable or not.
     """
     findings = sorted(scan_findings, key=_order)
-    # The finding for which an image is left out, by image: the first one about the image itself, else one about a row.
+    # The finding because of which an image is left out: the first about the image itself, else one about a row.
     reason_of = {f.image: f for f in reversed(findings) if f.kind in kinds.IMAGE_LOST}
     for image, row in _unusable_rows(findings, boxes).items():
         if image not in reason_of:
@@ -56,9 +56,9 @@ def _order(finding: Finding) -> tuple[int, int]:
 
 
 def _unusable_rows(findings: Sequence[Finding], boxes: CleanBoxes) -> dict[int, Finding]:
-    """Returns, by image, a finding about a row for which the whole image cannot be used: a number that is not finite,
-    or the first row of an image that has lost all of its objects. As a background, the latter would teach the model to
-    ignore them."""
+    """Returns, by image, a finding about a row that makes the whole image unusable: a number that is not finite, or the
+    first lost row of an image without any usable object. As a background, such an image would teach the model to ignore
+    its objects."""
     with_object = set(np.unique(boxes.image[~boxes.crowd]).tolist())
     rows = {f.image: f for f in reversed(findings) if f.kind in kinds.ROW_LOST and f.image not in with_object}
     return rows | {f.image: f for f in reversed(findings) if f.kind == kinds.NOT_FINITE}
@@ -82,8 +82,8 @@ def _unusable_labels(row: Finding, source: LabelSource) -> Finding:
 def _with_costs(
     findings: Sequence[Finding], reason_of: dict[int, Finding], num_labeled: Sequence[int]
 ) -> list[Finding]:
-    """Returns the findings with what is lost with each: all labeled objects of an image that is left out, with the
-    reason for that; else one object with each row that is lost, since no row is lost for two reasons."""
+    """Returns the findings with their losses. The reason for leaving out an image gets all of its labeled objects; in
+    other images, each lost row gets one object, since no row is lost for two reasons."""
     costed = []
     for finding in findings:
         if finding.image in reason_of:

@@ -1,4 +1,4 @@
-"""Reads a split in files, from its cache file or by a scan."""
+"""Reads a split that consists of files, from its cache file or by a scan."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from utils.program_folders import cache_folder
 def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSplit:
     """Reads a split from its cache file, or scans it and writes that file.
 
-    Raises UserError as `list_split` and `scan_split`, and if no image has a label file.
+    Raises UserError like `list_split` and `scan_split`, and if no image has a label file.
     """
     labeled = spec.as_labeled()
     listing = list_split(labeled, split)
     with settings.refusing():
         check_label_files(listing, spec, split)  # before the images are read
 
-    # Classes are chosen before they are merged, and a scan that merges them checks none.
+    # Classes are selected before they are merged, and a scan that merges all classes does not check them.
     single_cls = settings.single_cls and not (spec.classes or spec.class_of)
     image_rows = file_rows(listing.images)
     fingerprint = fingerprint_of(labeled, split, listing, image_rows, single_cls=single_cls)

@@ -1,6 +1,6 @@
 """Reads all images and label files of a split in parallel.
 
-Threads suffice: reading and decoding (OpenCV) are nearly all of the work, and release the GIL.
+Threads suffice, because reading and decoding (OpenCV) are nearly all of the work and release the GIL.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from utils.logger import get_logger, progress
 from utils.machine.resources import available_cores
 from utils.machine.threads import map_ahead
 
-SAMPLED = 128  # images that are decoded: if 2 % of a data set are damaged, one of these is, with a probability of 92 %
+SAMPLED = 128  # images to decode: if 2 % of a data set are damaged, the sample contains one with probability 92 %
 _MAX_THREADS = 32
-_CHUNK = 32  # images per task: enough to hide its overhead, few enough to keep the progress bar moving
+_CHUNK = 32  # images per task: enough to hide the task's overhead, few enough to keep the progress bar moving
 
 
 class ImageScan(NamedTuple):
-    """Holds the size, labels and findings of an image."""
+    """Size, labels and findings of an image."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 10), see data.labels.rows
     findings: list[Finding]
     orientation: int = 1  # EXIF's, see `CheckedImage`
-    num_labeled: int | None = None  # rows of its labels, whether they can be used or not; None: it has no label file
-    stated_hw: tuple[int, int] | None = None  # size that the labels state, if it is another one
-    is_hidden: bool = False  # only decoding shows its damage
+    num_labeled: int | None = None  # number of labeled rows, usable or not; None without a readable label file
+    stated_hw: tuple[int, int] | None = None  # image size according to the labels, if it differs
+    is_hidden: bool = False  # whether only decoding reveals the image's damage
     max_value: int = 0  # largest value of a 16-bit image; 0 for other images
-    named_image: str = ""  # the image that the label file itself names
+    named_image: str = ""  # the image named in the label file
 
 
 def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ImageScan]:
-    """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` others
-    are decoded; if one of the latter is damaged, or with ``settings.decode_all``, all are."""
+    """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` random
+    ones are decoded. If decoding reveals damage, or with ``settings.decode_all``, all images are."""
     count = len(source.images)
     decoded = np.full(count, settings.decode_all)
     decoded[np.random.Generator(np.random.Philox(key=count)).permutation(count)[:SAMPLED]] = True
@@ -63,8 +63,8 @@ def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: In
 
 
 def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tuple[int, ...] = (1, 1, 1, 1)) -> Finding:
-    """Makes a finding of a problem of the labels of ``source.images[image]``. ``scale``: from the units of its corners
-    to pixels."""
+    """Converts a problem in the labels of ``source.images[image]`` to a finding. ``scale``: factors from the units of
+    its corners to pixels."""
     return Finding(
         where=source.where(image, None if problem.row_number < 0 else problem.row_number),
         kind=problem.kind,
@@ -82,7 +82,7 @@ def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tupl
 def _read_all(
     spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
 ) -> list[ImageScan]:
-    """Reads all images in parallel. ``decoded``: bool (N,), those that are decoded in any case."""
+    """Reads all images in parallel. ``decoded``: mask of the images to decode in any case, bool (N,)."""
     count = len(source.images)
 
     def read_chunk(first: int) -> list[ImageScan]:
@@ -90,7 +90,7 @@ def _read_all(
         return [_read_one(i, spec, source, decode=bool(decoded[i])) for i in range(first, last)]
 
     threads = 1
-    if settings.workers:  # they mostly wait for the disk, so fewer than CPUs are never faster
+    if settings.workers:  # threads mostly wait for the disk, so fewer than one per CPU are never faster
         threads = min(_MAX_THREADS, max(settings.workers, available_cores()))
     chunks = map_ahead(read_chunk, range(0, count, _CHUNK), threads=threads)
     images = itertools.chain.from_iterable(chunks)
@@ -125,7 +125,7 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
 
 
 def _read_labels(i: int, source: LabelSource) -> tuple[RawLabels | None, list[RowProblem]]:
-    """Returns the labels of an image, None if there are none; and what is wrong with them."""
+    """Returns the labels of an image, or None if there are none, and their problems."""
     try:
         raw = source.read(i)
     except LabelFileError as error:

@@ -1,4 +1,4 @@
-"""Reads a split in shards (`data.image_io.shards`), which `python -m tools.shard` has written."""
+"""Reads a split in shards (`data.image_io.shards`), as written by `python -m tools.shard`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from utils.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 9  # increase it when the layout or the meaning of the arrays or the metadata changes
-_PREVIOUS_VERSION = 8  # is read, too, see `_content_of`
+_PREVIOUS_VERSION = 8  # also readable, see `_content_of`
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
@@ -40,8 +40,8 @@ class _Meta(TypedDict):
 
 
 def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
-    """Reads a split in shards. Raises UserError if they are malformed, incomplete, or have other classes than
-    ``spec``."""
+    """Reads a split in shards. Raises UserError if the shards are malformed or incomplete, or if their classes differ
+    from those of ``spec``."""
     shards = open_shards(path)
     meta, arrays = _content_of(shards, spec)
     _check_tar_files(path, meta["shards"])
@@ -56,7 +56,7 @@ def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
 
 
 def _image_files(shards: Shards) -> str:
-    """Returns `DatasetIndex.image_files` of shards, whose images have checksums instead of times."""
+    """Returns `DatasetIndex.image_files` for shards, using checksums of the images instead of modification times."""
     digest = hashlib.blake2b(digest_size=16)
     for name in ("paths.data", "paths.offsets", "size", "crc"):
         digest.update(shards.arrays[name].data)
@@ -65,7 +65,7 @@ def _image_files(shards: Shards) -> str:
 
 def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata and arrays from which `restored_index` can restore an index. Raises UserError if they are
-    malformed, or have other classes than ``spec``."""
+    malformed, or if their classes differ from those of ``spec``."""
     path = shards.path
     meta = shards.meta
     arrays = shards.arrays
@@ -78,15 +78,16 @@ def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict
         _check(check(meta, _Meta, str(path)), arrays, len(shards))
         difference = class_difference(spec.as_labeled().names, meta["names"])
         if difference:
-            raise UserError(f"{spec.source}: names: not those of {path.name}: {difference}")
+            raise UserError(f"{spec.source}: names: differ from {path.name}: {difference}")
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
     return meta, arrays
 
 
 def _categories_of_ids(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[int, str, bool]]:
-    """Returns the categories of shards that have the id of each class, and by name the ids of all other categories."""
-    if "image_ids.data" not in arrays:  # not from a COCO JSON: the ids are the class numbers
+    """Returns the categories for metadata of the previous version, which contains the id of each class and, by name,
+    the ids of all other categories."""
+    if "image_ids.data" not in arrays:  # not from a COCO JSON: the ids are the class indices
         return []
     used = set(arrays["classes"].tolist())
     classes = [(i, name, n in used) for n, (i, name) in enumerate(zip(meta["category_ids"], meta["names"]))]
@@ -94,20 +95,20 @@ def _categories_of_ids(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> l
 
 
 def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:
-    """Raises UserError unless the tar files of the index ``path`` are complete, which else only an epoch would show.
-    ``shards``: their names and sizes in bytes."""
+    """Raises UserError unless the tar files of the index ``path`` are complete. Without this check, the problem would
+    only show during an epoch. ``shards``: names and sizes in bytes of the tar files."""
     for name, size in shards:
         file = path.with_name(name)
         stamp = stamp_of(file)
         if stamp is None:
-            raise UserError(f"{file}: not found (named by {path}); copy it, too")
+            raise UserError(f"{file}: not found (named by {path}); copy it as well")
         if stamp.size != size:
             raise UserError(f"{file}: has {stamp.size:,} bytes, but {path.name} says {size:,}; copy or write it again")
 
 
 def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> None:
-    """Raises ValueError, or another error for wrong types, unless a scan could have returned these labels.
-    ``count``: number of images."""
+    """Raises ValueError, or another error for wrong types, unless a scan could have produced these labels. ``count``:
+    number of images."""
     num_boxes = len(arrays["classes"])
     num_names = len(meta["names"])
     num_rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}
@@ -127,7 +128,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
         "category_ids": len(meta["category_ids"]) in (0, num_names),
         "categories": len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]),
     }
-    for name in ("incomplete", "crowd", "repeated"):  # a file may hold bytes that are no booleans
+    for name in ("incomplete", "crowd", "repeated"):  # a file may contain bytes that are not booleans
         checks[name] = (arrays[name].view(np.uint8) <= 1).all()
     for name, is_correct in checks.items():
         if not is_correct:
@@ -139,7 +140,7 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
 
 
 def _are_boxes_inside(arrays: dict[str, np.ndarray]) -> bool:
-    """Returns whether all boxes have a size and are inside their images; NaN is not."""
+    """Returns whether all boxes have a positive size and are inside their images. NaN counts as outside."""
     xywh = arrays["boxes_xywh_px"]
     sides = xywh[:, 2:]
     far_corners = xywh[:, :2] + sides
@@ -149,7 +150,7 @@ def _are_boxes_inside(arrays: dict[str, np.ndarray]) -> bool:
 
 
 def _are_image_ids(arrays: dict[str, np.ndarray], count: int) -> bool:
-    """Returns whether there is a JSON number or text for each image."""
+    """Returns whether there is a JSON integer or string for each image."""
     data = arrays["image_ids.data"].tobytes()
     ends = arrays["image_ids.offsets"].tolist()
     ids = [json.loads(data[start:end]) for start, end in itertools.pairwise(ends)]

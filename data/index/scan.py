@@ -1,4 +1,4 @@
-"""Scans a split: reads all images and labels, checks them, and returns its index and all that was found."""
+"""Scans a split: reads all images and labels, checks them, and returns the index and all findings."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from utils.strings import FlatStrings
 
 @dataclass(frozen=True, slots=True)
 class SplitScan:
-    """Holds what a scan returns."""
+    """Result of a scan."""
 
-    index: DatasetIndex  # all usable images; its `origins` are those of one scan
+    index: DatasetIndex  # all usable images, with the `origins` of one scan
     source: LabelSource
     findings: list[Finding]  # about all images
 
 
 class _ReadSplit(NamedTuple):
-    """Holds what the files of a split say, with R rows of labels."""
+    """Content of a split's files, with R rows of labels."""
 
     source: LabelSource
     images: list[ImageScan]  # N
     image_hw: np.ndarray  # int32 (N, 2), upright
-    table: np.ndarray  # float64 (R, 10), see data.labels.rows, computed for the images' own sizes
-    findings: list[Finding]  # about images, label files, and rows that are no boxes
+    table: np.ndarray  # float64 (R, 10), see data.labels.rows, converted to the images' actual sizes
+    findings: list[Finding]  # about images, label files, and rows that are not boxes
 
 
 class _CleanedRows(NamedTuple):
-    """Holds the rows that can be used."""
+    """The usable rows of a split."""
 
     boxes: CleanBoxes
     box_advice: str  # see `misread_boxes`
@@ -55,7 +55,7 @@ class _CleanedRows(NamedTuple):
 
 
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitScan:
-    """Reads a listed split, with its images as in `read_images`. ``spec``: with the classes of the labels. Raises
+    """Reads a listed split, decoding images as `read_images` does. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
     read = _read_split(spec, split, listing, settings)
     cleaned = _clean_split(read, listing.label_format)
@@ -77,7 +77,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
 
 
 def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> _ReadSplit:
-    """Reads all images and labels. Rows of labels that state another size of their image are computed for its own."""
+    """Reads all images and labels. Labels made for another size of their image are converted to its actual size."""
     source = listing.label_format.read(_label_request(listing, spec, settings))
     images = read_images(spec, split, source, settings)
     image_hw = np.array([image.size_hw for image in images], np.int32)
@@ -117,7 +117,7 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
 def _index_of_all(
     read: _ReadSplit, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, single_cls: bool
 ) -> DatasetIndex:
-    """Returns the index of all N images, including those that are not used, with an empty report."""
+    """Returns the index of all N images, including unused ones, with an empty report."""
     source = read.source
     count = len(source.images)
     boxes_per_image = np.bincount(boxes.image, minlength=count)
@@ -141,7 +141,7 @@ def _index_of_all(
 
 
 def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
-    """Returns `DatasetIndex.category_ids` of a split whose classes are those of the labels, or merged to one."""
+    """Returns `DatasetIndex.category_ids` for a split with the classes of the labels, or with all merged into one."""
     if not source.categories:
         return ()
     ids = ids_of_classes(source.categories, spec.names)

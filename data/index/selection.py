@@ -20,24 +20,24 @@ from utils.logger import get_logger
 from utils.rng import keyed_generator, named_stream
 from utils.strings import counted
 
-_LEFT_OUT = -2  # class number of boxes that are not used
+_LEFT_OUT = -2  # class index of boxes that are not used
 
 
 class _Selection(NamedTuple):
-    """Says which images of an index are used."""
+    """The images of an index that are used."""
 
-    images: np.ndarray  # int64 (n,): their positions, ascending
-    fingerprint: str  # of an index with these images, as caches number the images
+    images: np.ndarray  # int64 (n,): positions in the index, ascending
+    fingerprint: str  # of the index with just these images, because caches number the images
 
     def keep(self, positions: np.ndarray, *facts: Any) -> _Selection:
-        """Selects again, by ascending positions in ``images``, int64 (k,). ``facts``: JSON values from which the new
-        fingerprint is made."""
+        """Narrows the selection to ascending positions in ``images``, int64 (k,). ``facts``: JSON values from which the
+        new fingerprint is computed."""
         return _Selection(self.images[positions], digest_of(*facts))
 
 
 def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
-    """Returns the part of ``index`` that a run uses as ``split``. ``index`` has all usable images, and the classes of
-    the labels, or with ``settings.single_cls`` one class."""
+    """Returns the part of ``index`` that a run uses as ``split``. ``index`` contains all usable images with the classes
+    of the labels, or possibly with a single class if ``settings.single_cls`` is set."""
     is_divided = bool(spec.held_out) and split in ("train", "val")
     has_other_classes = bool(spec.classes or spec.class_of) or index.names != class_names(spec, settings.single_cls)
     if not settings.repeats and index.repeated.any():  # before classes are merged
@@ -56,16 +56,16 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     report = index.report
     if is_divided and split == "val":  # the training split has the findings of the scan
         report = ScanReport.of(())
-    if is_divided or settings.fraction != 1:  # how many of the selected images have no label file is not known
+    if is_divided or settings.fraction != 1:  # the number of selected images without a label file is unknown
         report = report.with_totals({NO_LABEL: 0})
-    if len(selection.images) < len(index):  # else all arrays stay views of the cache file
+    if len(selection.images) < len(index):  # otherwise all arrays stay views of the cache file
         index = index.take(selection.images)
     return replace(index, fingerprint=selection.fingerprint, report=report, tile=spec.tile).recounted()
 
 
 def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Selects the training images that are held out ("val"), or the others ("train"). Warns, for "val", of images that
-    were held out when the run began and are not usable any more. Raises UserError if none is."""
+    """Selects the training images that are held out ("val"), or the others ("train"). For "val", warns about images
+    that were held out when the run began but are no longer usable. Raises UserError if none of them is."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     missing = sorted(spec.held_out.difference(index.paths))
     if len(missing) == len(spec.held_out):
@@ -76,7 +76,7 @@ def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split
     if missing and split == "val":
         get_logger().warning(
             "%s: %d of %s held out for validation when the run began are not among its usable images now, first %s; "
-            "one that has got another name is trained on",
+            "renamed images are trained on",
             spec.source,
             len(missing),
             counted(len(spec.held_out), "image"),
@@ -87,12 +87,12 @@ def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split
 
 
 def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> DatasetIndex:
-    """Returns all images with only the boxes of ``spec.classes``, numbered from 0; with ``single_cls`` all are 0.
-    ``index`` has the classes of the labels."""
+    """Returns all images with only the boxes of ``spec.classes``, numbered from 0; with ``single_cls``, all classes are
+    0. ``index`` has the classes of the labels."""
     number_of_label = _numbers_of_labels(spec)
     if single_cls:
         number_of_label = np.minimum(number_of_label, 0)
-    # Regions in which all classes are ignored have no class of the labels.
+    # Regions in which all classes are ignored do not have a class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
     names = class_names(spec, single_cls)
     result = replace(
@@ -106,8 +106,7 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
 
 
 def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
-    """Returns the number that each of the L classes of the labels has in a run, int32 (L,), `IGNORED` or
-    `_LEFT_OUT`."""
+    """Maps the L classes of the labels to class indices of a run, `IGNORED` or `_LEFT_OUT`: int32 (L,)."""
     number_of_name = {IGNORED: IGNORED}
     for number, position in enumerate(spec.classes or range(len(spec.names))):
         number_of_name[position] = number
@@ -128,8 +127,8 @@ def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes:
 
 
 def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Leaves out the images without an object that have lost labels, as these may have been of the used classes: they
-    are no backgrounds. The ledger has counted the labels."""
+    """Leaves out images that have lost labels and no object. The lost labels, already counted by the ledger, may have
+    been of the used classes, so that the images must not become backgrounds."""
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0
     is_unknown = (index.incomplete & ~has_object)[selection.images]
     unknown = np.flatnonzero(is_unknown).tolist()
@@ -138,7 +137,7 @@ def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSp
     is_worth_a_warning = len(unknown) >= WARNED_SHARE * len(is_unknown)
     get_logger().log(
         logging.WARNING if is_worth_a_warning else logging.INFO,
-        "%s: '%s': %d of %s left out, which have labels that can't be used and no object of the classes in use: they "
+        "%s: '%s': %d of %s left out because of labels that can't be used and no object of the classes in use: they "
         "may not be backgrounds",
         spec.source,
         split,

@@ -1,4 +1,4 @@
-"""Finds images that are in the training and in the validation split."""
+"""Finds images that are in both the training and the validation split."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
     shared = len(val_paths.intersection(real_paths(train)))
     if shared:
         count = f"{shared:,}" if shared < len(val_paths) else "all"
-        message = "%s: %s of the %s validation images are training images too; scores say little about other images"
+        message = "%s: %s of the %s validation images are also training images; scores say little about other images"
         get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
 
 
 def real_paths(index: DatasetIndex) -> Iterator[str]:
-    """Yields the path of each image, with symbolic links to folders followed, but not those to images."""
+    """Yields the path of each image, following symbolic links to folders but not to images."""
     real_folders: dict[str, str] = {}
     for path in index.paths:
         folder, _, name = path.rpartition("/")

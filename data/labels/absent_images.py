@@ -1,4 +1,4 @@
-"""Decides whose loss it is if a label file names an image that no split has."""
+"""Decides which split loses an image that a label file names but no split contains."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from data.split_files import ImageFile, OtherImages
 
 
 class Owner(Enum):
-    """Says to which split an absent image belongs."""
+    """The split that an absent image belongs to."""
 
-    LISTED = auto()  # to this one: a row of its lists names it, and counts as the lost image
-    HERE = auto()  # to this one
-    ELSEWHERE = auto()  # to another one
-    UNKNOWN = auto()  # any split with this label file may be the owner
+    LISTED = auto()  # this split, where a row of a list names it and already counts as the lost image
+    HERE = auto()  # this split
+    ELSEWHERE = auto()  # another split
+    UNKNOWN = auto()  # any split with this label file
 
 
 class AbsentImages:
-    """Decides which split an image that does not exist would belong to: the one whose list names it, or the one whose
-    folders fit its own best."""
+    """Decides which split a nonexistent image would belong to: the split whose list names it, or whose image folders
+    match the image's folders best."""
 
     def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
         self._images = images
@@ -32,7 +32,7 @@ class AbsentImages:
         self._images_of_other_splits = [file for names in other_images for file in names]
 
     def owner(self, file_name: str) -> Owner:
-        """Returns the owner of the image that a label file names so."""
+        """Returns the owner of the image that a label file names ``file_name``."""
         if self._others.missing and self._missing_here.find(file_name):
             return Owner.LISTED
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
@@ -63,18 +63,18 @@ class AbsentImages:
 
 
 class SplitSizes(NamedTuple):
-    """Holds the sizes of the splits with one label file, in images or entries, by which they share its losses."""
+    """Sizes, in images or entries, of the splits that share a label file, and thus its losses in proportion."""
 
-    earlier: int  # of all splits before this one
+    earlier: int  # total of the splits before this one
     this: int
-    later: int  # of all splits after this one, and of what is in no split, whose share is not lost
+    later: int  # total of the splits after this one and of images in no split, whose share is not lost
 
     def share_of(self, count: int) -> range:
-        """Returns which of ``count`` losses that may be of any split count in this one, so that each counts once.
+        """Returns the range of the ``count`` unassigned losses that this split counts, so that each is counted once.
 
-        All splits see the same losses in the same order, and each counts a part of them in proportion to its size. Of
-        three losses and splits of 60, 30 and 10 images, the first counts numbers 0 and 1, the second 2, and the third
-        none.
+        All splits see the same losses in the same order, and each counts a range in proportion to its size. With three
+        losses and splits of 60, 30 and 10 images, the first split counts losses 0 and 1, the second loss 2, and the
+        third none.
         """
         total = self.earlier + self.this + self.later
         first = math.ceil(count * self.earlier / total)
@@ -83,17 +83,17 @@ class SplitSizes(NamedTuple):
 
 
 class _ImageFolders:
-    """Compares the folders of file names with those of images."""
+    """Compares the folders in file names with the folders of images."""
 
     def __init__(self, images: Sequence[ImageFile]) -> None:
         image_of = {image.name.rpartition("/")[0]: image.name for image in images}
-        names_of: dict[str, list[str]] = {}  # an image of each folder, by the folder's own name
+        names_of: dict[str, list[str]] = {}  # one image per folder, by the last part of the folder's path
         for folder, name in image_of.items():
             names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
         self._images_of = {last: ImageNames.of_single_names(names) for last, names in names_of.items()}
 
     def agreement(self, file_name: str) -> int:
-        """Returns how many of its last folders ``file_name`` has in common with a folder of images, at most."""
+        """Returns the largest number of trailing folders that ``file_name`` has in common with an image folder."""
         last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
         fits = [self._images_of[last] for last in last_folders if last in self._images_of]
         return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)

@@ -1,4 +1,4 @@
-"""Holds the categories of a COCO JSON, by whose ids results in COCO's format name the classes."""
+"""Defines the categories of a COCO JSON, whose ids identify classes in results in COCO's format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Category(NamedTuple):
 
     id: int
     name: str
-    is_used: bool  # annotations have its id
+    is_used: bool  # whether annotations have its id
 
 
 def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tuple[int, ...]:
     """Returns the category id of each class.
 
-    Of several categories of one name, takes the used one: Roboflow's root may be called like a class. A class without a
-    category gets an id above all of the file's.
+    Of several categories with the same name, a used one is preferred, because Roboflow's root may be named like a
+    class. A class without a category gets an id above all ids of the file.
     """
     id_of: dict[str, int] = {}
     for category in sorted(categories, key=lambda category: (not category.is_used, category.id)):
@@ -28,8 +28,8 @@ def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tupl
 
 
 def id_of_merged_class(categories: Sequence[Category], ids: Iterable[int]) -> int:
-    """Returns the category id of a class that merges those with ``ids``: the smallest one that annotations have, else
-    the smallest one in the file, else the smallest."""
+    """Returns the category id of a class that merges those with ``ids``: the smallest of them that annotations have, or
+    else that the file contains, or else the smallest."""
     merged_ids = set(ids)
     in_file = {category.id for category in categories if category.id in merged_ids}
     used = {category.id for category in categories if category.is_used and category.id in merged_ids}

@@ -1,4 +1,4 @@
-"""Checks the geometry of labeled boxes: clips them to their images, and leaves out those that are no objects."""
+"""Checks the geometry of labeled boxes: clips them to their images, and leaves out boxes that are not objects."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE, REVERSED
 from data.labels.rows import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2, RowProblem
 
-# Increase this when the same label files would give other boxes, findings or losses. Then all index caches are rebuilt.
+# Increase this when the same label files yield other boxes, findings or losses, so that all index caches are rebuilt.
 PARSER_VERSION = 6
 
-MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors of boxes without area
+MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors in boxes without area
 _SLACK = 0.01  # fraction of the image's size by which a box may exceed it and still fit
-_MIN_FRACTION_CHECK_SIDE_PX = 16  # in images with a shorter side than this, a box of one pixel may be a box in pixels
+_MIN_FRACTION_CHECK_SIDE_PX = 16  # in images with a shorter side below this, a box within one pixel is taken as pixels
 
 
 class CleanBoxes(NamedTuple):
@@ -26,13 +26,13 @@ class CleanBoxes(NamedTuple):
     area_px: np.ndarray  # float64 (M,)
     crowd: np.ndarray  # bool (M,)
     row_number: np.ndarray  # int32 (M,), see `data.labels.rows`
-    repeated: np.ndarray  # bool (M,) equal to an earlier box of the image: scored, but not trained on
+    repeated: np.ndarray  # bool (M,) equal to an earlier box of the image; scored, but not trained on
 
 
 class _Wording(NamedTuple):
-    """Says how a problem is reported."""
+    """The wording with which a kind of problem is reported."""
 
-    text: str  # with {box}, the corners as labeled in pixels, and {size}, that of the image
+    text: str  # with {box} for the labeled corners in pixels, and {size} for the image size
     consequence: str
     cause: str = ""  # see `RowProblem`
 
@@ -55,10 +55,10 @@ class _PixelBoxes(NamedTuple):
     """The R rows of a table in pixels, float64."""
 
     labeled: np.ndarray  # (R, 4) corners as labeled
-    corners: np.ndarray  # (R, 4) in order, unless the numbers seem to mean something else
+    corners: np.ndarray  # (R, 4) corners in order, or as labeled if they seem to be misread
     inside: np.ndarray  # (R, 4) ``corners``, clipped to the image
-    area: np.ndarray  # (R,) that the labels state; not finite: none
-    size_wh: np.ndarray  # (R, 2) sizes of the images
+    area: np.ndarray  # (R,) area according to the labels; not finite if they contain none
+    size_wh: np.ndarray  # (R, 2) image size of each row
 
 
 @np.errstate(over="ignore", invalid="ignore")  # rows may hold any numbers; infinities are checked below
@@ -70,12 +70,12 @@ def clean_rows(
     Args:
         table: float64 (R, 10): `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
-        normalized: corners and areas are fractions of the image size, not pixels.
-        is_misread: the numbers seem to mean something else (`data.labels.misread`): boxes that do not fit are left out,
-            which else are put in order and clipped.
+        normalized: whether corners and areas are fractions of the image size, not pixels.
+        is_misread: whether the numbers seem to be misread (`data.labels.misread`). If so, boxes that do not fit are
+            left out instead of being put in order and clipped.
 
     Returns:
-        The remaining boxes; and for each row that is removed, changed or repeated, its image and the problem.
+        The remaining boxes; and the image number and problem of each row that is removed, changed or repeated.
     """
     boxes = _in_pixels(table, image_hw, normalized=normalized, is_misread=is_misread)
     lost = _lost_rows(boxes, normalized=normalized, is_misread=is_misread)
@@ -88,7 +88,7 @@ def clean_rows(
 
 
 def _in_pixels(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool, is_misread: bool) -> _PixelBoxes:
-    """Returns the boxes of a table in pixels; arguments as for `clean_rows`."""
+    """Converts the boxes of a table to pixels. For the arguments, see `clean_rows`."""
     from utils.boxes import clip_xyxy  # imports torch, which `check_data` does without
 
     size_wh = image_hw[table[:, IMAGE].astype(np.int64), ::-1].astype(np.float64)
@@ -105,7 +105,7 @@ def _in_pixels(table: np.ndarray, image_hw: np.ndarray, *, normalized: bool, is_
 
 
 def _lost_rows(boxes: _PixelBoxes, *, normalized: bool, is_misread: bool) -> dict[str, np.ndarray]:
-    """Returns which rows are left out, bool (R,), by kind of problem. No row has two. Arguments as for `clean_rows`."""
+    """Returns masks of the rows to leave out, bool (R,), by kind of problem. The masks are disjoint."""
     sides = boxes.corners[:, 2:] - boxes.corners[:, :2]
     has_area = ((sides >= MIN_SIDE_PX) & np.isfinite(sides)).all(1)
     fractions = np.zeros(len(sides), bool)
@@ -120,15 +120,15 @@ def _lost_rows(boxes: _PixelBoxes, *, normalized: bool, is_misread: bool) -> dic
 
 
 def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
-    """Returns which boxes, expected in pixels, are fractions of the image, bool (R,): those within the first pixel of
-    an image, provided that all boxes are, or that one of them has a number that is not whole."""
+    """Returns a mask of the boxes, expected in pixels, that are fractions of the image, bool (R,): boxes within the
+    first pixel of an image, provided that all boxes are, or that one of these has a non-integer coordinate."""
     in_pixel = (corners >= 0).all(1) & (corners <= 1).all(1) & (shorter_side >= _MIN_FRACTION_CHECK_SIDE_PX)
     is_whole = (corners == corners.round()).all(1)
     return in_pixel & (in_pixel.all() or (in_pixel & ~is_whole).any())
 
 
 def _repeated_rows(table: np.ndarray, corners: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns which of the ``kept`` rows, bool (R,), equal an earlier one of their image: bool (R,)."""
+    """Returns a mask of the ``kept`` rows, bool (R,), that equal an earlier row of the same image: bool (R,)."""
     keys = np.column_stack([table[:, [IMAGE, CLASS, CROWD]], corners, table[:, SHAPE]])
     rows = np.flatnonzero(kept)
     order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order
@@ -138,8 +138,8 @@ def _repeated_rows(table: np.ndarray, corners: np.ndarray, kept: np.ndarray) -> 
 
 
 def _is_clipped(boxes: _PixelBoxes) -> np.ndarray:
-    """Returns which boxes exceed their image, bool (R,), by more than labels are rounded: to 0.01 px (COCO) or 1e-6 of
-    the image size (YOLO)."""
+    """Returns a mask of the boxes that exceed their image by more than the rounding of labels, bool (R,): 0.01 px in
+    COCO, 1e-6 of the image size in YOLO."""
     tolerance = 0.01 + 1e-5 * boxes.size_wh.max(1)
     return np.abs(boxes.inside - boxes.corners).max(1, initial=0) > tolerance
 
@@ -149,12 +149,12 @@ def _is_reversed(corners: np.ndarray) -> np.ndarray:
 
 
 def in_order(corners: np.ndarray) -> np.ndarray:
-    """Exchanges corners where necessary, so that x1 <= x2 and y1 <= y2."""
+    """Swaps coordinates where necessary, so that x1 <= x2 and y1 <= y2."""
     return np.concatenate([np.minimum(corners[:, :2], corners[:, 2:]), np.maximum(corners[:, :2], corners[:, 2:])], 1)
 
 
 def fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Returns which boxes lie within ``size``, float64 (R, 4), and have their corners in order: bool (R,)."""
+    """Returns a mask of the boxes within ``size``, float64 (R, 4), whose corners are in order: bool (R,)."""
     is_inside = (corners > -_SLACK * size) & (corners < (1 + _SLACK) * size)
     is_in_order = corners[:, 2:] > corners[:, :2]
     return np.asarray(is_inside.all(1) & is_in_order.all(1))
@@ -163,8 +163,7 @@ def fits(corners: np.ndarray, size: np.ndarray) -> np.ndarray:
 def _problems(
     table: np.ndarray, boxes: _PixelBoxes, rows_of_kind: dict[str, np.ndarray], *, normalized: bool
 ) -> list[tuple[int, RowProblem]]:
-    """Returns a problem for each row that one of ``rows_of_kind``, bool (R,) by kind, marks, with the number of its
-    image."""
+    """Returns the image number and problem of each row set in ``rows_of_kind``, masks bool (R,) by kind."""
     problems = []
     ordered = in_order(boxes.labeled)
     for kind, mask in rows_of_kind.items():

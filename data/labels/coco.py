@@ -26,14 +26,14 @@ _MAX = 1e300  # larger numbers count as infinite
 _FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _CATEGORY_ID = re.compile(r'"category_id"\s*:\s*"?(-?\w+)')
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
-_NUMBERS_OF_BOX = 8  # length of a polygon that has the corners of a box
-_COMPARED = 6  # numbers at both ends of a polygon that tell it from others
+_NUMBERS_OF_BOX = 8  # length of a polygon with four corners
+_COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 Id = TypeVar("Id", bound=int | str)
 
 
 class Ids(Generic[Id]):
-    """Looks up the ids by which annotations refer to images or categories. An integer, a whole float and the text of
-    one number are the same id if only one entry has that number."""
+    """Looks up the ids with which annotations refer to images or categories. An integer, an integral float and a string
+    with the same number are the same id if only one entry has that number."""
 
     def __init__(self, ids: Iterable[Id], owner: str) -> None:
         """``owner``: "the images'", for messages."""
@@ -42,7 +42,7 @@ class Ids(Generic[Id]):
         self._ids_by_number: dict[int, list[Id]] | None = None
 
     def find(self, value: Any) -> Id | None:
-        """Returns the id that ``value``, from a JSON file, refers to; None if there is none, or several fit."""
+        """Returns the id that ``value``, from a JSON file, refers to, or None if no id or several match."""
         if type(value) in (int, str) and value in self._ids:
             return value
         number = _whole_number(value)
@@ -52,7 +52,7 @@ class Ids(Generic[Id]):
         return fits[0] if len(fits) == 1 else None
 
     def _by_number(self, number: int) -> list[Id]:
-        """Returns the ids that are this number, or its text."""
+        """Returns the ids that are this number or a string of it."""
         if self._ids_by_number is None:
             self._ids_by_number = {}
             for entry_id in self._ids:
@@ -62,24 +62,24 @@ class Ids(Generic[Id]):
         return self._ids_by_number.get(number, [])
 
     def mismatch(self, value: Any) -> str:
-        """Returns why ``value`` refers to no entry, in words that follow the key."""
+        """Returns why ``value`` refers to no entry, as text to follow the key."""
         shown = _shown(value)
         if not self._ids:
             return f"{shown} is of an empty list: {self._owner} ids are missing"
         are_numbers = not any(isinstance(entry_id, str) for entry_id in self._ids)
         are_text = not any(isinstance(entry_id, int) for entry_id in self._ids)
         if isinstance(value, str) and are_numbers:
-            return f"{shown} is text; {self._owner} ids are numbers"
+            return f"{shown} is a string; {self._owner} ids are numbers"
         if isinstance(value, int | float) and are_text:
-            return f"{shown} is a number; {self._owner} ids are text"
+            return f"{shown} is a number; {self._owner} ids are strings"
         number = _whole_number(value)
         if number is not None and len(self._by_number(number)) > 1:
-            return f"{shown} fits several of {self._owner} ids"
+            return f"{shown} matches several of {self._owner} ids"
         return f"{shown} is not among {self._owner} ids"
 
 
 def _whole_number(value: Any) -> int | None:
-    """Returns the whole number that ``value`` is, or is the text of; None for other values."""
+    """Returns the integer that ``value`` is or, as a string, contains; None for other values."""
     if type(value) is int:
         return value
     if type(value) is float:
@@ -90,11 +90,10 @@ def _whole_number(value: Any) -> int | None:
 
 
 class _Categories:
-    """Holds the categories of a file, and which classes they are."""
+    """The categories of a file, and their classes."""
 
     def __init__(self, name_of: dict[int, str], names: tuple[str, ...] | None) -> None:
-        """``name_of``: names of the categories by id; ``names``: those of the classes, None if all objects are of class
-        0."""
+        """``name_of``: category names by id; ``names``: class names, or None if all objects are of class 0."""
         self.name_of = name_of
         self._names = names
         self._ids = Ids(name_of, "the categories'")
@@ -102,17 +101,17 @@ class _Categories:
         self._class_of = {i: number_of_name[name] for i, name in name_of.items() if name in number_of_name}
 
     def id_of(self, annotation: dict) -> int | None:
-        """Returns the id of an annotation's category; None if there is no such category."""
+        """Returns the id of an annotation's category, or None if the category does not exist."""
         return self._ids.find(annotation.get("category_id"))
 
     def class_of(self, category_id: int | None) -> int | None:
-        """Returns the class of a category; None if it is unknown, or not in the names."""
+        """Returns the class index of a category, or None if the category is unknown or not in the names."""
         if self._names is None:
             return 0
         return None if category_id is None else self._class_of.get(category_id)
 
     def unknown_class(self, annotation: dict, position: int, corners: tuple[float, ...]) -> RowProblem:
-        """Returns the problem of an annotation whose category is no class."""
+        """Returns the problem of an annotation whose category is not a class."""
         category_id = self.id_of(annotation)
         if category_id is None:
             name = f"category_id {_shown(annotation.get('category_id'))}"
@@ -126,7 +125,7 @@ class _Categories:
 
 
 def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
-    """Reads a COCO JSON. With ``names`` None every object is of class 0. Raises UserError for another kind of file."""
+    """Reads a COCO JSON. If ``names`` is None, every object is of class 0. Raises UserError for any other file."""
     data = load_json(path, _EXPECTED)
     if not isinstance(data, dict):
         raise UserError(f"{path}: not {_EXPECTED}")
@@ -162,21 +161,21 @@ def read_coco(path: Path, names: tuple[str, ...] | None) -> SplitFile:
 
 
 def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]:
-    """Returns the entries of images by id, without labels. Raises UserError that names the entry."""
+    """Returns the image entries by id, without labels. Raises UserError that names an invalid entry."""
     entry_of: dict[int | str, ImageEntry] = {}
     position_of: dict[int | str, int] = {}
     for position, image in enumerate(images):
-        where = f"{path}: images[{position}]"
+        location = f"{path}: images[{position}]"
         if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or image.get("id") is None:
-            raise UserError(f"{where}: expected an image with id and file_name, got {_shown(image)}")
+            raise UserError(f"{location}: expected an image with id and file_name, got {_shown(image)}")
         image_id = image["id"]
         if type(image_id) is float and image_id.is_integer():
             image_id = int(image_id)
         if type(image_id) not in (int, str):
-            raise UserError(f"{where}: id {_shown(image_id)} is neither a whole number nor text")
+            raise UserError(f"{location}: id {_shown(image_id)} is neither an integer nor a string")
         if image_id in entry_of:
             raise UserError(
-                f"{where}: has the id {_shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
+                f"{location}: has the id {_shown(image_id)} of images[{position_of[image_id]}]; ids must be unique"
             )
         position_of[image_id] = position
         file_name = image["file_name"].replace("\\", "/")
@@ -185,43 +184,43 @@ def _image_entries(images: list[Any], path: Path) -> dict[int | str, ImageEntry]
 
 
 def _mismatch(annotation: dict, key: str, ids: Ids) -> str:
-    """Returns why ``key`` of an annotation is none of ``ids``."""
+    """Returns why ``key`` of an annotation is not among ``ids``."""
     return f"{key} {ids.mismatch(annotation[key])}" if key in annotation else f"has no {key}"
 
 
 def _checked_categories(categories: list[Any], path: Path) -> dict[int, str]:
-    """Returns the names of categories, without outer spaces, by id. Raises UserError that names the entry."""
+    """Returns the category names, without outer spaces, by id. Raises UserError that names an invalid entry."""
     name_of: dict[int, str] = {}
     for position, category in enumerate(categories):
-        where = f"{path}: categories[{position}]"
+        location = f"{path}: categories[{position}]"
         if not isinstance(category, dict) or "id" not in category or "name" not in category:
-            raise UserError(f"{where}: expected a category with id and name, got {_shown(category)}")
+            raise UserError(f"{location}: expected a category with id and name, got {_shown(category)}")
         category_id, name = category["id"], category["name"]
         if type(category_id) is float and category_id.is_integer():
             category_id = int(category_id)
         if type(category_id) is not int:
-            kind = " is text" if isinstance(category_id, str) else ""
-            raise UserError(f"{where}: id {_shown(category_id)}{kind}; ids of categories are whole numbers")
+            kind = " is a string" if isinstance(category_id, str) else ""
+            raise UserError(f"{location}: id {_shown(category_id)}{kind}; category ids must be integers")
         if type(name) not in (str, int, float):
-            raise UserError(f"{where}: name {_shown(name)} is no text")
+            raise UserError(f"{location}: name {_shown(name)} is not a string")
         if not str(name).strip():
-            raise UserError(f"{where}: name {_shown(name)} is empty; give the category a name")
+            raise UserError(f"{location}: name {_shown(name)} is empty; give the category a name")
         if category_id in name_of:
-            raise UserError(f"{where}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
-        name_of[category_id] = str(name).strip()  # as the YAML's names
+            raise UserError(f"{location}: has the id {category_id} of '{name_of[category_id]}'; ids must be unique")
+        name_of[category_id] = str(name).strip()  # like the names in the YAML
     return name_of
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as JSON writes it, for messages."""
+    """Returns a value as JSON, for messages."""
     return one_line(json.dumps(value, ensure_ascii=False))[:100]
 
 
 def category_names(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Returns the names of the first COCO JSON's categories, ordered by id. Raises UserError.
+    """Returns the names of the first COCO JSON's categories, ordered by id. Raises UserError if they are invalid.
 
     A category that all others name as their supercategory, and that has no box in any of the files, is not a class:
-    exports of Roboflow begin with such a root. Only the categories are parsed: the files are large.
+    exports of Roboflow begin with such a root. Only the categories are parsed, because the files are large.
     """
     categories: Sequence[dict] = _categories_of(paths[0]).categories
     root = _root_category(categories, paths)
@@ -242,12 +241,12 @@ class _CategoryList(NamedTuple):
     """The categories of a COCO JSON."""
 
     categories: tuple[dict, ...]  # ordered by id
-    used_ids: frozenset[str]  # ids, as text, that annotations have; empty if no category may be Roboflow's root
+    used_ids: frozenset[str]  # ids in annotations, as strings; empty if no category can be Roboflow's root
 
     def has_boxes(self, category: dict) -> bool:
-        """Returns whether an annotation has this category, whose id may differ from file to file."""
+        """Returns whether an annotation has this category, whose id may differ between files."""
         kind = _kind_of(category)
-        return any(_kind_of(own) == kind and str(own["id"]) in self.used_ids for own in self.categories)
+        return any(_kind_of(other) == kind and str(other["id"]) in self.used_ids for other in self.categories)
 
 
 @once_per_file
@@ -262,12 +261,12 @@ def _categories_of(path: Path) -> _CategoryList:
 
 
 def _kind_of(category: dict) -> tuple[Any, Any]:
-    """Returns by what a category is recognized in another file."""
+    """Returns the name and supercategory, which identify a category across files."""
     return category["name"], category.get("supercategory")
 
 
 def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:
-    """Returns the category that all others name as their supercategory and that has no box; None without one."""
+    """Returns the category that all others name as their supercategory and that has no box, or None."""
     files = [path for path in dict.fromkeys(paths) if path.is_file()]
     for root in categories:
         others = [category for category in categories if category is not root]
@@ -293,8 +292,8 @@ def _sorted_categories(text: str, path: Path) -> list[dict]:
 
 
 def _check_used_names(name_of: dict[int, str], names: Sequence[str], used_ids: Set[int], path: Path) -> None:
-    """Raises UserError if two categories of the name of one class have annotations: pycocotools would score them as two
-    classes. ``name_of``: names of the categories by id; ``used_ids``: the ids that annotations have."""
+    """Raises UserError if two categories with the name of one class have annotations, which pycocotools would score as
+    two classes. ``name_of``: category names by id; ``used_ids``: category ids that occur in annotations."""
     used_id_of: dict[str, int] = {}
     for category_id in sorted(used_ids):
         name = name_of[category_id]
@@ -318,17 +317,17 @@ def _size(image: dict) -> tuple[int, int] | None:
 def _parse_annotation(
     annotation: dict, position: int, category_id: int | None, categories: _Categories
 ) -> LabelRow | RowProblem:
-    """Returns the row of an annotation, or why it has none.
+    """Returns the row of an annotation, or its problem.
 
     Args:
         annotation: an entry of the JSON's ``annotations``, at ``position``.
-        category_id: that of one of ``categories``; None if the annotation has another one, or none.
+        category_id: id of the annotation's category in ``categories``; None if it is unknown or missing.
     """
     box = annotation.get("bbox")
     if not (isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)):
         expected = "expected a bbox of four numbers"
         return RowProblem(position, BAD_ROW, f"{expected}, got {_shown(box)[:60]}", cause=expected)
-    if not all(-_MAX < v < _MAX for v in box):  # not isfinite: there are integers that no float holds
+    if not all(-_MAX < v < _MAX for v in box):  # not isfinite, because JSON integers may be too large for a float
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
     x, y, w, h = box
     corners = (x, y, x + w, y + h)
@@ -346,7 +345,7 @@ def _parse_annotation(
 
 
 def _shape(segmentation: Any) -> int:
-    """Returns the `shape_of` polygons, by both ends of the first one; 0 for other values."""
+    """Returns the `shape_of` polygons, computed from both ends of the first one; 0 for other values."""
     if not isinstance(segmentation, list) or not segmentation or not isinstance(segmentation[0], list):
         return 0
     first = segmentation[0]
@@ -364,8 +363,8 @@ def _read(request: LabelRequest) -> LabelSource:
 
 
 def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
-    """Reads a JSON file, an object or a list. Raises UserError, also if an object has a repeated key. ``expected``:
-    what the file should be, for the message about a file of another kind."""
+    """Reads a JSON file that contains an object or a list. Raises UserError if it is malformed or an object repeats a
+    key. ``expected``: description of the expected file, for the message about another kind of file."""
     text = read_json(path, expected)
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
@@ -378,7 +377,7 @@ def load_json(path: Path, expected: str) -> dict[str, Any] | list[Any]:
 
 
 def read_json(path: Path, expected: str) -> str:
-    """Reads the text of a file that begins like a JSON object or list. Raises UserError."""
+    """Reads the text of a file. Raises UserError unless it begins like a JSON object or list."""
     text = read_text(path)
     if not text[:4096].lstrip().startswith(("{", "[")):
         raise UserError(f"{path}: not {expected}")
@@ -386,7 +385,7 @@ def read_json(path: Path, expected: str) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict. Raises ValueError for a repeated key, of which ``json`` would silently take the last."""
+    """Builds a dict. Raises ValueError for a repeated key, for which ``json`` would silently use the last value."""
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,27 +1,27 @@
 """Defines the findings of a scan: one `Finding` for everything that is left out, changed or doubtful.
 
-A finding also says what is lost with it, so that `data.labels.ledger` can add it up.
+A finding also counts the lost images and objects, which `data.labels.ledger` adds up.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Kinds of findings. The image is left out:
+# Kinds of findings. Kinds that leave out the image:
 BAD_IMAGE = "unreadable image"
 MISSING_IMAGE = "missing image"
 BAD_LISTED = "bad row of a list"
 BAD_LABEL = "unusable label file"
 SIZE = "size mismatch"
 UNREAD_LABELS = "labels that are not read"
-# The row is left out, and the image with it if none of its rows can be used:
+# Kinds that leave out the row, and the image if none of its rows is usable:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
 NO_AREA = "box without area"
-NOT_FINITE = "number not finite"  # the image is left out, too: the rest of the file cannot be trusted
+NOT_FINITE = "number not finite"  # always leaves out the image, because the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
 FRACTIONS = "box given as fractions"
-# Labels of no image in the split:
+# Labels that belong to no image in the split:
 STRAY = "annotation without an image"
 ABSENT = "annotated image not in the split"
 ORPHAN = "label file without an image"
@@ -49,20 +49,20 @@ class Finding(NamedTuple):
 
     where: str  # file, or file:line, relative to the data set
     kind: str  # one of the kinds above
-    text: str  # what is wrong
-    image: int = -1  # number in `LabelSource.images`; -1: about none of these
-    row_number: int = -1  # see `data.labels.rows`; -1: the image or the label file itself
-    class_id: int = -1  # of a box whose geometry is the problem, and
-    xyxy_px: tuple[float, ...] = ()  # its corners as labeled, original pixels; empty: there is no such box
-    lost_images: int = 0  # images, or the label files of some, that are not used because of this
+    text: str  # description of the problem
+    image: int = -1  # number in `LabelSource.images`; -1 if it is about none of these
+    row_number: int = -1  # see `data.labels.rows`; -1 for the image or the label file itself
+    class_id: int = -1  # class index of a box with a geometry problem or an unknown class
+    xyxy_px: tuple[float, ...] = ()  # labeled corners of the box, in original pixels; empty without a box
+    lost_images: int = 0  # images, or label files of missing images, that are not used because of this
     lost_objects: int = 0  # labeled objects that are not used because of this
-    consequence: str = ""  # what becomes of it, such as "left out"
-    cause: str = ""  # ``text`` without what differs from file to file or row to row; empty: nothing does
-    class_name: str = ""  # what the label file calls the class, if it is unknown
+    consequence: str = ""  # such as "left out"
+    cause: str = ""  # ``text`` without the parts that differ between files or rows; empty if it has none
+    class_name: str = ""  # name of the class in the label file, if it is unknown
 
     @property
     def message(self) -> str:
-        """What is wrong, and what becomes of it."""
+        """The problem and its consequence."""
         return f"{self.text}; {self.consequence}" if self.consequence else self.text
 
     def __str__(self) -> str:

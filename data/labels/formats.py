@@ -1,4 +1,4 @@
-"""Lists the label formats, and finds that of a split."""
+"""Lists the label formats, and determines the format of a split."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from data.labels.voc import VOC
 from data.labels.yolo import YOLO
 
 LABEL_FORMATS: tuple[LabelFormat, ...] = (YOLO, VOC, COCO)
-_MAX_READ_FILES = 20  # files of a folder that are read to recognize their format
+_MAX_READ_FILES = 20  # files read per folder to recognize their format
 
 
 def format_of(annotations: Path | None) -> LabelFormat | None:
-    """Returns the format of the labels in ``annotations`` (None: the YAML has no such key); None if it is unknown.
+    """Returns the format of the labels in ``annotations`` (None if the YAML has no such key), or None if it is unknown.
 
-    A folder may have any format with a file per image that is ``in_annotations``, and a file any other one with its
-    suffix. Of several, the content decides; if it fits none, the first one reports what is wrong.
+    A folder can have any format with one file per image that is ``in_annotations``; a file can have any format with one
+    file per split and its suffix. If there are several, the content decides; if it matches none, the first format
+    reports the problem.
     """
     if annotations is None:
         return YOLO
@@ -34,7 +35,7 @@ def format_of(annotations: Path | None) -> LabelFormat | None:
 
 
 def _has_labels(annotations: Path, label_format: LabelFormat) -> bool:
-    """Returns whether a file, or one of the first files in a folder, has labels of a format."""
+    """Returns whether a file, or one of the first files in a folder, contains labels in a format."""
     files: Sequence[Path] = [annotations]
     if annotations.is_dir():
         suffix = label_format.files.suffix

@@ -1,4 +1,4 @@
-"""Matches the image entries of a label file, which a split or several share, with the images of a split."""
+"""Matches the image entries of a label file, which several splits may share, with the images of a split."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile, NamesOfImage
 
-ImageNumber = NewType("ImageNumber", int)  # position in the images of all splits, see `_images_of_splits`
-EntryNumber = NewType("EntryNumber", int)  # position in the entries of the label file
+ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
+EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
 
 
 class ImageEntry(NamedTuple):
@@ -26,7 +26,7 @@ class ImageEntry(NamedTuple):
 
     @property
     def num_labeled(self) -> int:
-        """Counts its annotations, whether they can be used or not."""
+        """Number of annotations, usable or not."""
         return self.labels.num_labeled
 
 
@@ -40,7 +40,7 @@ class UnmatchedEntry(NamedTuple):
 
 
 class Origin(Enum):
-    """Says which split an image belongs to that a label file may name."""
+    """The split that an image in a label file belongs to."""
 
     THIS_SPLIT = auto()
     EARLIER_SPLIT = auto()
@@ -52,23 +52,23 @@ _OTHER_ORIGINS = (Origin.EARLIER_SPLIT, Origin.LATER_SPLIT, Origin.NO_SPLIT)
 
 
 class NamedOrigin(NamedTuple):
-    """An image that a label file may name, and where it belongs."""
+    """An image that a label file may name, and the split it belongs to."""
 
     names: NamesOfImage
     origin: Origin
 
 
 class MatchedEntries(NamedTuple):
-    """Says which entries of a label file belong to which images."""
+    """The entries of a label file, matched with images."""
 
-    entry_of: dict[int, ImageEntry]  # of the split's images, by their positions in ``LabelRequest.images``
-    of_other_images: dict[Origin, list[ImageEntry]]  # those of images of another split, or of none
+    entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
+    of_other_images: dict[Origin, list[ImageEntry]]  # entries of images of another split or of none
     unmatched: list[UnmatchedEntry]
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first those whose file names are the images' names in the split, then all
-    others by name."""
+    """Matches entries with images: first entries whose file name is an image's name in the split, then all others by
+    name."""
     candidates = _images_of_splits(request)
     images = [candidate.names for candidate in candidates]
     names = ImageNames([file.name for file in image] for image in images)
@@ -106,8 +106,8 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
 
 def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
-    """Returns the images of all splits with this label file, by `ImageNumber`. Those of the split itself come first, so
-    that they have the positions of ``request.images``."""
+    """Returns the images of all splits with this label file, by `ImageNumber`. The split's own images come first, at
+    their positions in ``request.images``."""
     aliases = request.aliases
     return [
         *(NamedOrigin((image, *aliases.get(image.name, ())), Origin.THIS_SPLIT) for image in request.images),
@@ -121,7 +121,8 @@ def _match_names_in_split(
 ) -> dict[ImageNumber, EntryNumber]:
     """Returns, by image, the entry whose file name is a name of the image in the split.
 
-    Of several entries of an image, prefers the first with annotations: without any, the image would be a background.
+    If an image has several entries, the first one with annotations is preferred: without any, the image would be a
+    background.
     """
     images_of_name: dict[str, set[int]] = {}  # images of several folders, or of a list, may share one
     for i, names in enumerate(images):
@@ -144,15 +145,15 @@ def _match_names(
     matched: Container[ImageNumber],
     names: ImageNames,
 ) -> dict[ImageNumber, EntryNumber]:
-    """Returns, by image, the entry that fits this image alone.
+    """Returns, by image, the entry that matches only this image.
 
-    Of several entries of an image, the one whose folders agree best is taken, then one that has annotations: a file of
-    several splits may name images of another one that has the same file names in another folder.
+    If an image has several entries, the one whose folders agree best is chosen, then one with annotations: a file of
+    several splits may name images of another split with the same file names in another folder.
 
     Args:
-        fits_of: the images that an entry fits by name.
-        matched: images that have an entry already.
-        names: of all images.
+        fits_of: the images that an entry matches by name.
+        matched: images that already have an entry.
+        names: names of all images.
     """
     rivals_of: dict[ImageNumber, list[EntryNumber]] = {}
     for number, fits in fits_of.items():
@@ -171,8 +172,8 @@ def _match_names(
 
 
 def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_name: bool) -> bool:
-    """Returns whether an entry belongs to an image of no split. If an image of the split has its file name, too
-    (``has_name``), only the folder can show that the other one is meant."""
+    """Returns whether an entry belongs to an image of no split. If an image of a split also has its file name
+    (``has_name``), the folders must agree with those of the image of no split."""
     fits = images_of_no_split.find(entry.file_name)
     if has_name:
         return any(images_of_no_split.agreement(entry.file_name, image) for image in fits)
@@ -193,7 +194,7 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
 
 
 def _unmatched(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> UnmatchedEntry:
-    """Says why an entry has no image, though it ``fits`` these by name."""
+    """Returns an entry with the reason why it has no image. ``fits``: the images that it matches by name."""
     if len(fits) > 1:
         reason = f"fits {len(fits)} of the split's images, such as {fits[0].name} and {fits[1].name}"
     elif fits:

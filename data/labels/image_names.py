@@ -1,7 +1,7 @@
-"""Finds the image that an annotation file names: tools write URLs, percent-encoded text, paths of other machines, and
+"""Finds the image that an annotation file names. Tools write URLs, percent-encoded text, paths of other machines, and
 names in another case.
 
-The readers of COCO JSON (`data.labels.coco`) and of other tools' exports (`tools.convert`) share this rule.
+The readers of COCO JSON (`data.labels.coco`) and of other tools' exports (`tools.convert`) share these rules.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from urllib.parse import unquote
 
 
 def loose(name: str) -> str:
-    """Normalizes a name so that names which differ only in case, or in how accents are composed, are equal."""
+    """Normalizes a name so that names that differ only in case or in the composition of accents become equal."""
     if name.isascii():
         return name.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def readings_of(name: str) -> list[tuple[str, ...]]:
-    """Returns what ``name`` may stand for, as the parts of paths, the most literal reading first.
+    """Returns the possible readings of ``name`` as path parts, the most literal reading first.
 
-    Further readings are the file in a link of Label Studio (``/data/local-files/?d=a%5Cb.png``), a URL or path without
-    its query, each of them with ``%20`` and the like decoded, and without outer spaces.
+    Further readings are the file in a Label Studio link (``/data/local-files/?d=a%5Cb.png``), a URL or path without its
+    query, and each of these with ``%20`` and the like decoded or without outer spaces.
     """
     paths = [name]
     without_query, _, query = name.partition("?")
@@ -40,8 +40,8 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
 class ImageNames:
     """Finds images by the names that annotation files give them.
 
-    ``names_of_images``: all names of each image, which symbolic links may show under several: paths with ``/``, of
-    which as many folders are compared as necessary.
+    ``names_of_images``: all names of each image, as symbolic links may give it several: paths with ``/``. As many
+    folders are compared as necessary.
     """
 
     def __init__(self, names_of_images: Iterable[Sequence[str]]) -> None:
@@ -63,12 +63,12 @@ class ImageNames:
         return len(self._names_of_images)
 
     def find(self, name: str) -> list[int]:
-        """Returns the numbers of the images that ``name`` fits best: none, one, or several if it is ambiguous.
+        """Returns the numbers of the images that match ``name`` best: none, one, or several if it is ambiguous.
 
-        A name whose part after the last slash is the file name of one image alone means that one, whatever the folders
-        (which is also the fast way). Else a file name that fits literally wins over one in another case or composition
-        of accents, and that over one without its suffix. Several images of that file name are told apart by as many
-        folders as it takes.
+        If the part after the last slash is the file name of exactly one image, that image matches, whatever the folders
+        (this is also the fast path). Otherwise, a literal match of the file name wins over one in another case or
+        composition of accents, which wins over a match without suffix. Several images with the same file name are
+        distinguished by as many folders as necessary.
         """
         usual = self._images(self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], []))
         if len(usual) == 1:
@@ -84,14 +84,14 @@ class ImageNames:
         return []
 
     def agreement(self, name: str, image: int) -> int:
-        """Returns how many last folders of ``name`` and of an image are the same, for the reading of ``name`` and the
-        name of the image with the most."""
+        """Returns the number of trailing folders that ``name``, in its best reading, has in common with an image, under
+        the best of its names."""
         readings = readings_of(name)
         counts = [_agreement(_parts(own), parts) for own in self._names_of_images[image] for parts in readings]
         return max(counts, default=0)
 
     def same_stem(self, name: str) -> str:
-        """Returns the name of an image that differs from ``name`` only in its suffix, for messages; "" if none does."""
+        """Returns the name of an image with the file name ``name`` but another suffix, or "", for messages."""
         for parts in readings_of(name):
             fits = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
             if fits:
@@ -113,7 +113,7 @@ class ImageNames:
         return list(dict.fromkeys(self._image_of_name[position] for position in positions))
 
     def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
-        """Returns positions of names by file name, with or without its suffix, as it is or `loose`."""
+        """Returns the positions of names by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""
         kind = (is_stem, is_loose)
         if kind not in self._positions_by_kind:
             positions: dict[str, list[int]] = {}

@@ -1,6 +1,7 @@
-"""Defines label formats, and reads the labels of formats with one file per image (`per_split`: one file per split).
+"""Defines label formats, and reads the labels of formats with one file per image. For one file per split, see
+`per_split`.
 
-A format is a module of this package with a `LabelFormat`, which `data.labels.formats` lists.
+Each format is a module of this package with a `LabelFormat`, listed in `data.labels.formats`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from utils.files.safe_io import open_regular, read_regular
 from utils.process.limits import explain_limit
 
 MAX_BYTES = 1 << 26  # largest label file of one image
-_FIRST_BYTES = 4096  # suffice to recognize a file with labels
-# What the four numbers of a box mean.
+_FIRST_BYTES = 4096  # enough to recognize a file with labels
+# Meanings of the four numbers of a box.
 CENTERS = "cx cy w h"
 TOP_LEFT = "x y w h"
 CORNERS = "x1 y1 x2 y2"
@@ -29,78 +30,77 @@ CORNERS = "x1 y1 x2 y2"
 class LabelSource(Protocol):
     """Reads the labels of a split, image by image."""
 
-    normalized: bool  # coordinates are fractions of the image size, not pixels
-    images: list[ImageFile]  # those that have labels in this source, or may have
-    categories: tuple[Category, ...]  # of the label file; empty if the format has none
+    normalized: bool  # whether coordinates are fractions of the image size, not pixels
+    images: list[ImageFile]  # images that have or may have labels in this source
+    categories: tuple[Category, ...]  # categories of the label file; empty if the format has none
     findings: list[Finding]
 
     @property
     def image_ids(self) -> list[int | str] | None:
-        """The ids of ``images``; None if the format has none."""
+        """The ids of ``images``, or None if the format has none."""
 
     def read(self, i: int) -> RawLabels | None:
-        """Reads the labels of ``images[i]``; None if there is no file. Raises LabelFileError."""
+        """Reads the labels of ``images[i]``, None without a label file. Raises LabelFileError if it is unusable."""
 
     def where(self, i: int, row_number: int | None = None) -> str:
-        """Returns the label file of ``images[i]``, for the report, and where in it a row is that `read` has
-        returned."""
+        """Returns, for the report, the label file of ``images[i]``, with the location of a row that `read` returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelRequest:
-    """Says what is to be read: the labels of a split."""
+    """A request to read the labels of a split."""
 
     images: list[ImageFile]
     files: list[LabelFile]  # one per image, or one for all
     root: Path  # the data set's folder
-    names: tuple[str, ...] | None  # of the classes; None: every object is of class 0
+    names: tuple[str, ...] | None  # class names; None if every object is of class 0
     others: OtherImages = OtherImages()
     aliases: Mapping[str, NamesOfImage] = field(default_factory=dict)  # images under their other names, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFiles:
-    """Says how to recognize the label files of a format."""
+    """Defines how to recognize the label files of a format."""
 
     suffix: str  # lower case
-    is_labels: Callable[[bytes], bool]  # whether a file that begins like this has labels
-    # What to do with such files in a place where no labels are read. {entry} is the file, or the folder of files with
-    # the names of images, as an entry of the YAML; {move} says where YOLO txt should be.
+    is_labels: Callable[[bytes], bool]  # whether a file that begins with these bytes contains labels
+    # Advice about such files in a folder where no labels are read. {entry} is the file, or the folder of files with
+    # the names of images, as an entry of the YAML; {move} is the advice to move YOLO txt to the right folder.
     advice: str = "if they are labels, add 'annotations: {entry}' to the YAML"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesPerImage(LabelFiles):
-    """Says how to find the label files of a format with one file per image."""
+    """Defines how to find the label files of a format with one file per image."""
 
-    # (folder of images, the part of it below the split's folder, annotations): the folders in which the label files of
-    # these images may be, the usual one first; absolute paths.
+    # Takes an image folder, its part below the split's folder, and the annotations. Returns the absolute paths of the
+    # folders that may contain the label files of these images, the usual one first.
     label_folders: Callable[[str, str, Path | None], list[str]]
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
-    in_annotations: bool = False  # whether 'annotations' of the YAML names the folder of the files
-    named_image: Callable[[bytes], str] | None = None  # the image that a file that begins like this names, or ""
+    in_annotations: bool = False  # whether 'annotations' in the YAML names the folder of the files
+    named_image: Callable[[bytes], str] | None = None  # image named in a file that begins with these bytes, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelFormat:
-    """A label format. All functions are module-level functions, so that a format can be pickled; they raise UserError
-    for labels that cannot be used."""
+    """A label format. All functions are module-level functions, so that a format can be pickled. They raise UserError
+    for unusable labels."""
 
     name: str  # part of the fingerprint of an index
-    notation: str  # what the numbers of a box mean: `CENTERS`, `TOP_LEFT` or `CORNERS`
+    notation: str  # meaning of the numbers of a box: `CENTERS`, `TOP_LEFT` or `CORNERS`
     read: Callable[[LabelRequest], LabelSource]
-    files: LabelFiles  # `FilesPerImage`, or else a split has one label file
-    # The class names, by id, of the annotations of the splits. None: they define none.
+    files: LabelFiles  # `FilesPerImage`, unless a split has one label file
+    # Returns the class names, ordered by id, in the annotations of the splits. None if annotations define no classes.
     class_names: Callable[[Sequence[Path]], tuple[str, ...]] | None = None
 
     @property
     def per_image(self) -> FilesPerImage | None:
-        """How to find the label file of each image; None: a split has one label file."""
+        """Defines how to find the label file of each image. None if a split has one label file."""
         return self.files if isinstance(self.files, FilesPerImage) else None
 
 
 def first_bytes(path: str | Path) -> bytes:
-    """Returns the beginning of a file, by which `LabelFiles.is_labels` recognizes it; nothing if it cannot be read."""
+    """Returns the beginning of a file, for `LabelFiles.is_labels`, or b"" if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(_FIRST_BYTES)
@@ -109,7 +109,7 @@ def first_bytes(path: str | Path) -> bytes:
 
 
 class LabelPerImage:
-    """Reads labels from one file per image; a `LabelSource`."""
+    """A `LabelSource` that reads labels from one file per image."""
 
     image_ids: list[int | str] | None = None
     categories: tuple[Category, ...] = ()
@@ -121,7 +121,7 @@ class LabelPerImage:
         self._files = request.files
         self._root = request.root
         self._parse = parse
-        self._without_lines: set[int] = set()  # images, see `RawLabels.is_by_line`
+        self._without_lines: set[int] = set()  # images whose row numbers are not lines, see `RawLabels.is_by_line`
 
     def read(self, i: int) -> RawLabels | None:
         if self._files[i].stamp is None:
@@ -130,7 +130,7 @@ class LabelPerImage:
         try:
             data = read_regular(path, max_bytes=MAX_BYTES)
         except OSError as error:
-            if explain_limit(error):  # the disk has failed; the file itself may be correct
+            if explain_limit(error):  # a failure of the machine; the file itself may be correct
                 error.filename = path
                 raise
             raise LabelFileError(f"cannot be read ({error.strerror})") from None

@@ -1,11 +1,11 @@
-"""Keeps the ledger of a split: what was labeled, how much of it is used, and what is lost for which reason.
+"""Keeps the ledger of a split: how many labeled images and objects are used, and how many are lost for which reason.
 
-Every reader of files and labels reports what it cannot use as a `Finding`, which says how many images and objects are
-lost with it. `Ledger.of` adds them up when a split is scanned, and index caches and shards keep the sums.
-`refusal_message` compares them with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. What a user chooses to leave
-out (``--classes``, ``ignore:``, ``--fraction``) is not lost: `data.index.selection`, which makes such choices,
-does not touch the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is
-not counted either: the row is already.
+Every reader of files and labels reports unusable content as a `Finding`, with the number of images and objects that are
+lost. `Ledger.of` adds them up when a split is scanned, and index caches and shards store the sums. `refusal_message`
+compares the sums with ``--max-bad``, and `loss_warning` with `WARNED_SHARE`. Images and objects that a user chooses to
+leave out (``--classes``, ``ignore:``, ``--fraction``) are not lost: `data.index.selection`, which makes such choices,
+does not change the ledger. An image that it leaves out because of a lost row, with no object of the classes in use, is
+not counted either, because the row already is.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from data.labels.findings import BAD_IMAGE, BAD_LABEL, Finding
 from utils.schema import Count
 from utils.strings import counted
 
-WARNED_SHARE = 0.01  # a warning says what is lost if it is at least this fraction of what was labeled
+WARNED_SHARE = 0.01  # losses of at least this fraction of the images or objects are logged as a warning
 _SHOWN = 3  # reasons in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Counts what is lost for one reason."""
+    """Number of images and objects that are lost for one reason."""
 
     kind: str  # kind of its findings
-    images: Count  # left out, and label files of images that the split does not have
+    images: Count  # images left out, and label files of images that the split does not contain
     objects: Count  # rows of label files or annotations
-    example: str  # its first finding, "file:line: what is wrong"
+    example: str  # its first finding, "file:line: problem"
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Counts what is used of a split, and what is lost."""
+    """Counts the used and lost images and objects of a split."""
 
     used_images: Count = 0
     used_objects: Count = 0  # including crowd regions and repeated boxes
-    losses: tuple[Loss, ...] = ()  # the largest share first
+    losses: tuple[Loss, ...] = ()  # largest share first
 
     @classmethod
     def of(cls, findings: Iterable[Finding], used_images: int, used_objects: int) -> Ledger:
@@ -70,7 +70,7 @@ class Ledger:
 
     @classmethod
     def from_content(cls, content: dict[str, Any]) -> Ledger:
-        """Returns the ledger whose `content` a cache file or an index of shards has."""
+        """Restores a ledger from its `content` in a cache file or an index of shards."""
         return cls(content["used_images"], content["used_objects"], tuple(Loss(**loss) for loss in content["losses"]))
 
     def content(self) -> dict[str, Any]:
@@ -87,19 +87,20 @@ class Ledger:
 
     @property
     def images(self) -> int:
-        """Counts all images of the split, and the labeled images that it does not have."""
+        """Number of images of the split, including labeled images that it does not contain."""
         return self.used_images + self.lost_images
 
     @property
     def objects(self) -> int:
-        """Counts all labeled objects that can be counted: label files that cannot be parsed add none."""
+        """Number of labeled objects, without those in label files that cannot be parsed."""
         return self.used_objects + self.lost_objects
 
     @property
     def share(self) -> float:
-        """Returns the lost fraction, 0 to 1, of the images or of the objects, whichever is larger.
+        """The lost fraction, 0 to 1, of the images or of the objects, whichever is larger.
 
-        Neither implies the other: one image may have most of the objects, and a lost label file none that is known.
+        Neither implies the other: one image may contain most of the objects, and a lost label file may contain no
+        countable ones.
         """
         return self._share(self.lost_images, self.lost_objects)
 
@@ -111,7 +112,7 @@ class Ledger:
         return Ledger(self.used_images, self.used_objects, tuple(losses))
 
     def loss_summary(self) -> str:
-        """Returns ``3 of 20 images and 45 of 100 labeled objects``; "" if nothing is lost."""
+        """Returns text such as ``3 of 20 images and 45 of 100 labeled objects``, or "" if nothing is lost."""
         parts = []
         if self.lost_images:
             parts.append(f"{self.lost_images:,} of {counted(self.images, 'image')}")
@@ -121,11 +122,11 @@ class Ledger:
 
     @property
     def main_losses(self) -> tuple[Loss, ...]:
-        """The losses that cost most, which `reasons` names."""
+        """The largest losses, which `reasons` names."""
         return self.losses[:_SHOWN]
 
     def reasons(self) -> str:
-        """Returns the reasons that cost most, with an example each."""
+        """Returns the reasons for the largest losses, each with an example."""
         reasons = []
         for loss in self.main_losses:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):
@@ -143,7 +144,7 @@ EMPTY_LEDGER = Ledger()  # nothing labeled, nothing lost
 
 
 def refusal_message(ledger: Ledger, max_bad: float) -> str:
-    """Returns why a split must not be used; "" if no more than the fraction ``max_bad`` of it is lost and an image is
+    """Returns why a split must not be used, or "" if at most the fraction ``max_bad`` of it is lost and an image is
     left."""
     if ledger.used_images and ledger.share <= max_bad:
         return ""
@@ -151,15 +152,15 @@ def refusal_message(ledger: Ledger, max_bad: float) -> str:
 
 
 def loss_warning(ledger: Ledger) -> str:
-    """Returns what is lost of a split that is used; "" for less than `WARNED_SHARE`."""
+    """Returns a message about the losses of a split that is used, or "" for less than `WARNED_SHARE`."""
     if ledger.share < WARNED_SHARE:
         return ""
     return f"{ledger.loss_summary()} can't be used and are left out: {ledger.reasons()}"
 
 
 def _group(finding: Finding) -> tuple[str, str]:
-    """Returns what findings share whose losses are added up: the kind, and the cause of lost images but for numbers in
-    it. What is wrong with the rows of one kind is not told apart."""
+    """Returns the key by which losses are added up: the kind and, for unusable image and label files, the cause without
+    its numbers. Other findings are grouped by kind only."""
     if finding.kind not in (BAD_IMAGE, BAD_LABEL):
         return finding.kind, ""
     return finding.kind, re.sub(r"\d+", "N", finding.cause or finding.text)

@@ -1,4 +1,4 @@
-"""Recognizes files with labels that a split does not read: files in another format, or with an unexpected name."""
+"""Recognizes label files that a split does not read because of their format or name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OBJECTS_IN_JSON = re.compile(r'"(shapes|annotations|objects|regions)"\s*:\s*\[\
 
 
 def format_of_labels(head: bytes) -> str:
-    """Returns the format of the labels in a file that begins with ``head``; "" if it seems to have none."""
+    """Returns the format of the labels in a file that begins with ``head``, or "" if it seems to contain none."""
     if is_voc(head):
         return "Pascal VOC" if re.search(rb"<object[\s>]", head.replace(b"\0", b"")) else ""
     text = decode_loosely(head)

@@ -17,26 +17,26 @@ from utils.strings import counted
 
 
 class SplitFile(NamedTuple):
-    """The content of a label file of a split, with classes matched by name."""
+    """The content of a split's label file, with classes matched by name."""
 
     images: list[ImageEntry]
     categories: tuple[Category, ...]
     annotation_ids: Sequence[Any]  # by position
-    strays: list[tuple[int, str]]  # positions of annotations without an image, and the reason
+    strays: list[tuple[int, str]]  # positions of annotations without an image, and the reasons
 
 
 class LabelsPerSplit:
-    """Reads labels from one file per split, in pixels; a `LabelSource`. Images that it does not name are left out.
+    """A `LabelSource` that reads labels in pixels from one file per split. Images that it does not name are left out.
 
-    Several splits may share the file, and it may name images of no split: what it has of those is not lost here. What
-    may be of any split, as it has no image, is divided among them.
+    Several splits may share the file, and it may name images of no split. Entries of other splits' images do not count
+    as lost here. Entries without an image, which may belong to any split, are divided among the splits.
     """
 
     normalized = False
 
     def __init__(self, request: LabelRequest, file: SplitFile) -> None:
-        """Matches images by ``file_name`` in the split's folder, else as `ImageNames` does. Raises UserError if the
-        file names none of the split's images."""
+        """Matches images by ``file_name`` relative to the split's folder, or else with `ImageNames`. Raises UserError
+        if the file names none of the split's images."""
         self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
         self.categories = file.categories
@@ -63,8 +63,8 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
     def _stray_annotations(self, strays: Sequence[tuple[int, str]], matched: MatchedEntries) -> list[Finding]:
-        """Returns findings about annotations without an image. They are missing from images that have none now: each
-        split counts as many of them as it has of these, or of all images if there are none."""
+        """Returns findings about annotations without an image. They are divided among the splits in proportion to their
+        images without annotations, which probably lack them, or to all their images if none is without."""
         sizes = _sizes_in_entries(matched, only_empty=True)
         if not any(sizes):
             sizes = _sizes_in_entries(matched, only_empty=False)
@@ -75,8 +75,8 @@ class LabelsPerSplit:
         return findings
 
     def _absent_images(self, matched: MatchedEntries, request: LabelRequest) -> list[Finding]:
-        """Returns findings about images of the file that the split does not have. Those that may be of any split come
-        last: first the share of this split, then those that other splits count."""
+        """Returns findings about images of the file that the split does not contain. Images that may belong to any
+        split come last: first this split's share, then the images that other splits count."""
         absent = AbsentImages(request.images, request.others)
         findings = []
         of_any_split = []
@@ -100,8 +100,8 @@ class LabelsPerSplit:
         return findings
 
     def _absent_image(self, unmatched: UnmatchedEntry) -> Finding:
-        """Returns the finding about an image that does not exist. It is lost if it has labels, unless they repeat those
-        of another entry."""
+        """Returns the finding about a nonexistent image, which counts as lost if it has labels, unless they repeat
+        those of another entry."""
         entry = unmatched.entry
         num_lost = 0 if unmatched.is_repeated else entry.num_labeled
         return Finding(
@@ -123,7 +123,7 @@ class LabelsPerSplit:
     def _nothing_fits(
         self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], unmatched: Sequence[UnmatchedEntry]
     ) -> UserError:
-        """Makes the error about a file that names none of the split's images."""
+        """Returns the error about a file that names none of the split's images."""
         for other in unmatched:
             if other.has_name:
                 shown = one_line(other.entry.file_name)[:200]
@@ -137,7 +137,7 @@ class LabelsPerSplit:
 
 
 def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSizes:
-    """Returns the sizes of the splits in entries, all of them or those without annotations."""
+    """Returns the sizes of the splits, counting all entries or only those without annotations."""
 
     def count(entries: Iterable[ImageEntry]) -> int:
         return sum(not only_empty or not entry.num_labeled for entry in entries)

@@ -1,4 +1,4 @@
-"""The report of a scan: totals, a line for everything that was left out or changed, and the ledger."""
+"""Defines the report of a scan: totals, a line for everything that was left out or changed, and the ledger."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_PROBLEM = frozenset({"images", "backgrounds", "boxes", "crowd", NO_LABEL})
 
 @dataclass(frozen=True, slots=True)
 class FindingTable:
-    """Holds what the N findings of a report say, in columns: file names may have any character, so that a line of text
-    could not be split again."""
+    """The N findings of a report in columns. File names may contain any character, so lines of text could not be split
+    again."""
 
     where: FlatStrings  # (N,) paths relative to the data set's folder
     kind: FlatStrings  # (N,)
@@ -46,13 +46,13 @@ class FindingTable:
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """Holds totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and the findings."""
+    """The totals (``images``, ``backgrounds``, ``boxes``, ``crowd``, and a count per kind) and findings of a scan."""
 
     totals: dict[str, int]
     findings: FindingTable
-    ledger: Ledger = EMPTY_LEDGER  # covers the whole split, whatever a run uses of it
-    advice: tuple[str, ...] = ()  # what is probably misread, and what to do
-    notes: tuple[str, ...] = ()  # what else a user should know
+    ledger: Ledger = EMPTY_LEDGER  # covers the whole split, whatever part a run uses
+    advice: tuple[str, ...] = ()  # messages about labels that are probably misread, and what to do
+    notes: tuple[str, ...] = ()  # other messages for the user
 
     @classmethod
     def of(cls, findings: Sequence[Finding], ledger: Ledger = EMPTY_LEDGER, notes: Sequence[str] = ()) -> ScanReport:
@@ -62,17 +62,17 @@ class ScanReport:
         return cls(totals, FindingTable.of(findings), ledger, advice, tuple(notes))
 
     def with_totals(self, totals: dict[str, int]) -> ScanReport:
-        """Returns the report with other ``totals``; those that are not named stay."""
+        """Returns the report with its totals updated by ``totals``."""
         return replace(self, totals=self.totals | totals)
 
     @property
     def lines(self) -> list[str]:
-        """The findings as lines: "file:line: kind: what"."""
+        """The findings as lines: "file:line: kind: problem"."""
         return list(map(str, self.findings))
 
     @property
     def problems(self) -> int:
-        """Counts the findings that the user may want to correct."""
+        """Number of findings that the user may want to correct."""
         return sum(self._problem_kinds.values())
 
     @property

@@ -1,8 +1,8 @@
 """Adapts labels in pixels that were made for another size of their image, or for the photo before its EXIF rotation.
 
-A label file may state the size of its image. If the image has another one, all of its boxes are wrong. Where one cause
-explains the difference, the boxes are computed: a photo whose sides are swapped and whose EXIF data turns it, or one
-factor for all others. Else the image is left out.
+A label file may contain the size of its image. If the actual size differs, all boxes are wrong. They are converted if
+one cause explains the difference: a photo with swapped sides that its EXIF data rotates, or one scale factor for all
+other images. Otherwise the image is left out.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from data.labels.findings import SCALED, SIZE, TURNED
 from data.labels.rows import AREA, IMAGE, X1, Y2, RowProblem
 
 _SLACK = 0.01  # fraction of a side by which boxes may exceed the labeled size
-_MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed it, the labeled size is wrong, not the boxes
+_MAX_BEYOND_FRACTION = 0.05  # if more boxes exceed the labeled size, that size is wrong, not the boxes
 
 SizeHW = tuple[int, int]
 
 
 class _Mismatch(NamedTuple):
-    """An image for which the labels state another size."""
+    """An image whose labels state another size."""
 
     image: int  # number of the image
     stated_hw: SizeHW
-    upright_hw: SizeHW  # size of the image
-    orientation: int  # EXIF's, 5 to 8, if the stated sides are those before the turn; else 1
+    upright_hw: SizeHW  # actual size of the image
+    orientation: int  # EXIF orientation, 5 to 8, if the stated size is from before the rotation; else 1
 
     @property
     def labeled_hw(self) -> SizeHW:
-        """Returns the stated size after the turn."""
+        """The stated size after the rotation."""
         return self.stated_hw if self.orientation == 1 else self.stated_hw[::-1]
 
     @property
     def is_rounding(self) -> bool:
-        """Returns whether the sizes differ by at most one pixel."""
+        """Whether the sizes differ by at most one pixel."""
         return self.orientation == 1 and max(abs(a - b) for a, b in zip(self.stated_hw, self.upright_hw)) <= 1
 
     @property
     def is_turn(self) -> bool:
-        """Returns whether the turn alone explains the size."""
+        """Whether the rotation alone explains the size."""
         return self.labeled_hw == self.upright_hw
 
 
 class FittedRows(NamedTuple):
-    """Holds rows of labels in the pixels of their images."""
+    """Rows of labels in pixels of the actual images."""
 
     table: np.ndarray  # float64 (R, 10), without the rows of images that are left out
-    problems: list[tuple[int, RowProblem]]  # of each image with another size
-    mismatch_of: dict[int, _Mismatch]  # by the numbers of the images whose rows are computed
+    problems: list[tuple[int, RowProblem]]  # number and problem of each image with another size
+    mismatch_of: dict[int, _Mismatch]  # mismatches by image number, for the images whose rows are converted
 
     def in_image(self, image: int, corners: tuple[float, ...]) -> tuple[float, ...]:
-        """Converts the corners of a row that is not in the table from pixels as labeled to those of its image."""
+        """Converts the corners of a row that is not in the table from labeled pixels to pixels of the actual image."""
         if image not in self.mismatch_of or not corners:
             return corners
         return tuple(_to_image(np.array([corners]), self.mismatch_of[image])[0].tolist())
@@ -62,13 +62,13 @@ class FittedRows(NamedTuple):
 def fit_to_images(
     table: np.ndarray, image_hw: np.ndarray, stated_hw: Mapping[int, SizeHW], orientations: Sequence[int]
 ) -> FittedRows:
-    """Computes the boxes of images for which the labels state another size, or leaves these images out.
+    """Converts the boxes of images whose labels state another size, or leaves these images out.
 
     Args:
         table: float64 (R, 10), in pixels: `row_table` of each image, ascending.
         image_hw: int (N, 2) upright sizes.
-        stated_hw: the size that the labels state, by the numbers of the images that have another one.
-        orientations: of all N images, EXIF's, 1 to 8.
+        stated_hw: the size that the labels state, by image number, for images of another size.
+        orientations: EXIF orientations of all N images, 1 to 8.
     """
     mismatches = [_mismatch(i, stated, tuple(image_hw[i].tolist()), orientations[i]) for i, stated in stated_hw.items()]
     mismatches = [mismatch for mismatch in mismatches if not mismatch.is_rounding]
@@ -99,13 +99,13 @@ def _mismatch(image: int, stated_hw: SizeHW, upright_hw: SizeHW, orientation: in
 
 
 def _scale_yx(mismatch: _Mismatch) -> tuple[float, float]:
-    """Returns the factors from the labeled sides, after the turn, to those of the image."""
+    """Returns the factors from the labeled sides, after the rotation, to the sides of the image."""
     (labeled_height, labeled_width), (height, width) = mismatch.labeled_hw, mismatch.upright_hw
     return height / labeled_height, width / labeled_width
 
 
 def _to_image(corners: np.ndarray, mismatch: _Mismatch) -> np.ndarray:
-    """Turns and scales ``corners`` of an image as labeled: float64 (R, 4)."""
+    """Rotates and scales the labeled ``corners`` of an image, float64 (R, 4), to its actual pixels."""
     scale_y, scale_x = _scale_yx(mismatch)
     turned = turned_boxes(corners, mismatch.labeled_hw, mismatch.orientation)
     return turned * np.array([scale_x, scale_y, scale_x, scale_y])
@@ -123,8 +123,8 @@ def _problem(mismatch: _Mismatch, is_explained: bool) -> RowProblem:
 
 
 def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> np.ndarray:
-    """Maps corners, float64 (R, 4), from a photo as stored to the upright photo. ``orientation``: EXIF's, 1 or 5 to
-    8."""
+    """Maps corners, float64 (R, 4), from a photo as stored to the upright photo. ``orientation``: EXIF orientation, 1
+    or 5 to 8."""
     height, width = (float(side) for side in upright_hw)
     x1, y1, x2, y2 = corners.T
     upright = {
@@ -138,15 +138,15 @@ def turned_boxes(corners: np.ndarray, upright_hw: SizeHW, orientation: int) -> n
 
 
 def _have_one_factor(mismatches: Sequence[_Mismatch]) -> bool:
-    """Returns whether all images have the labeled size times one factor, rounded up or down."""
+    """Returns whether one scale factor, up to rounding, maps the labeled sizes to the sizes of all images."""
     labeled = np.array([mismatch.labeled_hw for mismatch in mismatches], np.float64)
     upright = np.array([mismatch.upright_hw for mismatch in mismatches], np.float64)
     return bool(((upright - 1) / labeled).max() < ((upright + 1) / labeled).min())
 
 
 def _boxes_contradict(mismatches: Sequence[_Mismatch], table: np.ndarray) -> bool:
-    """Returns whether boxes exceed the sizes that the labels state, and more of them fit into the images as they are:
-    then the stated sizes are wrong, not the boxes."""
+    """Returns whether boxes exceed the stated sizes and fewer exceed the actual sizes. Then the stated sizes are wrong,
+    not the boxes."""
     images = np.array([mismatch.image for mismatch in mismatches])
     rows = table[np.isin(table[:, IMAGE], images)]
     order = np.argsort(images)

@@ -1,6 +1,6 @@
 """Reads Pascal VOC XML: one file per image, objects with a name and the corners xmin, ymin, xmax, ymax in pixels.
 
-As in annotation tools and converters to YOLO txt, the width is xmax - xmin, without the shift by one of VOC's 1-based
+As in annotation tools and converters to YOLO txt, the width is xmax - xmin, without the shift by one for VOC's 1-based
 pixels. ``difficult`` objects are treated like all others.
 """
 
@@ -23,14 +23,14 @@ from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
-_BOX_TAGS = ("bndbox", "xmin")  # an element with one of these children has a box
+_BOX_TAGS = ("bndbox", "xmin")  # an element with either child has a box
 
 
 def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
-    """Parses a file to rows in pixels, with the image size that the file states.
+    """Parses a file into rows in pixels, with the image size that the file states.
 
-    The number of a row is the line of its ``<object>``, or counts these if two begin on one line. ``class_ids``: by
-    name; None: every object is of class 0. Raises LabelFileError if it is not a VOC annotation.
+    The row number is the line of the ``<object>``, or the object's number if two begin on one line. ``class_ids``:
+    class indices by name; None if every object is of class 0. Raises LabelFileError for other files.
     """
     root = _parse(data)
     size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
@@ -49,7 +49,7 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
 
 
 def object_names(data: bytes) -> set[str]:
-    """Returns the names of a file's objects; none for a file that is not a VOC annotation."""
+    """Returns the names of a file's objects, or an empty set for a file that is not a VOC annotation."""
     try:
         elements = list(_boxed(_parse(data)))
     except LabelFileError:
@@ -59,8 +59,8 @@ def object_names(data: bytes) -> set[str]:
 
 
 def _boxed(root: ElementTree.Element) -> Iterator[ElementTree.Element]:
-    """Yields the <object> elements and others with a box, in file order. Tools wrap them in <objects> and the like; the
-    <part>s of an object are no objects."""
+    """Yields the <object> elements and others with a box, in file order. Tools may wrap them in <objects> and the like.
+    The <part>s of an object are not objects."""
     pending = [*reversed(root)]
     while pending:
         element = pending.pop()
@@ -83,7 +83,7 @@ def _parse(data: bytes) -> ElementTree.Element:
 def _parse_object(
     element: ElementTree.Element, row_number: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
-    """Returns the box of an <object>, or why it has none."""
+    """Returns the box of an <object>, or its problem."""
     boxes = element.findall("bndbox")
     elements = element.findall("name")
     if boxes:
@@ -99,7 +99,7 @@ def _parse_object(
 
 
 def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> list[str]:
-    """Returns what an object has twice, or where it should not be. ``fields``: its name and corners."""
+    """Returns descriptions of repeated or misplaced elements of an object. ``fields``: its name and corners."""
     ambiguities = []
     if len(boxes) > 1:
         ambiguities.append("two <bndbox>")
@@ -116,7 +116,7 @@ def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementT
 def _parse_box(
     name: str, corners: Sequence[str], row_number: int, class_ids: Mapping[str, int] | None
 ) -> LabelRow | RowProblem:
-    """Returns the box of an object of the class ``name``, or why it has none. ``corners``: numbers, as text."""
+    """Returns the box of an object of the class ``name``, or its problem. ``corners``: numbers as strings."""
     shown = repr(" ".join(corners)[:60])
     try:
         if not all(map(is_plain_number_text, corners)):
@@ -145,20 +145,20 @@ def _read(request: LabelRequest) -> LabelSource:
 
 
 def _voc_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
-    """Returns where XML files may be: they mirror the split's folder, are all in one folder, or are in folders named
-    like those of the images."""
+    """Returns the folders that may contain the XML files: they mirror the split's folder, are all in one folder, or are
+    in folders named like the image folders."""
     assert annotations is not None, "a split in VOC format names the folder of its XML files"
     named = (below_split, "", os.path.basename(images))
     return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
 
 
 def is_voc(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` is Pascal VOC XML; CVAT's begins with <annotations>."""
-    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # without zeros, UTF-16 is found, too
+    """Returns whether a file that begins with ``head`` is Pascal VOC XML. CVAT's XML begins with <annotations>."""
+    return re.search(rb"<annotation[\s>]", head.replace(b"\0", b"")) is not None  # dropping zeros also matches UTF-16
 
 
 def named_image(head: bytes) -> str:
-    """Returns the <filename> in a file that begins with ``head``; "" if it has none."""
+    """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
     text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
     match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
     return unescape(match[1]) if match else ""

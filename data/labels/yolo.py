@@ -1,6 +1,6 @@
-"""YOLO txt: one file per image, one row per object, ``class cx cy w h`` or a polygon ``class x1 y1 x2 y2 x3 y3 ...``.
+"""Reads YOLO txt: one file per image, one row per object.
 
-Coordinates are fractions of the image size.
+A row is ``class cx cy w h``, or a polygon ``class x1 y1 x2 y2 x3 y3 ...``. Coordinates are fractions of the image size.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from utils.files.paths import path_of
 from utils.files.safe_io import read_regular
 from utils.strings import counted
 
-_SAMPLED = 32  # label files that are searched for keypoints
-_ROUNDING = 1e-6  # a polygon that fills its box but for this fraction is the box itself
+_SAMPLED = 32  # label files searched for keypoints
+_ROUNDING = 1e-6  # a polygon that fills its box up to this fraction is the box itself
 _ROW = re.compile(r"\s*\d+(\.0*)?([^\S\n]+[-+.\deE]+){4,}\s*(\n|$)")
-_MAX_SHOWN_CLASS = 1e15  # larger numbers of classes are abbreviated
-_MIN_KEYPOINT_ROWS = 20  # fewer rows cannot tell keypoints without visibility from polygons
+_MAX_SHOWN_CLASS = 1e15  # larger class indices are abbreviated
+_MIN_KEYPOINT_ROWS = 20  # with fewer rows, keypoints without visibility cannot be distinguished from polygons
 
 
 _Geometry = tuple[tuple[float, float, float, float], float, int]  # corners, area, and `shape_of` a polygon; 0 for a box
 
 
 def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
-    """Parses a file to rows in fractions of the image size. ``num_classes``: rows with this or a higher class are
-    reported; None: every object is of class 0. Raises LabelFileError if the file is not text."""
+    """Parses a file into rows in fractions of the image size. ``num_classes``: rows with this or a higher class index
+    are reported; if None, every object is of class 0. Raises LabelFileError if the file is not text."""
     try:
         text = decode_utf8(data)
     except EncodingError as error:
@@ -61,7 +61,7 @@ def parse_yolo(data: bytes, num_classes: int | None) -> RawLabels:
 
 
 def _parse_row(fields: list[str], line: int, num_classes: int | None) -> LabelRow | RowProblem:
-    """Returns the box or polygon of a row, or why it has none."""
+    """Returns the box or polygon of a row, or its problem."""
     try:
         values = [float(field) for field in fields]
     except ValueError:
@@ -98,7 +98,7 @@ def _box(cx: float, cy: float, w: float, h: float) -> _Geometry:
 
 
 def _polygon(values: list[float]) -> _Geometry:
-    """Returns the geometry of ``x1 y1 x2 y2 x3 y3 ...``: the corners of the box around it, and its own area."""
+    """Returns the geometry of the polygon ``x1 y1 x2 y2 x3 y3 ...``: corners of its bounding box, area and shape."""
     xs = values[0::2]
     ys = values[1::2]
     twice_area = sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))  # the shoelace formula
@@ -126,8 +126,8 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
     """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``.
 
     Rows of keypoints all have the same length. Visibilities are 0, 1 or 2, and no polygon has the coordinate 2 or an
-    even number of fields. Without visibilities, all points are in the box of the first two, and most of those boxes
-    have a size that is far from the points, as a corner of a polygon is not.
+    even number of fields. Without visibilities, all points are in the box given by the first two, and the second, the
+    size of the box, is usually far from the other points, unlike a corner of a polygon.
     """
     existing = [file for file in files if file.stamp and file.stamp.size]
     rows = _sampled_rows(existing[:: len(existing) // _SAMPLED + 1], root)
@@ -151,8 +151,8 @@ def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
 
 
 def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray | None:
-    """Returns the numbers of all rows in ``files``, float64 (R, F); None if there are none, or rows of different
-    lengths: polygons, or a mixture of these and boxes."""
+    """Returns the numbers of all rows in ``files``, float64 (R, F), or None if there are no rows or rows of different
+    lengths, as in polygons or a mixture of polygons and boxes."""
     rows: list[list[float]] = []
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
@@ -164,7 +164,7 @@ def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray | None:
 
 
 def _are_keypoints(points: np.ndarray) -> bool:
-    """Returns whether rows, float64 (R, P, 2), are center, size and P - 2 keypoints of boxes rather than polygons."""
+    """Returns whether rows, float64 (R, P, 2), are a box's center, size and P - 2 keypoints rather than polygons."""
     center, size, rest = points[:, :1], points[:, 1:2], points[:, 2:]
     others = np.concatenate([center, np.where((rest == 0).all(2, keepdims=True), center, rest)], 1)  # 0, 0: not labeled
     is_inside = (np.abs(others - center) <= size / 2 + 0.01) & (np.abs(center - 0.5) <= 0.5 - size / 2 + 0.01)
@@ -180,11 +180,11 @@ def _read(request: LabelRequest) -> LabelSource:
 
 
 def label_folders(images: str) -> list[str]:
-    """Returns the folders in which the label files of the images in a folder may be, the usual one first.
+    """Returns the folders that may contain the label files of the images in a folder, the usual one first.
 
-    The usual one has ``labels`` in place of the last ``images`` of the path; without one, label files are next to the
-    images. Other programs also put them next to the images in any case, have ``labels`` in place of another ``images``,
-    and write ``Images`` and ``Labels``.
+    The usual folder has ``labels`` in place of the last ``images`` in the path; for a path without ``images``, label
+    files are next to the images. Other programs may put them next to the images in any case, replace another
+    ``images``, or write ``Images`` and ``Labels``.
     """
     parts = images.split(os.sep)
     positions = [i for i, part in enumerate(parts) if part.lower() == "images"]
@@ -197,8 +197,8 @@ def label_folders(images: str) -> list[str]:
 
 
 def folder_with_labels(images: str) -> str:
-    """Returns a folder of images, or its real path if symbolic links lead to it and only there, beside the links'
-    target, is a folder for its labels."""
+    """Returns an image folder, or its real path if it is reached through symbolic links and only the real path has a
+    label folder."""
     real = os.path.realpath(images)
     if real == images or _has_label_folder(images) or not _has_label_folder(real):
         return images
@@ -214,7 +214,7 @@ def _replaced(parts: list[str], positions: list[int], word: str) -> str:
 
 
 def _yolo_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
-    """Returns `label_folders`; neither the folder in the split nor 'annotations' matters."""
+    """Returns `label_folders`, which depend on neither the folder within the split nor 'annotations'."""
     return label_folders(images)
 
 

@@ -1,8 +1,8 @@
 """Builds the loaders of a run from its settings.
 
-A loader renders samples, from images or tiles that a reader (open_reader.py) takes from the images of a split, with the
-workers that it starts. Every process of a run must call these functions: the first one of each node scans and caches,
-and the others read the results.
+A loader starts workers that render samples, whole images or tiles, which a reader (open_reader.py) takes from a split.
+Every process of a run must call these functions: the first one of each node scans and caches, and the others read the
+results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from utils.errors import UserError
 
 # Largest validation batch, which one process evaluates. In float32 an image takes up to two sevenths of the memory that
 # it takes in training in bfloat16 (yolov8n at 640 px), so one GPU may lack the memory for the global training batch of
-# eight.
+# eight GPUs.
 MAX_VALIDATION_BATCH = 32
 
 
@@ -46,8 +46,8 @@ def build_train_loader(
 ) -> InfiniteDataLoader:
     """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
 
-    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. ``samples``: those
-    of the split, if they are open already. Raises UserError as `open_train_samples` does.
+    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. ``samples``: the
+    samples of the split, if already open. Raises UserError as `open_train_samples` does.
     """
     if samples is None:
         samples = open_train_samples(ctx, config, hyp, spec, stride=stride)
@@ -70,7 +70,7 @@ def build_train_loader(
 def build_run_val_loader(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, canvases: CanvasRule
 ) -> ValidationLoader:
-    """Builds the loader of a training run's validation, of tiles if it trains on tiles; see `build_val_loader`."""
+    """Builds the validation loader of a training run, of tiles if the run trains on tiles; see `build_val_loader`."""
     check_image_size(canvases.imgsz, canvases.stride)
     reader = open_run_val_reader(ctx, config, hyp, spec)
     # Each rank gets whole batches, whose size must not depend on the number of ranks.
@@ -81,8 +81,8 @@ def build_run_val_loader(
 def build_val_loader(
     ctx: DistributedContext, reader: SampleReader, canvases: CanvasRule, *, batch_size: int, workers: int
 ) -> ValidationLoader:
-    """Builds the loader of this process's letterboxed batches of a split, in which each sample comes once over all
-    processes. ``canvases``: rule of the model's canvases; ``workers``: as the flag says."""
+    """Builds the loader of this process's letterboxed batches of a split; each sample occurs once over all processes.
+    ``canvases``: rule of the model's canvases; ``workers``: value of the flag."""
     samples = LoadImagesAndLabels(reader)
     requests = samples.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
     settings = WorkerSettings(loader_workers(workers, ctx), pin_memory=ctx.device.type == "cuda")
@@ -94,7 +94,8 @@ def open_train_samples(
 ) -> AugmentedImages:
     """Opens the augmented samples of the training split, whatever the batch size.
 
-    Raises UserError: an unsuitable image size, no images, processes that read different data, errors of scan or cache.
+    Raises UserError for an unsuitable image size or a split without images, if processes have read different data, and
+    if the scan or the cache fails.
     """
     check_image_size(config.imgsz, stride)
     reader = open_train_reader(ctx, config, hyp, spec)
@@ -107,7 +108,7 @@ def open_train_samples(
 def build_train_sampler(
     ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
 ) -> KeyedDistributedSampler:
-    """Builds the sampler of this process's shards of the training batches; its `len` is their number in an epoch."""
+    """Builds the sampler of this process's shards of the training batches; its `len` is the batches per epoch."""
     image_hw = samples.sample_index.image_hw if config.rect else None
     order = EpochOrder(
         samples.weights,
@@ -130,8 +131,8 @@ def build_train_sampler(
 def _device_rendering(
     ctx: DistributedContext, config: TrainConfig, samples: AugmentedImages, workers: int
 ) -> tuple[Callable[[BatchRequest], PlannedBatch], DeviceRenderer]:
-    """Returns the two halves of ``--render-on device``: what plans batches in the workers, and what renders them in
-    this process."""
+    """Returns the two halves of ``--render-on device``: the function that plans batches in the workers, and this
+    process's renderer."""
     layout = None
     pixels = None
     if config.cache == "device":

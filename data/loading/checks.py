@@ -1,4 +1,4 @@
-"""Checks what a run's loaders are asked for before its data is read, and that all processes have read the same."""
+"""Checks a run's loader settings before its data is read, and afterwards that all processes have read the same data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.strings import counted
 
 
 def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
-    """Raises UserError for settings that are wrong with any data set and batch size. Reads no data."""
+    """Raises UserError for settings that are wrong for every data set and batch size. Reads no data."""
     if config.render_on == "device" and hyp.albumentations:
         raise UserError(
             "--render-on device: the hyper-parameter albumentations needs images on the host; empty it, or use "
@@ -34,7 +34,7 @@ def check_loader_settings(config: TrainConfig, hyp: Hyperparameters) -> None:
 
 
 def check_shards(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError for a batch size, a known one, whose images cannot be divided among the processes."""
+    """Raises UserError if a batch, whose size must be known, cannot be divided among the processes."""
     shards = ctx.world_size // config.pipeline
     batch_size = config.batch_size
     processes = counted(shards, "process") if config.pipeline == 1 else f"{counted(shards, 'pair')} of processes"
@@ -54,9 +54,9 @@ def check_same_data(ctx: DistributedContext, split: str, index: DatasetIndex) ->
 
 
 def data_facts(split: str, index: DatasetIndex) -> dict[str, object]:
-    """Returns facts, by their names in messages, that agree between processes that read the same data as ``split``.
+    """Returns facts about ``split``, by their names in messages, that are equal on processes that read the same data.
 
-    File stamps are not among them, as machines may have separate copies.
+    File stamps are not among them, because machines may have separate copies.
     """
     return {
         f"the number of {split} images": len(index),

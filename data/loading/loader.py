@@ -31,9 +31,9 @@ from utils.errors import UserError
 from utils.process.limits import DISK_FULL
 
 PREFETCHED_BATCHES = 2  # per worker
-PIN_THREAD_PATIENCE_S = 5.0  # longest wait for the end of torch's thread for page-locked memory
-RESERVED_BATCHES = 4  # slots for batches that are still in use by the parent
-# Errors of sem_open(3), by which the queues to workers have their semaphores, if /dev/shm cannot be used.
+PIN_THREAD_PATIENCE_S = 5.0  # longest wait for torch's pin-memory thread to end
+RESERVED_BATCHES = 4  # slots for batches that the parent is still using
+# Errors of sem_open(3), which creates the semaphores of the workers' queues, if /dev/shm cannot be used.
 _NO_SEMAPHORES = frozenset((*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS))
 
 
@@ -64,22 +64,22 @@ class WorkerSettings:
 
 
 class _Workers(_MultiProcessingDataLoaderIter):
-    """Torch's iterator with its workers, which end when one cannot be started, and when nobody closes the loader."""
+    """Torch's iterator and its workers, which also end if one of them fails to start or nobody closes the loader."""
 
     def __init__(self, loader: DataLoader) -> None:
         self._owner = os.getpid()
         try:
             super().__init__(loader)
         except BaseException:
-            self._shutdown = True  # torch's destructor would use what its constructor has not made yet
+            self._shutdown = True  # torch's destructor would use attributes that its constructor has not set yet
             self._kill()
             raise
 
     def __del__(self) -> None:
         """Ends the workers of a loader that nobody has closed.
 
-        Torch's destructor would use their queues and sentinels, which the garbage collection of a reference cycle may
-        have finalized before: it would write to and close descriptors that belong to others by then.
+        Torch's destructor would use their queues and sentinels. If a reference cycle was garbage-collected, these may
+        already be finalized, and it would write to and close descriptors that belong to other objects by then.
         """
         if self._shutdown or os.getpid() != self._owner:  # a forked process inherits the iterator, not the workers
             return
@@ -92,7 +92,7 @@ class _Workers(_MultiProcessingDataLoaderIter):
         self._kill()
 
     def _kill(self) -> None:
-        """Ends the workers that were started, without the help of any descriptor."""
+        """Ends the workers that were started, without using any descriptor."""
         for worker in getattr(self, "_workers", ()):
             worker.kill()
             worker.join()
@@ -110,8 +110,8 @@ class _RequestLoader(DataLoader):
     ) -> None:
         """
         Args:
-            samples: what batches consist of. What torch calls the data set is a `RequestDataset`, of whole batches.
-            max_pixels: height times width, summed over the images, of the largest batch.
+            samples: samples that make up the batches. Torch's data set is a `RequestDataset`, whose items are batches.
+            max_pixels: height times width, summed over the images of the largest batch.
         """
         self.samples = samples
         workers = settings.workers
@@ -126,18 +126,18 @@ class _RequestLoader(DataLoader):
             num_workers=workers,
             pin_memory=settings.pin_memory,
             worker_init_fn=partial(init_worker, os.getpid()),
-            # From Python 3.14 on, another process than this one would be the workers' parent by default.
+            # By default, from Python 3.14 on, the workers' parent would be another process.
             multiprocessing_context="fork" if workers > 0 and sys.platform == "linux" else None,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCHED_BATCHES if workers > 0 else None,
-            generator=torch.Generator(),  # seeds of workers, which nobody uses, do not advance the global generator
+            generator=torch.Generator(),  # drawing worker seeds, which nothing uses, leaves the global generator alone
         )
 
     def check_worker_number_rationality(self) -> None:
-        """Overrides torch's warning, as `data.loading.worker_count.log_loader_workers` warns already."""
+        """Suppresses torch's warning, because `data.loading.worker_count.log_loader_workers` warns already."""
 
     def _get_iterator(self) -> Any:
-        """Starts the workers. Raises UserError if /dev/shm has no room for what connects them with this process."""
+        """Starts the workers. Raises UserError if /dev/shm has no room for the semaphores of their queues."""
         if self.num_workers == 0:
             return super()._get_iterator()
         try:
@@ -153,7 +153,7 @@ class _RequestLoader(DataLoader):
 
     @property
     def index(self) -> DatasetIndex:
-        """Index of the split's images, of which the samples may be tiles."""
+        """Index of the split's images; the samples may be tiles of these."""
         return self.samples.reader.index
 
     def close(self) -> None:
@@ -203,14 +203,14 @@ class InfiniteDataLoader(_RequestLoader):
     ) -> None:
         """
         Args:
-            weighted: whether to draw images by class weights; see `set_class_weights`.
+            weighted: whether to draw images with class weights; see `set_class_weights`.
             stops_after_epoch: whether to disable prefetching across epochs, so that `set_epochs` can be called
                 between them.
-            renderer: turns a result of ``make_batch`` into a `Batch` on the device; None if it is a `Batch` already.
+            renderer: turns a result of ``make_batch`` into a `Batch` on the device; None if the result is a `Batch`.
         """
         self.renderer = renderer
         self._requests = sampler
-        # float64 (C,), None if images are not drawn by weight. A checkpoint inside an epoch must save them.
+        # float64 (C,); None if images are not drawn with weights. A mid-epoch checkpoint must save them.
         self.class_weights: np.ndarray | None = None
         super().__init__(samples, sampler, sampler.max_pixels, settings)
         sampler.stops_after_epoch = weighted or stops_after_epoch
@@ -218,7 +218,7 @@ class InfiniteDataLoader(_RequestLoader):
             self.set_class_weights(inverse_frequency_weights(self.index.boxes_per_class(len(self.index.names))))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # a generator around torch's iterator
-        while True:  # torch's iterator ends after an epoch with ``stops_after_epoch``, and never without
+        while True:  # torch's iterator ends after each epoch with ``stops_after_epoch``, otherwise never
             yield from super().__iter__()
 
     def start_at(self, epoch: int, batch: int = 0) -> None:
@@ -242,7 +242,7 @@ class InfiniteDataLoader(_RequestLoader):
         return self._requests.global_images(batch)
 
     def global_samples(self, batch: int) -> int:
-        """Returns the samples in batch ``batch`` of an epoch, over all ranks; an image of ``--quad`` has four."""
+        """Returns the number of samples in batch ``batch`` of an epoch, over all ranks; four per ``--quad`` image."""
         return self._requests.global_samples(batch)
 
     def set_epochs(self, epochs: int) -> None:
@@ -252,8 +252,8 @@ class InfiniteDataLoader(_RequestLoader):
     def set_class_weights(self, weights: np.ndarray) -> None:
         """Sets class weights (C,), not negative and equal on every rank, for epochs that begin after this call.
 
-        Initially they are inverse to the classes' frequencies. Requires ``weighted``. An image is drawn by the product
-        of its `image_weights` and of how often it comes in an epoch anyway.
+        Initially the weights are inversely proportional to class frequency. Requires ``weighted``. An image is drawn
+        with its weight from `image_weights` times its number of occurrences in an unweighted epoch.
         """
         self.class_weights = np.asarray(weights, np.float64)
         by_class = image_weights(self.class_weights, self.samples.sample_index)

@@ -1,6 +1,6 @@
-"""Opens the readers of a run's splits: the index, the cache of the images, and what reads samples from both.
+"""Opens a run's splits: the index, the image cache, and the reader that takes samples from both.
 
-Every process of a run must call these functions, see build.py.
+Every process of a run must call these functions; see build.py.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ def open_val_index(
 
 
 def check_has_images(index: DatasetIndex, spec: DatasetSpec, split: str, purpose: str) -> None:
-    """Raises UserError if a split has no images. ``purpose``: what they are needed for."""
+    """Raises UserError if a split has no images. ``purpose``: intended use of the images, for the message."""
     if len(index) == 0:
         raise UserError(f"{spec.source}: {split} has no images to {purpose}")
 
 
 def _index_settings(ctx: DistributedContext, config: TrainConfig | ValConfig) -> IndexSettings:
-    """Returns how a split is read whole."""
+    """Returns the settings for indexing a whole split."""
     return IndexSettings.of_run(config, workers=loader_workers(config.workers, ctx), progress=ctx.is_node_leader)
 
 

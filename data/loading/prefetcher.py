@@ -27,7 +27,7 @@ class Prefetcher:
         """
         Args:
             batches: batches on the host.
-            render: turns one of them into a batch on the device; None to copy it.
+            render: turns a batch on the host into one on the device; None to copy it.
         """
         self._batches = batches
         self._device = device
@@ -50,7 +50,7 @@ class Prefetcher:
         return batch
 
     def prefetch(self, count: int) -> None:
-        """Fetches batches until ``count`` are ready, or none is left. Call it after a step has been queued."""
+        """Fetches batches until ``count`` are ready or none is left. Call this after queuing a step."""
         with contextlib.suppress(StopIteration):
             while len(self._ready) < count:
                 self._fetch()

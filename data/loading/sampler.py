@@ -1,4 +1,4 @@
-"""The order of an epoch, and the batch requests of one rank in a training.
+"""The sample order of an epoch, and the batch requests of one rank in training.
 
 The order and the canvas sizes depend on (seed, epoch), but not on rank or worker. Global batch k consists of positions
 [kB, (k + 1)B) of the epoch, on any number of ranks; each rank renders a contiguous shard of it, which may be empty.
@@ -39,7 +39,7 @@ class TrainCanvases:
             self.bucket = shapes[:, 0] - shapes[:, 1]
 
     def canvas_hw(self, indices: np.ndarray) -> tuple[int, int]:
-        """Returns height and width of the canvas for a batch of these samples, pixels."""
+        """Returns height and width of the canvas for a batch of the samples ``indices``, pixels."""
         if self._aspects is None:
             return self.imgsz, self.imgsz
         return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
@@ -53,10 +53,10 @@ class EpochOrder:
     ) -> None:
         """
         Args:
-            weights: float64 (N,), with a whole sum: how often each sample comes in an epoch, rounded up in some epochs
+            weights: float64 (N,), with a whole sum: how often each sample occurs in an epoch, rounded up in some epochs
                 and down in others; see `data.samples.sample_weights`.
             batch_size: B, the size of the global batch.
-            canvases: of the same samples. Rectangular ones make samples of similar aspects share a batch.
+            canvases: canvases of the same samples. If they are rectangular, samples of similar aspect share a batch.
             block: number of neighbors in the order among which the partners of a mosaic are chosen; 0 for all samples.
         """
         self.seed = seed
@@ -83,10 +83,11 @@ class EpochOrder:
         return order if bucket is None else self._group_by_bucket(order, bucket, rng)
 
     def _members(self, epoch: int) -> np.ndarray:
-        """Returns the samples of an epoch, ascending, each as often as its weight says: int64.
+        """Returns the samples of an epoch, ascending, each repeated according to its weight: int64.
 
-        Each comes as often as the whole part of its weight, and those with a fractional part once more in as large a
-        part of the epochs, by a systematic draw: one random start, then steps of 1 along the sums of these parts.
+        A sample occurs as often as the whole part of its weight, and once more in a share of the epochs that equals the
+        fractional part. The extra samples are a systematic draw: one random start, then steps of 1 along the cumulative
+        sum of the fractional parts.
         """
         copies = np.floor(self._weights).astype(np.int64)
         fractions = self._weights - copies
@@ -103,8 +104,8 @@ class EpochOrder:
     def _group_by_bucket(self, order: np.ndarray, bucket: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Reorders the samples so that the aspects in each batch are similar.
 
-        The buckets, int (N,), of samples with equal canvases are concatenated, each in random order, and cut into
-        batches, and the full batches are shuffled.
+        ``bucket``: int (N,), equal for samples with equal canvases. The buckets are concatenated, each in random order,
+        and cut into batches; the full batches are shuffled.
         """
         order = order[np.argsort(bucket[order], kind="stable")]
         full = self._count // self.batch_size
@@ -122,7 +123,8 @@ class EpochOrder:
 def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
     """Returns the smallest canvases, int64 (n, 2), for training images with a longer side of imgsz.
 
-    ``low``, ``high`` (n,): range of the aspects (height / width) on each canvas. Sides are rounded up to strides.
+    ``low``, ``high`` (n,): range of the aspects (height / width) on each canvas. Sides are rounded up to multiples of
+    ``stride``.
     """
     sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
     return (np.ceil(sides * imgsz / stride - 1e-9) * stride).astype(np.int64)
@@ -138,7 +140,7 @@ QUAD_PROBABILITY = 0.5  # probability of four samples side by side; otherwise a 
 
 
 class KeyedDistributedSampler(DistributedSampler):
-    """Yields one rank's batches, epoch after epoch from ``start`` on; `len` is their number per epoch."""
+    """Yields one rank's batch requests, epoch after epoch from ``start`` on; `len` is the number per epoch."""
 
     def __init__(
         self, order: EpochOrder, *, rank: int, world_size: int, quad: bool = False, multi_scale: float = 0.0
@@ -148,7 +150,7 @@ class KeyedDistributedSampler(DistributedSampler):
             quad: whether four samples make one image of twice the size.
             multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
-        # Of the data set, torch uses only the length.
+        # Torch uses only the length of its data set.
         super().__init__(order, num_replicas=world_size, rank=rank, shuffle=True, seed=order.seed)  # type: ignore[arg-type]
         self.order = order
         self.quad = quad
@@ -173,7 +175,7 @@ class KeyedDistributedSampler(DistributedSampler):
 
     @property
     def max_pixels(self) -> int:
-        """Height times width, summed over the images, of the largest batch of this rank."""
+        """Height times width, summed over the images of the largest possible batch of this rank."""
         stride = self.order.canvases.stride
         side = (math.ceil(self.order.canvases.imgsz * (1 + self.multi_scale) / stride) + 1) * stride
         return -(-self.order.batch_size // self.num_replicas) * side**2

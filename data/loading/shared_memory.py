@@ -1,9 +1,9 @@
-"""Passes batches from workers to the parent process, in memory that both map.
+"""Passes batches from workers to the parent process in memory that both map.
 
 Torch creates a shared segment for each batch. The kernel has to find, clear and map its pages, which takes longer than
-rendering an image. Here the parent assigns each request a slot of one mapping, which is free again when the last tensor
-of its batch is deleted. Without such memory or a free slot, new memory is allocated for a batch (`new_pixels`); two
-workers then load only half to two thirds as many images per second (320 and 640 px).
+rendering an image. Here the parent assigns each request a slot of one mapping; the slot is free again when the last
+tensor of its batch is deleted. Without such memory or a free slot, new memory is allocated for each batch
+(`new_pixels`); two workers then load only two thirds (320 px) or half (640 px) as many images per second.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class BatchSlots:
         self.slot_bytes = slot_bytes
         self._memory = torch.empty(0, dtype=torch.uint8).set_(new_shared(count * slot_bytes))
         self.number = next(_numbers)
-        self._free = list(range(count))  # a stack, as the pages of the slot freed last are mapped already
+        self._free = list(range(count))  # a stack, because the pages of the slot freed last are mapped already
         self._sent: set[int] = set()  # slots that workers hold
         _by_number[self.number] = self
 
     def take(self, wanted_bytes: int) -> int | None:
-        """Reserves a slot for a worker to render into; returns None if none is free, or slots are too small."""
+        """Reserves a slot for a worker to render into; returns None if no slot is free or large enough."""
         if wanted_bytes > self.slot_bytes or not self._free:
             return None
         slot = self._free.pop()
@@ -49,7 +49,7 @@ class BatchSlots:
         return slot
 
     def reclaim(self) -> None:
-        """Frees the slots held by workers, which must have ended."""
+        """Frees the slots held by workers. The workers must have ended."""
         self._free.extend(self._sent)
         self._sent.clear()
 
@@ -71,8 +71,8 @@ class BatchSlots:
 class SentBatch:
     """Wraps a batch, a dataclass of tensors (possibly nested), in a worker; unpickles as the batch itself.
 
-    Torch creates a file and a connection for every tensor, which is slow for small ones. Here small tensors are part of
-    the message, and large ones are in memory that both processes map.
+    Torch creates a file and a connection for every tensor, which is slow for small tensors. Here small tensors are part
+    of the message, and large ones are in memory that both processes map.
     """
 
     batch: Any
@@ -123,7 +123,7 @@ def _portable(tensor: Tensor) -> Tensor | _ByValue:
 def new_shared(nbytes: int) -> torch.UntypedStorage:
     """Allocates uninitialized shared memory.
 
-    Without memfd it is torch's, in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``).
+    Without memfd torch allocates it in /dev/shm, which containers often limit to 64 MiB (``docker --shm-size``).
     """
     if not hasattr(os, "memfd_create"):
         return torch.UntypedStorage._new_shared(nbytes)
@@ -139,7 +139,7 @@ def new_shared(nbytes: int) -> torch.UntypedStorage:
 def new_pixels(images: int, canvas_hw: tuple[int, int], pixels: PixelFormat = RGB8) -> Tensor:
     """Allocates uninitialized pixels (images, H, W, C).
 
-    In a worker they are in shared memory, to which torch would otherwise copy the batch.
+    In a worker they are in shared memory; torch would otherwise copy the batch there.
     """
     shape = (images, *canvas_hw, pixels.channels)
     dtype = pixels.torch_dtype

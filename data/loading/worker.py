@@ -47,13 +47,13 @@ def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
 
 
 def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
-    """Collates as `collate` does, but with ``--quad`` joins four samples of half the batch's size to one image."""
+    """Collates as `collate` does, but joins four samples of half the canvas size into one image (``--quad``)."""
     groups = [[samples[i] for i in members] for members in request.images]
     return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
 
 
 def _side_by_side(samples: Sequence[Sample]) -> Sample:
-    """Joins four samples in two rows, with the index and the path of the first."""
+    """Joins four samples in two rows. The result has the index and the path of the first sample."""
     first, second, third, fourth = (sample.image for sample in samples)
     corners = np.array([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]], np.float32)
     labels = np.concatenate([sample.labels for sample in samples])
@@ -63,7 +63,7 @@ def _side_by_side(samples: Sequence[Sample]) -> Sample:
     return replace(samples[0], image=image, labels=labels)
 
 
-# An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent by their closing.
+# An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent when these close.
 PARENT_CHECK_S = 0.5
 
 
@@ -71,7 +71,7 @@ PARENT_CHECK_S = 0.5
 class RequestDataset(Dataset[Any]):
     """The data set as torch's DataLoader sees it: indexed by requests, each item a batch.
 
-    Errors of the user or of the machine are returned as UserError, as torch would wrap a raised error in a traceback.
+    Errors of the user or of the machine are returned as UserError, because torch would add a traceback to a raised one.
     """
 
     make_batch: Callable[[BatchRequest], Any]
@@ -89,7 +89,7 @@ class RequestDataset(Dataset[Any]):
 
 
 def render_batch(samples: Samples, slots: BatchSlots | None, request: BatchRequest) -> Batch:
-    """Renders a batch on the host, in a slot if the request names one."""
+    """Renders a batch on the host, in a slot if the request has one."""
     count = len(request.images)
     pixel_format = samples.sample_index.pixels
     if slots is None or request.slot is None:
@@ -120,8 +120,8 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
 
 
 def _images_by_canvas(request: BatchRequest) -> dict[tuple[int, int], list[int]]:
-    """Returns the images of a batch, by the canvas size of their samples: that of the batch, or with ``--quad`` half
-    of it for images that join four samples."""
+    """Groups the images of a batch by the canvas size of their samples: the size of the batch or, for images that join
+    four samples (``--quad``), half of it."""
     images_by_canvas: dict[tuple[int, int], list[int]] = {}
     for image, members in enumerate(request.images):
         canvas_hw = request.keys[members.start].canvas_hw
@@ -136,8 +136,8 @@ def _table_of(
     canvas_hw: tuple[int, int],
     epoch: int,
 ) -> tuple[RenderTable, Tensor | None]:
-    """Returns the table of plans with one canvas size, and the pixels (P, C) to which it refers; None for those of the
-    device cache with ``layout``."""
+    """Returns the table of plans with one canvas size, and the pixels (P, C) to which it refers, or None if they are in
+    the device cache with ``layout``."""
     source_hw = samples.reader.source_hw
     if layout is not None:
         return build_table(plans, canvas_hw, source_hw, layout), None
@@ -154,9 +154,9 @@ def _table_of(
 def init_worker(parent: int, worker: int) -> None:
     """Limits a worker to one thread and leaves signals to the parent.
 
-    Ctrl-C prints no tracebacks of workers, and when a batch system sends SIGTERM to every process, the parent can still
-    finish its step and save. ``parent``: process id of the parent, which the worker cannot query safely, because the
-    parent may have been killed already.
+    As a result, Ctrl-C prints no tracebacks of workers, and when a batch system sends SIGTERM to every process, the
+    parent can still finish its step and save. ``parent``: process id of the parent, which the worker cannot query
+    safely, because the parent may already have been killed.
     """
     cv2.setNumThreads(0)
     torch.set_num_threads(1)
@@ -169,7 +169,7 @@ def init_worker(parent: int, worker: int) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Ends the worker when the parent is gone or sends SIGTERM, by which torch and multiprocessing stop workers.
+    """Ends the worker when the parent is gone, or sends the SIGTERM with which torch and multiprocessing stop workers.
 
     Ignores SIGTERM from other processes.
     """

@@ -7,8 +7,7 @@ from utils.logger import get_logger
 from utils.machine.resources import available_cores
 from utils.strings import counted
 
-# Per rank. A worker renders about 600 images per second at 640 px (benchmarks/LOG.md). More workers would only keep
-# more batches in memory.
+# Per rank. More workers would only keep more batches in memory.
 MAX_WORKERS = 8
 MAX_WORKERS_CUDA = 16
 
@@ -16,8 +15,8 @@ MAX_WORKERS_CUDA = 16
 def loader_workers(requested: int, ctx: DistributedContext) -> int:
     """Returns the number of workers of a loader: ``requested``, or for -1 an equal share of the cores.
 
-    The share is at most `MAX_WORKERS`. With GPUs two cores stay free for the processes themselves, and the limit is
-    `MAX_WORKERS_CUDA`.
+    The share is at most `MAX_WORKERS`. With GPUs two cores of the node stay free for the training processes, and the
+    limit is `MAX_WORKERS_CUDA`.
     """
     if requested >= 0:
         return requested
@@ -29,8 +28,8 @@ def loader_workers(requested: int, ctx: DistributedContext) -> int:
 
 
 def log_loader_workers(requested: int, ctx: DistributedContext, split: str) -> None:
-    """Logs the number of workers that is chosen for the loader of ``split``; warns if more are requested than there
-    are cores. Other processes than the main one log nothing."""
+    """Logs the number of workers chosen for the loader of ``split``; warns if more are requested than there are cores.
+    Processes other than the main one log nothing."""
     if not ctx.is_main:
         return
     cores = counted(available_cores(), "core")

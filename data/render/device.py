@@ -1,6 +1,6 @@
 """Renders tables with torch: a whole batch at once, on the device of its tensors.
 
-Every canvas pixel is mapped back into the source of the patch that covers it (if several do, the one painted last).
+Every canvas pixel is mapped back into the source of the patch that covers it (the last one painted, if several do).
 Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise, so on a
 given device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image, except for
 interpolation.
@@ -21,7 +21,7 @@ from utils.errors import first_line
 from utils.logger import get_logger
 from utils.pixels import GRAY
 
-# Canvas pixels that are painted together: they fit a CPU's cache, or limit GPU memory.
+# Canvas pixels that are painted together, so that they fit a CPU's cache, or to limit GPU memory.
 PIXELS_PER_CHUNK = {"cpu": 2**18, "cuda": 2**25}
 _PIXELS_PER_CHUNK_ELSEWHERE = 2**22  # on other devices
 
@@ -34,7 +34,7 @@ class RenderGroup:
 
     table: RenderTable
     pixels: Tensor | None  # (P, C) to which the table refers; None for the device cache
-    # int64 (n,): images of the batch. Each consists of one sample, or of four in two rows if they are half as large.
+    # int64 (n,): images of the batch. Each consists of one sample, or of four samples of half its size, in two rows.
     images: Tensor
 
 
@@ -63,7 +63,7 @@ class DeviceRenderer:
         """
         Args:
             cache: (P, C) on the device, from `open_device_cache`, if the batches refer to one.
-            fuse: whether to paint with a compiled kernel, whose rounding may differ from that of separate operations.
+            fuse: whether to paint with a compiled kernel, which may round differently from separate operations.
         """
         self.device = device
         self._cache = cache
@@ -144,7 +144,7 @@ def paint_layers(
 
 
 class _Sources(NamedTuple):
-    """The source of every canvas pixel, tensors (L, H, W)."""
+    """The source of every canvas pixel, as tensors (L, H, W)."""
 
     x: Tensor  # float32, in the source; integers are pixel centers
     y: Tensor
@@ -209,7 +209,7 @@ def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_laye
 
 
 def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
-    """Mixes the second layers, L - B of them, into the images that they belong to. Returns (B, H, W, C)."""
+    """Mixes each of the L - B second layers into its image. Returns (B, H, W, C)."""
     first = rendered[: table.images]
     second = rendered[table.images :]
     if len(second) == 0:
@@ -221,7 +221,7 @@ def _mixed(rendered: Tensor, table: RenderTable) -> Tensor:
 
 
 def _indexable(samples: Tensor) -> Tensor:
-    """Views uint16 as int16, as CUDA's kernels do not index uint16."""
+    """Views uint16 as int16, because CUDA's kernels do not index uint16."""
     return samples.view(torch.int16) if samples.dtype == torch.uint16 else samples
 
 

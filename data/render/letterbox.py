@@ -1,4 +1,4 @@
-"""Letterboxing, for validation and inference: fits an image into a canvas of another aspect, padded with gray."""
+"""Letterboxing, for validation and inference: fits an image into a canvas of another aspect and pads it with gray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from utils.pixels import padding_value
 
 # Padding on a rectangular canvas, both sides together, in strides, as in the published evaluations of YOLO models.
-# Without it AP is lower by 0.01, measured on models fine-tuned on seven data sets (benchmarks/LOG.md).
+# Without padding AP is lower by 0.01, measured on models fine-tuned on seven data sets (benchmarks/LOG.md).
 PADDING = Fraction(1, 2)
 
 
@@ -33,10 +33,10 @@ class Letterbox(NamedTuple):
 
 @dataclass(frozen=True)
 class CanvasRule:
-    """Chooses the canvas of an image, equally for validation and detection.
+    """Chooses the canvas of an image, in the same way for validation and detection.
 
     The scores and the threshold of a validation hold for detection only if the model sees the same pixels. Therefore
-    the canvas depends on the image's own size alone, not on the images that share its batch.
+    the canvas depends only on the size of the image, not on the images that share its batch.
 
     Attributes:
         imgsz: longer side of the scaled image, pixels.
@@ -52,7 +52,7 @@ class CanvasRule:
     fixed_hw: tuple[int, int] | None = None
 
     def canvas_hw(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Returns height and width of the canvas for an image with these sides, pixels."""
+        """Returns height and width of the canvas for an image of the size ``image_hw``, pixels."""
         if self.fixed_hw is not None:
             return self.fixed_hw
         if self.is_square:

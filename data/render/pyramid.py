@@ -23,7 +23,7 @@ MAX_LEVEL = 5
 
 
 def level_sizes(image_hw: np.ndarray, level: int | np.ndarray) -> np.ndarray:
-    """Returns sizes int64 (N, 2) at ``level``, an int or int (N,), of images with the sizes ``image_hw`` (N, 2)."""
+    """Returns the sizes int64 (N, 2) at ``level``, an int or int (N,), of images of the sizes ``image_hw`` (N, 2)."""
     shift = np.asarray(level, np.int64)[..., None]
     return np.maximum(np.asarray(image_hw, np.int64) >> shift, 1)
 
@@ -75,8 +75,7 @@ class PyramidLayout:
         return int(self.starts[-1])
 
     def locate(self, patches: Patches) -> np.ndarray:
-        """Returns addresses in an array of this layout (a device cache), as `data.render.table.PixelSource.locate`
-        does."""
+        """Returns addresses in an array of this layout (a device cache); see `data.render.table.PixelSource.locate`."""
         image_hw = self.source_hw[patches.index]
         sizes = np.stack([level_sizes(image_hw, level).prod(1) for level in range(MAX_LEVEL)], 1)
         finer = np.arange(MAX_LEVEL) < patches.level[:, None]
@@ -103,10 +102,10 @@ class PackedPixels:
         """
         self._load = load
         self._allocate = allocate
-        self.pixels = allocate(1).zero_()  # the renderer reads some pixel even without patches
+        self.pixels = allocate(1).zero_()  # the renderer reads a pixel even without patches
 
     def locate(self, patches: Patches) -> np.ndarray:
-        """Packs the pixels of ``patches``; returns their addresses, as `data.render.table.PixelSource.locate` does."""
+        """Packs the pixels of ``patches``; returns their addresses, see `data.render.table.PixelSource.locate`."""
         sizes = patches.box[:, 2:] - patches.box[:, :2]
         starts = np.concatenate([[0], np.cumsum(sizes.prod(1))]).astype(np.int64)
         self.pixels = self._allocate(int(starts[-1]))

@@ -1,11 +1,11 @@
-"""The plans of a batch as a table of numbers: all that the torch renderer needs besides source pixels.
+"""The plans of a batch as a table of numbers, which is all that the torch renderer needs besides source pixels.
 
-Legend: N source images, B images of the batch, L layers (the first one of each image, then the second ones of those
-that are mixed), K slots per layer (1, or 4 if there is a mosaic), M patches in all.
+Legend: N source images, B images of the batch, L layers (the first layer of each image, then the second layers of mixed
+images), K slots per layer (1, or 4 if there is a mosaic), M patches in all.
 
 Frames: "canvas" is the rendered image, and "source" the full source image, as in `data.augment.transforms`. A patch is
 read from a level of `pyramid`, a smaller copy of its source; "level" means continuous coordinates of that copy, where
-pixel i covers [i, i + 1), and "centers" the same less 0.5, so that integers are pixel centers.
+pixel i covers [i, i + 1), and "centers" means level coordinates minus 0.5, so that integers are pixel centers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RenderTable:
-    """All that is painted in a batch. An unused slot has an empty region."""
+    """Everything that is painted in a batch. An unused slot has an empty region."""
 
     canvas_hw: tuple[int, int]
     images: int  # B
@@ -57,7 +57,7 @@ class PixelSource(Protocol):
     """
 
     def locate(self, patches: Patches) -> np.ndarray:
-        """Returns the addresses of ``patches``, int64 (M, 2), as `RenderTable.address` has them."""
+        """Returns the addresses of ``patches``, int64 (M, 2), in the form of `RenderTable.address`."""
 
 
 def build_table(
@@ -112,8 +112,8 @@ class _LevelPatches(NamedTuple):
 
 
 def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw: tuple[int, int]) -> _LevelPatches:
-    """Chooses the level that each patch of the layers reads, and converts its region and its matrix from the source to
-    that level."""
+    """Chooses the level that each patch of the layers reads, and converts the patch's region and matrix from the source
+    to that level."""
     patches = [patch for layer in layers for patch in layer.patches]
     index = np.array([patch.index for patch in patches])
     regions = np.array([patch.region for patch in patches], np.float64)
@@ -133,16 +133,19 @@ def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw
 
 
 def _pixel_centers(regions: np.ndarray, level_wh: np.ndarray) -> np.ndarray:
-    """Converts regions (M, 4) from levels of the sizes ``level_wh`` (M, 2) to the centers of their first and last
-    pixels, at least one: float64 (M, 4)."""
+    """Converts regions (M, 4) on levels of the sizes ``level_wh`` (M, 2) to the centers of their first and last pixels,
+    keeping at least one pixel: float64 (M, 4)."""
     first = np.minimum(regions[:, :2], level_wh - 1)
     last = np.clip(regions[:, 2:] - 1, first, level_wh - 1)
     return np.concatenate([first, last], 1)
 
 
 def _canvas_to_level(matrices: np.ndarray, gain_xy: np.ndarray) -> np.ndarray:
-    """Returns the matrices (M, 3, 3) from the canvas to the levels that patches read, from their matrices (M, 3, 3),
-    which map full images to the canvas, and the sizes of the levels relative to full images, (M, 2)."""
+    """Returns the matrices (M, 3, 3) from the canvas to the levels that patches read.
+
+    ``matrices``: (M, 3, 3), from full images to the canvas. ``gain_xy``: (M, 2), sizes of the levels relative to full
+    images.
+    """
     to_level = np.zeros_like(matrices)
     to_level[:, [0, 1, 2], [0, 1, 2]] = np.concatenate([gain_xy, np.ones((len(gain_xy), 1))], 1)
     inverse = to_level @ np.linalg.inv(matrices)
@@ -151,15 +154,15 @@ def _canvas_to_level(matrices: np.ndarray, gain_xy: np.ndarray) -> np.ndarray:
 
 
 def _is_affine(matrices: np.ndarray) -> np.ndarray:
-    """Returns which matrices (M, 3, 3) are without perspective, bool (M,)."""
+    """Returns which matrices (M, 3, 3) have no perspective, bool (M,)."""
     return (matrices[:, 2, :2] == 0).all(1)
 
 
 def _visible_pixels(read: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
     """Returns the pixels of levels that the canvas can show, with a margin: int64 (M, 4) of x1, y1, x2, y2.
 
-    Under perspective the area that it can show is not bounded. A patch that reaches the canvas only by rounding keeps
-    one pixel. ``read``: (M, 4), `Column.READ`.
+    With perspective this area is not bounded. A patch that reaches the canvas only by rounding keeps one pixel.
+    ``read``: (M, 4), `Column.READ`.
     """
     box = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)  # whole pixels that may be read
     height, width = canvas_hw

@@ -6,9 +6,8 @@
       - {name: RandomCrop, height: 300, width: 300, p: 0.2}
 
 Transforms are given by name with their arguments; they may be pixel-level or box-aware. The pipeline runs in the
-workers, after the plan of `data.augment` has been rendered, and a result of another size is letterboxed: so it is here,
-with the other code for pixels, and not in `data.augment`. albumentations (MIT) is imported only if the list is not
-empty.
+workers, after the plan of `data.augment` has been rendered, and a result of another size is letterboxed. This module is
+therefore part of `data.render`, not of `data.augment`. albumentations (MIT) is imported only if the list is not empty.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class UserTransforms:
     def __init__(self, entries: list[dict], seed: int) -> None:
         """Builds and checks every transform of ``entries``, written as in the module's example.
 
-        Raises UserError: a name or argument is unknown, or the transform rejects a value.
+        Raises UserError if a name or argument is unknown, or a transform rejects a value.
         """
         self.seed = seed
         self._compose = _build(entries)
@@ -47,8 +46,8 @@ class UserTransforms:
     def __call__(self, image: np.ndarray, labels: np.ndarray, key: SampleKey) -> tuple[np.ndarray, np.ndarray]:
         """Transforms a rendered image (H, W, C) and its labels, float32 (n, 5) of class, cx, cy, w, h normalized.
 
-        A result of another size is letterboxed to the original size. Of an ignore region (class below 0), every visible
-        piece is kept. Raises UserError if a transform fails.
+        A result of another size is letterboxed to the original size. Every visible piece of an ignore region (class
+        below 0) is kept. Raises UserError if a transform fails.
         """
         height, width = image.shape[:2]
         boxes = clip_xyxy(scale_boxes(cxcywh_to_xyxy(labels[:, 1:].astype(np.float64)), width, height), width, height)
@@ -104,11 +103,11 @@ def _build(entries: list[dict]) -> Any:
 
 def _filter_boxes(processor: Any, boxes: np.ndarray, shape: dict[str, int]) -> np.ndarray:
     """Clips boxes and drops those below the pipeline's limits, but keeps every visible piece of an ignore region, as
-    `data.augment.labels.transform_labels` does: without it, its objects would be background.
+    `data.augment.labels.transform_labels` does: the objects in a dropped region would become background.
 
     ``boxes``: (n, 5) of x1, y1, x2, y2, normalized, and the row of the label, which is negative for an ignore region.
     """
-    unchanged = type(processor).filter  # that of albumentations
+    unchanged = type(processor).filter  # albumentations' own filter
     if not len(boxes):
         return unchanged(processor, boxes, shape)
     is_region = boxes[:, 4] < 0
@@ -123,7 +122,7 @@ def _filter_boxes(processor: Any, boxes: np.ndarray, shape: dict[str, int]) -> n
 
 
 def _label_rows(marked_rows: np.ndarray) -> np.ndarray:
-    """Returns the rows of labels, of which those of ignore regions are marked by ``~row``."""
+    """Returns the rows of labels from ``marked_rows``, in which ``~row`` marks an ignore region."""
     rows = marked_rows.astype(np.int64)
     return np.where(rows < 0, ~rows, rows)
 
@@ -153,7 +152,7 @@ def _make(package: ModuleType, entry: Any) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """Returns the message of an error in one line; pydantic's messages have several."""
+    """Returns the message of an error on one line; pydantic's messages have several."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     summary = [line for line in lines if not line.startswith("For further information")]
     if len(summary) > 2 and "validation error" in summary[0]:

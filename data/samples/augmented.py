@@ -36,25 +36,25 @@ class AugmentedImages(Samples):
     ) -> None:
         """
         Args:
-            reader: of whole images or of tiles.
+            reader: reads whole images or tiles.
             hyp: strengths and probabilities of the augmentations; None for the defaults.
             run_epochs: length of the whole run, for ``hyp.close_mosaic`` and ``hyp.close_scale``.
             rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
-            weights: `data.samples.sample_weights.sample_weights`; None for once each. The sampler, mosaic and mixup
-                draw by them.
+            weights: result of `data.samples.sample_weights.sample_weights`, by which the sampler, mosaic and mixup
+                draw; None to draw each sample once per epoch.
 
         Raises UserError if ``hyp.albumentations`` is wrong.
         """
         super().__init__(reader)
         hyp = hyp or Hyperparameters()
-        if self.sample_index.pixels.channels != 3:  # jitter of colors needs RGB
+        if self.sample_index.pixels.channels != 3:  # color jitter needs RGB
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
         self.run_epochs = run_epochs
         self.weights = np.ones(len(self)) if weights is None else weights
         pool = PartnerPool(self.weights)
         self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
         self._read = reader.read
-        if reader.image_cache is None and hyp.mosaic_block:  # a cache needs no copies
+        if reader.image_cache is None and hyp.mosaic_block:  # cached images need no second copy
             # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
             self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
@@ -89,7 +89,7 @@ class AugmentedImages(Samples):
         return [self.pack(key, empty, rows) for key, rows in zip(keys, self._plan_labels(keys, plans))]
 
     def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
-        """Returns a function that reads the source image of a sample as it is in ``epoch``: (h, w, C)."""
+        """Returns a function that reads the source image of a sample in ``epoch``: (h, w, C)."""
         return partial(self._read, epoch=epoch)
 
     def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:

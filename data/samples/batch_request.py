@@ -1,4 +1,4 @@
-"""`BatchRequest`: the message by which a loader orders a batch from a worker."""
+"""`BatchRequest`: the message with which a loader requests a batch from a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BatchRequest:
     canvas_hw: tuple[int, int]
     slot: int | None = None  # slot of `data.loading.shared_memory` to render into
     run_epochs: int | None = None  # length of the whole run, if it has changed since the data set was made
-    samples_per_image: tuple[int, ...] = ()  # numbers of consecutive samples that form an image; empty: one each
+    samples_per_image: tuple[int, ...] = ()  # number of consecutive samples that form each image; empty: one each
 
     @property
     def images(self) -> list[range]:

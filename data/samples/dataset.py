@@ -13,16 +13,16 @@ from utils.batches import Sample, SampleKey
 
 
 class LoadImagesAndLabels(Samples):
-    """Loads the images of a split (or tiles of them) with their labels, letterboxed: the samples of a validation.
+    """Loads the images of a split (or tiles of them) with their labels, letterboxed, as validation samples.
 
-    The longer side is scaled, up or down, to the reader's ``imgsz``; without it samples keep their size.
-    `data.samples.augmented.AugmentedImages` renders the samples of a training.
+    The longer side is scaled, up or down, to the reader's ``imgsz``; if that is None, samples keep their size.
+    `data.samples.augmented.AugmentedImages` renders training samples.
     """
 
     def requests(
         self, batch_size: int, canvases: CanvasRule, *, rank: int = 0, world_size: int = 1
     ) -> list[BatchRequest]:
-        """Returns a rank's batches for a validation, in which each sample comes once over all ranks."""
+        """Returns a rank's validation batches; each sample occurs once over all ranks."""
         groups = self.reader.validation_batches(batch_size, canvases)
         return [request for group in groups[rank::world_size] for request in group]
 

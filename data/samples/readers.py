@@ -1,7 +1,7 @@
-"""Readers: the source images of samples, their labels, and the images that they are taken from.
+"""Readers of the source images and labels of samples.
 
-A sample shows a whole image of a split (`ImageReader`) or a tile of one (`TileReader`); how it is rendered from there
-does not depend on which.
+A sample shows a whole image of a split (`ImageReader`) or a tile of one (`TileReader`); both are rendered in the same
+way.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from data.samples.batch_request import BatchRequest
 from data.samples.tiled_index import TiledIndex, crop_tile
 from utils.batches import SampleKey
 
-# Largest size of the images that a worker keeps for the other samples of a block. The 16 images of a default block fit
-# up to 1600 pixels.
+# Maximum total size of the images that a worker keeps for the other samples of a block. The 16 images of a default
+# block fit if their sides are at most 1600 pixels.
 MAX_RECENT_BYTES = 128 << 20
 
 
 class SampleReader(ABC):
-    """Reads what samples show.
+    """Reads the source images and labels of samples.
 
     Attributes:
         index: index of the split's images.
         sample_index: index of the N samples. It describes each tile as if it were an image.
         imgsz: longer side of a letterboxed sample, pixels; None to keep the size of each.
-        source_hw: int (N, 2), sizes of the source images, which `read` returns.
+        source_hw: int (N, 2), sizes of the source images that `read` returns.
         image_cache: cache of the split's images; None to decode files.
-        tiles: the tiles that serve as samples; None if whole images do.
+        tiles: the tiles that are the samples; None if the samples are whole images.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class SampleReader(ABC):
 
     @abstractmethod
     def read(self, i: int, epoch: int) -> np.ndarray:
-        """Reads the source image of sample i as it is in ``epoch``: (h, w, C), possibly read-only.
+        """Reads the source image of sample i in ``epoch``: (h, w, C), possibly read-only.
 
         Raises UserError if the file is unreadable.
         """
 
     @abstractmethod
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the labels of source images as they are in ``epoch``; see `DatasetIndex.labels_of`."""
+        """Returns the labels of source images in ``epoch``; see `DatasetIndex.labels_of`."""
 
     @abstractmethod
     def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns height and width of the image that sample i is taken from, and left and top of the sample in it."""
+        """Returns height and width of the image that contains sample i, and left and top of the sample in it."""
 
     @abstractmethod
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
-        """Returns batches in which each sample comes once. Those of one list must be read by the same process."""
+        """Returns lists of batches in which each sample occurs once. One process must read all batches of a list."""
 
     @abstractmethod
     def without_jitter(self) -> SampleReader:
@@ -88,10 +88,10 @@ class ImageReader(SampleReader):
     ) -> None:
         """
         Args:
-            imgsz: longer side of source images and of letterboxed images, pixels; None for that of each image file.
+            imgsz: longer side of source images and of letterboxed images, pixels; None to keep the size of each file.
             image_cache: made for the same index and imgsz.
             reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
-                letterboxing resizes whole images, as detection does. A cache has reduced images.
+                letterboxing resizes whole images, as detection does. A cache contains reduced images.
         """
         if imgsz is None or (image_cache is None and not reduces):
             source_hw = index.image_hw
@@ -112,8 +112,8 @@ class ImageReader(SampleReader):
         return (height, width), (0, 0)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
-        """See `SampleReader`. The images of a batch share a canvas, and the most frequent canvas comes first. Without
-        ``imgsz`` each batch is one image at full size."""
+        """See `SampleReader`. The images of a batch share a canvas, and the most frequent canvas comes first. If
+        ``imgsz`` is None, each batch is one image at full size."""
         if self.imgsz is None:
             batches = [([i], (height, width)) for i, (height, width) in enumerate(self.index.image_hw.tolist())]
         else:
@@ -124,7 +124,7 @@ class ImageReader(SampleReader):
         ]
 
     def _batches_by_canvas(self, batch_size: int, canvases: CanvasRule) -> list[tuple[list[int], tuple[int, int]]]:
-        """Groups images, in the order of the data set, into batches that share a canvas, with the canvas of each."""
+        """Groups images, in the order of the data set, into batches that share a canvas; returns images and canvas."""
         sizes, size_of_image = np.unique(self.index.image_hw, axis=0, return_inverse=True)
         canvas_of_size = np.array([canvases.canvas_hw(size) for size in sizes.tolist()], np.int64).reshape(-1, 2)
         canvas_of_image = canvas_of_size[size_of_image.reshape(-1)]
@@ -175,7 +175,7 @@ class TileReader(SampleReader):
         return (height, width), (left, top)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
-        """See `SampleReader`. One process reads all tiles of an image, and no batch has tiles of two images."""
+        """See `SampleReader`. One process reads all tiles of an image, and no batch mixes the tiles of two images."""
         canvas_hw = replace(canvases, is_square=True).canvas_hw((self.tiles.side, self.tiles.side))
         bounds = np.searchsorted(self.tiles.image, np.arange(len(self.index) + 1)).tolist()
         batches_of_images = []
@@ -190,14 +190,14 @@ class TileReader(SampleReader):
 
 
 class RecentImages:
-    """Reads source images, and keeps the last ones, which other samples of a block may show, too."""
+    """Reads source images, and keeps the most recent ones, which other samples of a block may need."""
 
     def __init__(self, reader: SampleReader, *, max_images: int) -> None:
-        """``reader``: of files, whose images are the same in all epochs."""
+        """``reader``: reads files, whose images are the same in all epochs."""
         self._reader = reader
         self._max_images = max_images
         self._images: dict[int, np.ndarray] = {}
-        self._nbytes = 0  # of the images that are kept
+        self._nbytes = 0  # total size of the kept images
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         """Reads the source image of sample i; see `SampleReader.read`."""
@@ -208,7 +208,7 @@ class RecentImages:
         return image
 
     def _keep(self, i: int, image: np.ndarray) -> None:
-        """Keeps an image, and drops the oldest ones of too many."""
+        """Keeps an image, and drops the oldest ones beyond the limits."""
         self._images[i] = image
         self._nbytes += image.nbytes
         while len(self._images) > self._max_images or self._nbytes > MAX_RECENT_BYTES:

@@ -1,8 +1,8 @@
-"""Weights by which samples are drawn, from tiles, ``--repeat-factor`` and ``--image-weights``.
+"""Weights with which samples are drawn, from tiles, ``--repeat-factor`` and ``--image-weights``.
 
-The weights of the first two are a number of times per epoch (`sample_weights`), by which the order of an epoch, mosaic
-and mixup draw. ``--image-weights`` draws the order of an epoch at random instead, by the product of these weights and
-of `image_weights`.
+Tiles and ``--repeat-factor`` determine how many times per epoch a sample occurs (`sample_weights`), in the order of the
+epoch as well as in mosaic and mixup. ``--image-weights`` draws the order of an epoch at random instead, with the
+product of these weights and `image_weights`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _WHOLE_TOLERANCE = 1e-9  # a weight this close to a whole number differs from it
 
 
 def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_factor: float) -> np.ndarray:
-    """Returns how often each training sample comes in an epoch, on average: float64 (N,), 0 for never.
+    """Returns how often each training sample occurs in an epoch, on average: float64 (N,), 0 for never.
 
-    Their sum is a whole number, that of the samples in an epoch. Logs how tiles and repetitions change it.
+    The sum is a whole number: the number of samples in an epoch. Logs how tiles and repetitions change that number.
 
     Args:
         tile_backgrounds: see `tile_weights`.
@@ -45,12 +45,12 @@ def sample_weights(reader: SampleReader, *, tile_backgrounds: float, repeat_fact
 
 
 def with_whole_sum(weights: np.ndarray) -> np.ndarray:
-    """Returns ``weights``, float64 (N,), not negative, changed so that their sum is a whole number, the nearest one.
+    """Returns ``weights``, float64 (N,), not negative, adjusted so that their sum is the nearest whole number.
 
-    Only fractional parts change, all by the same factor (or, where that would exceed 1, all alike toward 1): whole
-    numbers stay, and so does the whole part of each weight. So a sample with a weight of 1 comes exactly once in each
-    epoch. If there are fractional parts, their sum is at least 1, as a sample that should come in few epochs must not
-    come in none: then it comes in more.
+    Only fractional parts change, all by the same factor; or, if a part would exceed 1, all distances from 1 change by
+    the same factor. The whole part of each weight stays, so a sample with a weight of 1 occurs exactly once in each
+    epoch. If there are fractional parts, their new sum is at least 1: otherwise a sample meant for a few epochs would
+    never occur. It then occurs in more epochs than its weight says.
     """
     nearest = np.rint(weights)
     weights = np.where(np.abs(weights - nearest) < _WHOLE_TOLERANCE, nearest, weights)
@@ -65,7 +65,7 @@ def with_whole_sum(weights: np.ndarray) -> np.ndarray:
         return whole + fractions * scale
     has_fraction = fractions > 0
     count = has_fraction.sum()
-    # What each fraction lacks of 1 shrinks by one factor, such that the sum is the wanted one.
+    # The distance of each fraction from 1 shrinks by one factor, chosen so that the sum is the wanted one.
     moved = 1 - (1 - fractions) * ((count - wanted) / (count - sum_of_fractions))
     return whole + np.where(has_fraction, moved, 0.0)
 
@@ -93,7 +93,7 @@ def check_tiles(tiles: TiledIndex) -> None:
     hidden = int((largest_shown < tiles.visibility * objects_wh.prod(1)).sum())
     if hidden:
         get_logger().warning(
-            "tile %d: %d of %s are so large that no tile shows %.0f %% of them; they are not learned: use larger tiles",
+            "tile %d: %d of %s are so large that no tile shows %.0f %% of them, so not learned; use larger tiles",
             side,
             hidden,
             counted(len(objects_wh), "object"),
@@ -102,7 +102,7 @@ def check_tiles(tiles: TiledIndex) -> None:
 
 
 def _log_tiles(tiles: TiledIndex, weights: np.ndarray) -> None:
-    """Logs how many tiles there are, and how many come in an epoch with ``weights``, float64 (N,)."""
+    """Logs the number of tiles, and how many of them an epoch has with ``weights``, float64 (N,)."""
     get_logger().info(
         "tile %d: %s of %s, %d with objects; an epoch has %d without objects",
         tiles.side,
@@ -114,11 +114,11 @@ def _log_tiles(tiles: TiledIndex, weights: np.ndarray) -> None:
 
 
 def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int, weights: np.ndarray) -> np.ndarray:
-    """Returns how much more often each image should come in an epoch, for rare classes: float64 (N,), at least 1.
+    """Returns the factor by which each image is repeated in an epoch, for rare classes: float64 (N,), at least 1.
 
     A class in a fraction f < ``threshold`` of the images gets the factor sqrt(threshold / f), and an image gets the
     largest factor of its classes (LVIS, Gupta et al. 2019). Crowd regions do not count. ``weights``: how often each
-    image comes without these factors; f is a fraction of the images that come.
+    image occurs in an epoch without these factors; f is the fraction of these occurrences.
     """
     image_factors = np.ones(len(labels.offsets) - 1)
     image_counts = np.maximum(labels.images_per_class(num_classes, weights), 1)
@@ -129,9 +129,9 @@ def repeat_factors(threshold: float, labels: LabelArrays, num_classes: int, weig
 
 
 def _repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray, *, noun: str) -> np.ndarray:
-    """Returns ``weights`` times their `repeat_factors`, and logs what these mean for the rarest classes.
+    """Returns ``weights`` times their `repeat_factors`, and logs the mean factors of the rarest classes.
 
-    ``noun``: what the index lists, "image" or "tile".
+    ``noun``: name of an entry of the index, "image" or "tile".
     """
     repeated = weights * repeat_factors(threshold, index, len(index.names), weights)
     images = index.images_per_class(len(index.names), weights)
@@ -147,7 +147,7 @@ def _repeated_weights(threshold: float, index: DatasetIndex, weights: np.ndarray
 
 
 def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
-    """Returns class weights float64 (C,), inversely proportional to the label counts int64 (C,), with the sum C."""
+    """Returns class weights float64 (C,), inversely proportional to the label counts int64 (C,), that sum to C."""
     inverse = 1 / np.maximum(counts, 1)
     return inverse * len(counts) / inverse.sum()
 
@@ -155,8 +155,8 @@ def inverse_frequency_weights(counts: np.ndarray) -> np.ndarray:
 def image_weights(class_weights: np.ndarray, labels: LabelArrays) -> np.ndarray:
     """Returns the weight with which each image is drawn, float64 (N,).
 
-    It is the sum of the class weights (C,), not negative, of the image's labels, without crowd regions. Images without
-    labels get the mean of the others, so that the fraction of background images does not change.
+    The weight is the sum of the class weights (C,), not negative, over the image's labels, without crowd regions.
+    Images without labels get the mean of the others, so that the fraction of background images does not change.
     """
     offsets = labels.offsets
     is_object = ~labels.crowd

@@ -18,7 +18,7 @@ class Samples(ABC):
     """Renders samples of a split. The same key gives the same sample in any process and any order."""
 
     def __init__(self, reader: SampleReader) -> None:
-        """``reader``: of whole images or of tiles."""
+        """``reader``: reads whole images or tiles."""
         self.reader = reader
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Samples(ABC):
 
     @property
     def tiles(self) -> TiledIndex | None:
-        """The tiles that serve as samples; None if whole images do."""
+        """The tiles that are the samples; None if the samples are whole images."""
         return self.reader.tiles
 
     def __getitem__(self, key: SampleKey) -> Sample:

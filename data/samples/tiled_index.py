@@ -1,14 +1,14 @@
 """`TiledIndex`: tiles of large images as samples, for ``tile`` in a data set's YAML or in a checkpoint.
 
-A grid of overlapping tiles covers each image, and each tile is a sample of its own. In training a tile moves from epoch
-to epoch by at most half of the overlap, so that objects are cut at varying places while neighbors still touch. Its
-position is a function of (seed, epoch, tile) alone.
+A grid of overlapping tiles covers each image, and each tile is a sample. In training a tile moves from epoch to epoch
+by at most half of the overlap, so that objects are cut at varying places while neighbors still touch. Its position is a
+function of (seed, epoch, tile) alone.
 
-Labels are clipped to the tile. An object of which less than ``tile_visibility`` is left is ignored: it is neither an
-object nor background. (The development kit of DOTA, Xia et al. 2018, marks such fragments as difficult; SAHI, Akyon et
-al. 2022, leaves out fragments below 0.1, which makes them background.)
+Labels are clipped to the tile. An object is ignored, as neither object nor background, if less than ``tile_visibility``
+of its area is left. (The development kit of DOTA, Xia et al. 2018, marks such fragments as difficult; SAHI, Akyon et
+al. 2022, drops fragments below 0.1, which makes them background.)
 
-Legend: N tiles of all images of a split, n of them requested. A corner is x, y of a tile's upper left, image pixels.
+Legend: N tiles of all images of a split, n requested tiles. A corner is x, y of a tile's upper left, image pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from utils.labels import rows_of
 from utils.pixels import padding_value
 from utils.rng import keyed_uniforms, named_stream
 
-_ROUNDING = 1e-9  # by which a visible fraction may be less than it is
+_ROUNDING = 1e-9  # tolerance for rounding errors of a visible fraction
 
 
 class TiledIndex:
@@ -36,7 +36,7 @@ class TiledIndex:
         image_index: index of the split's images.
         tile_index: index of the tiles as if they were images, with their labels on the grid.
         side: side of a tile, pixels. A smaller image is padded on the right and at the bottom.
-        visibility: fraction of an object's area that a tile must show, else the object is ignored.
+        visibility: an object is ignored if a tile shows less than this fraction of its area.
         image: int64 (N,), the image of each tile, ascending.
         windows: float32 (N, 4), x1, y1, x2, y2 of each tile on the grid, pixels of its image.
     """
@@ -93,7 +93,7 @@ class TiledIndex:
         return tiles.with_boxes(visible > 0)
 
     def _is_fragment(self, visible: np.ndarray) -> np.ndarray:
-        """Returns which objects are to be ignored, bool (n,), if tiles show the fractions ``visible`` (n,) of them."""
+        """Returns which objects are ignored, bool (n,), when tiles show the fractions ``visible`` (n,) of them."""
         return visible < self.visibility - _ROUNDING
 
     def corners(self, tiles: np.ndarray, epoch: int) -> np.ndarray:
@@ -134,13 +134,13 @@ class _NearbyBoxes(NamedTuple):
     """The boxes that each of N tiles may show, as rows of the arrays of the images' index."""
 
     rows: np.ndarray  # int64 (n,)
-    offsets: np.ndarray  # int64 (N + 1,): those of tile i are rows[offsets[i]:offsets[i + 1]]
+    offsets: np.ndarray  # int64 (N + 1,): tile i has rows[offsets[i]:offsets[i + 1]]
 
 
 def clip_to_tiles(boxes_xywh_px: np.ndarray, corners: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Clips boxes, (n, 4) in pixels of their images, each to a tile at the corner in ``corners`` (n, 2).
 
-    Returns them in pixels of the tiles, float64 (n, 4), and the visible fraction of each, float64 (n,).
+    Returns the boxes in pixels of the tiles, float64 (n, 4), and the visible fraction of each, float64 (n,).
     """
     low = boxes_xywh_px[:, :2] - corners
     start = low.clip(0, side)
@@ -150,8 +150,8 @@ def clip_to_tiles(boxes_xywh_px: np.ndarray, corners: np.ndarray, side: int) -> 
 
 
 def crop_tile(image: np.ndarray, corner: tuple[int, int], side: int) -> np.ndarray:
-    """Cuts a tile from ``image`` (H, W, C) at its left and top ``corner``: (side, side, C), possibly a view. What is
-    outside the image is gray."""
+    """Cuts a tile from ``image`` (H, W, C) at its left and top ``corner``: (side, side, C), possibly a view. Pixels
+    outside the image are gray."""
     left, top = corner
     crop = image[top : top + side, left : left + side]
     height, width = crop.shape[:2]

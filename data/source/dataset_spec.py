@@ -1,9 +1,9 @@
 """Describes a data set.
 
-A command names it by a `DataSource`. `data.source.open.open_data` reads what that names, a YAML (`dataset_yaml`) or a
-folder (`folder`), to a `DatasetSpec`: the classes, and for each split where its images and labels are. There are four
+A command names it with a `DataSource`. `data.source.open.open_data` reads the named YAML (`dataset_yaml`) or folder
+(`folder`) into a `DatasetSpec`, which holds the classes and the paths of each split's images and labels. There are four
 kinds of splits: `FilesSplit` and `JsonSplit`, whose files `data.source.files.list_split` lists, `ShardSplit` and
-`JoinedSplit`. `data.index.load` reads each kind in a way of its own.
+`JoinedSplit`. `data.index.load` has a reader for each kind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import class_key
 
-IGNORE = "ignore"  # value in the YAML's ``classes`` that makes boxes regions to ignore
-IGNORED = -1  # class number of such boxes
+IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
+IGNORED = -1  # class index of such boxes
 WITHOUT_VAL = "train with --val-fraction 0.2 or python -m tools.kfold"
 SINGLE_CLASS_NAME = "object"
 DEMO = "demo"  # name of the data set that is rendered into the cache folder
@@ -32,21 +32,21 @@ DEMO = "demo"  # name of the data set that is rendered into the cache folder
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """Names a data set, as a command does."""
+    """Names a data set and its splits, as given to a command."""
 
     data: str  # a YAML, the name of one in configs/data ("coco" or "coco.yaml"), a folder, or `DEMO`
     splits: tuple[str, ...] = ()  # splits that will be read; others are not staged
-    optional: tuple[str, ...] = ()  # more splits to stage, if the data set has them and they have images
-    classes: tuple[str, ...] = ()  # classes to use, by name or number; empty: all
-    stage: str = ""  # folder on a local disk of each node to which the splits are copied first; empty: no copy
+    optional: tuple[str, ...] = ()  # further splits to stage, if they exist and contain images
+    classes: tuple[str, ...] = ()  # classes to use, by name or number; empty for all
+    stage: str = ""  # folder on each node's local disk to which the splits are copied first; empty for no copy
     cache_dir: str = ""  # see `cache_folder`
-    known_root: str = ""  # folder of the data set in an earlier run, if a relative ``path`` of the YAML is not found
-    stored_in: str = ""  # the checkpoint or exported file that names ``data``, for messages; empty: the command line
-    val_images: tuple[str, ...] = ()  # training images that serve as the split "val", if the data set has none
+    known_root: str = ""  # the data set's folder in an earlier run, for a relative ``path`` that is not found
+    stored_in: str = ""  # checkpoint or exported file that names ``data``, for messages; empty for the command line
+    val_images: tuple[str, ...] = ()  # training images that serve as the split "val" if the data set has none
 
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:
-        """Names the training and validation splits; with ``--val-fraction`` the latter may be missing."""
+        """Names the training and validation splits. With ``--val-fraction``, the validation split is optional."""
         is_val_optional = bool(config.val_fraction)
         return cls(
             data=config.data,
@@ -60,21 +60,21 @@ class DataSource:
 
 @dataclass(frozen=True, slots=True)
 class FilesSplit:
-    """A split with a label file for each image. All paths are absolute, and may not exist."""
+    """A split with a label file for each image. All paths are absolute, but need not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
-    annotations: Path | None  # folder of the label files; None: YOLO txt next to the images
-    label_format: LabelFormat | None  # None: the annotations are missing, or of no format
+    annotations: Path | None  # folder of the label files; None for YOLO txt next to the images
+    label_format: LabelFormat | None  # None if the annotations are missing or in no known format
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All that the data set names for the split."""
+        """All paths that the data set names for the split."""
         return self.images if self.annotations is None else (*self.images, self.annotations)
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSplit:
-    """A split with one label file for all images. All paths are absolute, and may not exist."""
+    """A split with one label file for all images. All paths are absolute, but need not exist."""
 
     images: tuple[Path, ...]  # folders and .txt lists
     annotations: Path
@@ -88,7 +88,7 @@ class JsonSplit:
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """A split in shards (`data.image_io.shards`), which have their labels."""
+    """A split in shards (`data.image_io.shards`), which contain their labels."""
 
     index: Path
 
@@ -100,13 +100,13 @@ class ShardSplit:
 
 @dataclass(frozen=True, slots=True)
 class JoinedSplit:
-    """A split that joins the splits of its name of other data sets."""
+    """A split that joins the splits of the same name in other data sets."""
 
     parts: tuple[DatasetSpec, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """See `FilesSplit`: none, as each part names its own."""
+        """Empty, because each part names its own paths. See `FilesSplit`."""
         return ()
 
 
@@ -116,21 +116,21 @@ Split = FilesSplit | JsonSplit | ShardSplit | JoinedSplit
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
-    """Holds the content of a data set YAML."""
+    """The content of a data set YAML or folder."""
 
     names: tuple[str, ...]  # classes that a model learns
     root: Path  # absolute
     splits: dict[str, Split]
     source: str  # path of the YAML, for messages
-    if_missing: str = "correct its paths"  # advice if the data is missing
+    if_missing: str = "correct its paths"  # advice for missing data
     held_out: frozenset[str] = frozenset()  # names of the training images that form the split "val"
-    label_names: tuple[str, ...] = ()  # classes in the labels, by number; empty: `names`
+    label_names: tuple[str, ...] = ()  # classes in the labels, by number; empty if they are `names`
     class_of: tuple[int, ...] = ()  # number in `names`, or `IGNORED`, of each class in the labels
-    notes: tuple[str, ...] = ()  # lines for the log: what a folder contains, which keys are not used
-    classes: tuple[int, ...] = ()  # classes that are used, as ascending positions in `names`; empty: all
+    notes: tuple[str, ...] = ()  # lines for the log, such as a folder's content and unused keys
+    classes: tuple[int, ...] = ()  # used classes, as ascending positions in `names`; empty for all
     pixels: PixelFormat = RGB8  # format of the images
-    tile: int = 0  # side of the tiles that images are cut into, pixels; 0: whole images
-    listings: dict[str, Path] = field(default_factory=dict)  # files with the listings of a copy (--stage), by split
+    tile: int = 0  # side of the tiles that images are cut into, in pixels; 0 for whole images
+    listings: dict[str, Path] = field(default_factory=dict)  # files with a copy's listings (--stage), by split
 
     def split(self, name: str) -> Split:
         """Returns the split ``name``. Raises UserError if the YAML does not have it."""
@@ -142,8 +142,8 @@ class DatasetSpec:
         return self.splits[name]
 
     def check_split(self, name: str) -> None:
-        """Raises UserError unless the YAML has the split ``name``, and what this names exists, also in the data sets
-        that it joins."""
+        """Raises UserError unless the YAML has the split ``name`` and all its paths exist, including those in the data
+        sets that it joins."""
         split = self.split(name)
         if isinstance(split, JoinedSplit):
             for part in split.parts:
@@ -159,11 +159,11 @@ class DatasetSpec:
 
     @property
     def listed_splits(self) -> dict[str, ListedSplit]:
-        """The splits in files, which can be listed."""
+        """The splits that consist of files and can be listed."""
         return {name: split for name, split in self.splits.items() if isinstance(split, ListedSplit)}
 
     def parts_of(self, name: str) -> tuple[DatasetSpec, ...]:
-        """Returns the data sets that the split ``name`` joins; this data set alone if it joins none."""
+        """Returns the data sets that the split ``name`` joins, or just this data set if it joins none."""
         split = self.split(name)
         return split.parts if isinstance(split, JoinedSplit) else (self,)
 
@@ -172,12 +172,12 @@ class DatasetSpec:
         return replace(self, splits=self.splits | {"val": self.split("train")}, held_out=frozenset(names))
 
     def is_held_out(self, split: str) -> bool:
-        """Returns whether a split is a part of the training split, which `hold_out` has chosen."""
+        """Returns whether a split is the part of the training split that was chosen by `hold_out`."""
         return split == "val" and bool(self.held_out)
 
     def shares_folders(self, split: str) -> bool:
-        """Returns whether a split with another label file has images in a folder of ``split``: that file may name the
-        images that the one of ``split`` does not name."""
+        """Returns whether a split with another label file has images in a folder of ``split``. The other label file may
+        then name images that the label file of ``split`` does not name."""
         splits = self.listed_splits
         this = splits[split]
         others = [other.images for other in splits.values() if other.annotations != this.annotations]
@@ -185,15 +185,16 @@ class DatasetSpec:
         return any(a.is_relative_to(b) or b.is_relative_to(a) for a, b in pairs)
 
     def use_classes(self, classes: Sequence[int | str]) -> DatasetSpec:
-        """Returns the data set with only the boxes of ``classes``, numbers or names; empty: all. Raises UserError."""
+        """Returns the data set restricted to boxes of ``classes``, numbers or names; all boxes if ``classes`` is empty.
+        Raises UserError for an unknown class."""
         numbers = sorted(set(class_numbers(classes, dict(enumerate(self.names)), self.source)))
         return replace(self, classes=tuple(numbers) if len(numbers) < len(self.names) else ())
 
     def extended(self, names: Sequence[str], owner: str) -> DatasetSpec:
-        """Returns the data set for a model that also has the classes ``names`` of ``owner``, which come first.
+        """Returns the data set for a model whose first classes are ``names`` of ``owner``, followed by its own.
 
         Names are compared without case and outer spaces. A class that the data set does not label is ignored in its
-        images, as when data sets are joined. Raises UserError if two classes of the data set have the same name.
+        images, as when data sets are joined. Raises UserError if two used classes match the same name.
         """
         part = self._with_names_of(names)
         used = [part.names[number] for number in self.classes or range(len(part.names))]
@@ -202,7 +203,7 @@ class DatasetSpec:
                 raise UserError(
                     f"{self.source}: two of its classes are '{name}' of {owner}; merge them with 'classes:'"
                 )
-        # The part says which of its labels and images are used; the data set that joins it only adds names.
+        # The part determines which of its labels and images are used; the joining data set only adds names.
         return DatasetSpec(
             names=tuple(dict.fromkeys((*names, *used))),
             root=self.root,
@@ -215,8 +216,8 @@ class DatasetSpec:
         )
 
     def _with_names_of(self, names: Sequence[str]) -> DatasetSpec:
-        """Returns the data set with its classes renamed like those of ``names`` that differ only in case and outer
-        spaces."""
+        """Returns the data set with each class renamed to the entry of ``names`` that differs from it only in case and
+        outer spaces, if there is one."""
         known_names = {class_key(name): name for name in reversed(names)}
         return replace(
             self,
@@ -226,11 +227,11 @@ class DatasetSpec:
         )
 
     def as_labeled(self) -> DatasetSpec:
-        """Returns the data set with the classes as labeled, none merged or left out."""
+        """Returns the data set with the classes of its labels, none merged or left out."""
         return replace(self, names=self.label_names or self.names, label_names=(), class_of=(), classes=())
 
     def content(self) -> dict[str, Any]:
-        """Returns what a YAML says about the classes (all of them), the pixels, and tiles."""
+        """Returns the YAML keys and values that describe the classes (all of them), the pixel format and the tiles."""
         image_keys = self.pixels.content()
         if self.tile:
             image_keys = image_keys | {"tile": self.tile}
@@ -245,7 +246,7 @@ class DatasetSpec:
         return {"names": list(self.label_names), "classes": classes} | image_keys
 
     def missing_error(self, path: Path) -> UserError:
-        """Makes the error about a missing file or folder, with what exists instead."""
+        """Returns the error about a missing file or folder, with a hint at what exists instead."""
         hint = labels_without_images(self.root) or moved_data_hint(path, self.root, Path(self.source))
         if not hint:
             hint = f"{nearby_paths_hint(path)}; {self.if_missing}"
@@ -253,12 +254,12 @@ class DatasetSpec:
 
 
 def joined_parts(splits: Iterable[Split]) -> list[DatasetSpec]:
-    """Returns the data sets that ``splits`` join, one for each split that joins it."""
+    """Returns the data sets that ``splits`` join, repeated for each split that joins them."""
     return [part for split in splits if isinstance(split, JoinedSplit) for part in split.parts]
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Returns the class names of a model trained on this data set. With ``single_cls``, a single used class keeps its
-    name."""
+    """Returns the class names of a model trained on this data set. With ``single_cls``, several used classes become
+    `SINGLE_CLASS_NAME`; a single used class keeps its name."""
     names = tuple(spec.names[number] for number in spec.classes) or spec.names
     return (SINGLE_CLASS_NAME,) if single_cls and len(names) > 1 else names

@@ -1,13 +1,13 @@
 """Reads data set YAMLs in the format of YOLOv5 and Ultralytics. Nothing is downloaded or run.
 
 Keys: ``path`` (the data set's folder, relative to the YAML's folder or else to the current one; default: the YAML's
-folder), ``train`` / ``val`` / ``test`` (a folder, a list of folders, or a .txt list of images; or YAMLs of other data
+folder), ``train`` / ``val`` / ``test`` (a folder, a .txt list of images, or a list of these; or YAMLs of other data
 sets, whose splits of this name are joined), ``names`` (list or map), ``nc`` (checked against the names), and
-extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames and merges
-classes, or makes their boxes regions to ignore; ``ignore``, a list of the latter; ``channels`` and ``bits`` of the
-images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into.
+extensions: ``annotations``, COCO JSON files or Pascal VOC folders, by split; ``classes``, a map that renames or merges
+classes, or turns their boxes into ignore regions; ``ignore``, a list of classes with ignore regions; ``channels`` and
+``bits`` of the images (`PixelFormat`); ``tile``, the side of the tiles that large images are cut into.
 
-`yaml_keys` sorts out other keys, `yaml_paths` finds what entries name, and `yaml_classes` reads the classes.
+`yaml_keys` handles all other keys, `yaml_paths` resolves the paths of entries, and `yaml_classes` reads the classes.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ MIN_TILE = 32  # pixels
 
 
 class _Description(NamedTuple):
-    """Holds what a data set's YAML, or the content of its folder, says."""
+    """Description of a data set, read from its YAML or inferred from the content of its folder."""
 
-    values: dict[str, Any]  # by key, without unused ones
+    values: dict[str, Any]  # by key, without unused keys
     path: Path  # the YAML, or a folder without one, for messages
-    names_file: Path  # what has the names: ``path``, or the YAML of a folder that only names the classes
+    names_file: Path  # where the class names come from: ``path``, or a folder's YAML that only names the classes
     notes: list[str]  # lines for the log
 
 
 class _YamlContext(NamedTuple):
-    """Holds the context of the YAML that is being read."""
+    """Context of the YAML being read."""
 
     path: Path  # the YAML, for messages
     root: Path  # folder that relative paths are relative to
-    joined_by: tuple[Path, ...]  # YAMLs that join this one, the outermost first
+    joined_by: tuple[Path, ...]  # YAMLs that join this one, outermost first
 
 
 def load_dataset_spec(path: str | Path, known_root: str = "") -> DatasetSpec:
-    """Reads and checks a data set YAML, or a folder (`read_folder`). Raises UserError with the file and the key.
+    """Reads and checks a data set YAML or folder (`read_folder`). Raises UserError that names the file and the key.
     ``known_root``: see `DataSource`."""
     return _load_spec(Path(path), known_root, joined_by=())
 
 
 def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> DatasetSpec:
-    """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, the outermost first."""
+    """Implements `load_dataset_spec`. ``joined_by``: YAMLs that join this one, outermost first."""
     values, yaml_path, names_file, notes = _read_description(path)
     pixels = PixelFormat.checked(values.get("channels", 3), values.get("bits", 8), str(yaml_path))
     root = resolve_root(values.get("path"), yaml_path, known_root)
@@ -91,7 +91,7 @@ def _load_spec(path: Path, known_root: str, *, joined_by: tuple[Path, ...]) -> D
 
 
 def _read_description(path: Path) -> _Description:
-    """Reads a YAML, or a folder: the YAML in it, or else what its files say."""
+    """Reads a YAML or, for a folder, the YAML in it; without one, infers the description from the folder's files."""
     notes: list[str] = []
     names_file = path
     values: Any
@@ -113,14 +113,14 @@ def _read_description(path: Path) -> _Description:
 
 
 def read_yaml(path: Path) -> Any:
-    """Reads a data set's YAML, with names of classes as they are written. Raises UserError."""
+    """Reads a data set's YAML, keeping class names exactly as written. Raises UserError."""
     check_no_export(path)
     return load_yaml(path, text_under=CLASS_KEYS)
 
 
 def _read_splits(values: dict[str, Any], context: _YamlContext) -> dict[str, Split]:
-    """Reads the keys ``train``, ``val``, ``test`` and ``annotations``. Raises UserError if there is no split, or one
-    has annotations and no images."""
+    """Reads the keys ``train``, ``val``, ``test`` and ``annotations``. Raises UserError if there is no split, or if a
+    split has annotations but no images."""
     annotations = _read_annotations(values.get("annotations"), context)
     splits: dict[str, Split] = {}
     for split in SPLITS:
@@ -136,7 +136,7 @@ def _read_splits(values: dict[str, Any], context: _YamlContext) -> dict[str, Spl
 
 
 def _read_annotations(value: Any, context: _YamlContext) -> dict[str, Path]:
-    """Returns the annotations by split. ``value``: a map, or one file for all splits; None: there are none."""
+    """Returns the annotations by split. ``value``: a map, one path for all splits, or None."""
     if value is None:
         return {}
     location = f"{context.path}: annotations"
@@ -178,24 +178,24 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
 
 
 def _entries(value: Any) -> list[Any]:
-    """Returns the entries of a split, which may be one or a list."""
+    """Returns the entries of a split, whose value is a single entry or a list."""
     return value if isinstance(value, list) else [value]
 
 
 def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
-    """Reads the YAML of a data set that a split joins. Raises UserError if it joins data sets itself: those of a cycle
-    have no end."""
+    """Reads the YAML of a data set that a split joins. Raises UserError if that data set's split joins others itself,
+    or if the data sets join each other in a cycle."""
     location = f"{context.path}: {split}"
     path = resolve_entry(checked_path(entry, location), context.root)
     if not is_yaml(path) or not path.is_file():
-        raise UserError(f"{location}: {path}: not a YAML of a data set; name YAMLs only, or folders and lists only")
+        raise UserError(f"{location}: {path}: not a YAML of a data set; name only YAMLs, or only folders and lists")
     chain = (*context.joined_by, context.path)
     for i, outer in enumerate(chain):
         if path.samefile(outer):
             cycle = " -> ".join(map(str, (*chain[i:], path)))
             raise UserError(f"{location}: data sets join each other in a cycle: {cycle}; remove one of these entries")
     part = _load_spec(path, "", joined_by=chain)
-    inner = [each.source for each in joined_parts([part.split(split)])]
+    inner = [inner_part.source for inner_part in joined_parts([part.split(split)])]
     if inner:
         raise UserError(
             f"{location}: {path} joins data sets itself ({listed(inner, 3)}); name those here instead of it"
@@ -214,10 +214,10 @@ def _check_joined_once(parts: Sequence[DatasetSpec], location: str) -> None:
 
 
 def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, path: Path) -> None:
-    """Raises UserError unless data sets that are joined have the same kind of images, and tiles."""
+    """Raises UserError unless the joined data sets have the pixel format ``pixels``, and tiles of ``tile`` if any."""
     for part in parts:
         if part.pixels != pixels:
-            raise UserError(f"{path}: has images of {pixels}, {part.source} of {part.pixels}; write the same in both")
+            raise UserError(f"{path}: has images of {pixels}, but {part.source} of {part.pixels}; make them agree")
         if part.tile not in (0, tile):
             raise UserError(f"{path}: joins {part.source}, which has 'tile: {part.tile}'; add 'tile: {part.tile}' here")
 

@@ -1,7 +1,7 @@
-"""Renders the demo data set, shapes on noise, on demand. The same arguments give the same bytes.
+"""Renders the demo data set, shapes on noise, on demand. The same arguments produce the same bytes.
 
-An image is drawn at `SUPERSAMPLE` times its size and reduced by averaging. An owner map holds the number of the object
-that each pixel shows, so a box is the extent of the visible part to half a pixel. Colors are RGB.
+An image is drawn at `SUPERSAMPLE` times its size and downsampled by averaging. An owner map holds the number of the
+object visible at each pixel, so that a box encloses the visible part to within half a pixel. Colors are RGB.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from utils.logger import progress
 from utils.machine.resources import available_cores
 from utils.rng import Stream, keyed_generator
 
-VERSION = 6  # increase it when the images change; then older copies are rendered again
+VERSION = 6  # increase it when the images change, so that older copies are rendered again
 MARKER = "demo.json"
 YAML_NAME = "data.yaml"
 SPLITS = ("train", "val")
 
 CLASS_NAMES = ("ring", "ball", "pie", "triangle", "checker")
-HOLES = {"ring": 0.55, "triangle": 0.43}  # as fractions of the shape
+HOLES = {"ring": 0.55, "triangle": 0.43}  # scale of the hole relative to the outline
 STRIPES = np.arange(5, dtype=np.uint8)[:, None] % 2
-PATTERNS = {"ball": STRIPES, "checker": STRIPES ^ STRIPES.T}  # where the second color is
+PATTERNS = {"ball": STRIPES, "checker": STRIPES ^ STRIPES.T}  # 1 where the second color is
 SUPERSAMPLE = 2
 SMALLEST, TYPICAL, LARGEST = 56 / 320, 96 / 320, 200 / 320
-MIN_VISIBLE = 0.75  # visible fraction of an object; below this it is left out, or gets no label
+MIN_VISIBLE = 0.75  # visible fraction of an object, below which it is left out or gets no label
 MIN_SIDE = 4.0  # pixels of the final image; narrower visible parts get no label
 
 
 def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, size: int = 320, seed: int = 0) -> Path:
-    """Renders the demo set of ``size`` x ``size`` pixels into ``root``, unless it is there already, and returns its
-    YAML. ``root`` is always complete. Raises UserError: it contains something else, or cannot be written."""
+    """Renders the demo set with images of ``size`` x ``size`` pixels into ``root``, unless it is there already, and
+    returns its YAML. ``root`` is never left incomplete. Raises UserError if it contains something else or cannot be
+    written."""
     root = Path(os.path.expanduser(root))
     wanted = {"version": VERSION, "train": train_images, "val": val_images, "size": size, "seed": seed}
     if _is_complete(root, wanted):
@@ -143,9 +144,9 @@ def _background(rng: np.random.Generator, side: int) -> np.ndarray:
 
 
 def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """Renders an object at a random place.
+    """Renders an object at a random position, without changing ``canvas``.
 
-    Returns its pixels, bool (side, side), their colors, float32 (n, 3), and its whole area.
+    Returns the mask of its pixels, bool (side, side), their colors, float32 (n, 3), and its whole area in pixels.
     """
     side = len(canvas)
     radius = side / 2 * np.exp(rng.triangular(np.log(SMALLEST), np.log(TYPICAL), np.log(LARGEST)))
@@ -155,7 +156,7 @@ def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tup
     rotation = radius * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     to_canvas = np.concatenate([rotation * [1.0, squeeze], center], 1)
     is_inside, has_second, area = shape_pixels(name, to_canvas, side)
-    # Of four random colors each, the first color is the least like the background, the second the least like the first.
+    # Each color is the best of four random ones: the first differs most from the background, the second from the first.
     colors = [np.array(cv2.mean(canvas, is_inside.astype(np.uint8))[:3], np.float32)]
     for candidates in rng.uniform(15, 240, (2, 4, 3)).astype(np.float32):
         colors.append(candidates[np.linalg.norm(candidates - colors[-1], axis=1).argmax()])
@@ -165,8 +166,8 @@ def _draw_object(name: str, canvas: np.ndarray, rng: np.random.Generator) -> tup
 def shape_pixels(name: str, to_canvas: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Rasterizes the shape of a class on a canvas of ``side`` pixels.
 
-    ``to_canvas``: float (2, 3), maps the square from -1 to 1 to the canvas. Returns which pixels are inside, bool
-    (side, side), which have the second color, uint8 (side, side), and the whole area."""
+    ``to_canvas``: float (2, 3), maps the square from -1 to 1 to the canvas. Returns the mask of the pixels inside, bool
+    (side, side), the mask of the second color, uint8 (side, side), and the whole area in pixels."""
     points = outline(name)
     contours = [points * scale @ to_canvas[:, :2].T + to_canvas[:, 2] for scale in (1.0, HOLES.get(name, 0.0)) if scale]
     mask = np.zeros((side, side), np.uint8)
@@ -194,7 +195,7 @@ def outline(name: str) -> np.ndarray:
 
 
 def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[float]) -> np.ndarray:
-    """Returns the labels, float64 (n, 5), of the objects that are visible enough on the owner map."""
+    """Returns the labels, float64 (n, 5), of the objects that are sufficiently visible on the owner map."""
     side = len(owner)
     labels = []
     for number, (kind, area) in enumerate(zip(classes, areas)):

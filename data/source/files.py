@@ -1,18 +1,18 @@
-"""Lists the files of a split: its images, and the label file of each of them, or the one for all. An image that is
-left out stays in the listing, with the reason.
+"""Lists the files of a split: its images and their label files, or the one label file for all. An image that is left
+out stays in the listing, with the reason.
 
-The sizes and modification times of these files show whether the split has changed. The steps are in `listing`:
+The sizes and modification times of these files reveal whether the split has changed. The steps are in `listing`:
 
-    images.py          the images in the folders and .txt lists (image_list.py) that the split names, each under one
-                       name: aliases.py finds those that symbolic links show under several
-    label_files.py     their label files, if each image has one; candidate_files.py: what its folder contains
-    unusual_labels.py  label files in other places or of other names, if images have none
-    label_folders.py   where label files may be: whether any is left that no image has
-    other_images.py    the data set's other images, which one label file for all may name
-    listing.py         what they return: all images, each with its status; stored.py keeps it for a copy
+    images.py          finds the images in the folders and .txt lists (image_list.py) of the split, each under one name;
+                       aliases.py finds images that symbolic links show under several names
+    label_files.py     finds each image's label file among the files of its label folder (candidate_files.py)
+    unusual_labels.py  finds label files in other folders or with other names, for images without one
+    label_folders.py   checks the folders that may contain label files for files that belong to no image
+    other_images.py    lists the data set's other images, which one label file for all may name
+    listing.py         defines the result, all images with their status; stored.py stores it for a copy
 
-If not each image has one label file, `diagnosis.unused_labels` says which label files no image has, and to which images
-one of them may belong: these are left out.
+If an image has no label file, or a label file no image, `diagnosis.unused_labels` finds the unused label files and
+leaves out the images to which one of them may belong.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from utils.logger import get_logger
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
-    """Lists the files of a split. A copy has the listing of its original.
+    """Lists the files of a split. A staged copy uses the listing of its original.
 
     Raises UserError if the split, its folder, its annotations or any image is missing, if no label file can be read, or
-    if it joins data sets.
+    if the split joins data sets or is in shards.
     """
     split_spec = spec.split(split)
     if isinstance(split_spec, JoinedSplit):
@@ -56,9 +56,7 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
             f"{spec.source}: '{split}' joins other data sets, which are not copied; name one, or leave out --stage"
         )
     if isinstance(split_spec, ShardSplit):
-        raise UserError(
-            f"{split_spec.index}: is in shards, which are neither listed nor copied; name a folder of images"
-        )
+        raise UserError(f"{split_spec.index}: shards can be neither listed nor copied; name a folder of images")
     if split in spec.listings:
         return read_listing(spec.listings[split])
     with _paused_collector():
@@ -70,8 +68,8 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
 
 @contextlib.contextmanager
 def _paused_collector() -> Iterator[None]:
-    """Pauses the search for cyclic garbage. A listing makes several objects per image, none of them in a cycle, and
-    each search looks at all of them: a sixth of the time."""
+    """Pauses cyclic garbage collection. A listing creates several objects per image, none of them in a cycle, and each
+    collection visits all of them, which takes a sixth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,14 +80,14 @@ def _paused_collector() -> Iterator[None]:
 
 
 def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserError:
-    """Makes the error about annotations that are missing, or of no format."""
+    """Returns the error about annotations that are missing or in no known format."""
     if annotations is not None and not annotations.exists():
         return spec.missing_error(annotations)
     return UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
 def _list_with_one_file(split_images: SplitImages, split_spec: JsonSplit, spec: DatasetSpec, split: str) -> Listing:
-    """Returns the images with the one label file of a split. Raises UserError if there is no such file."""
+    """Lists a split with one label file for all images. Raises UserError if the label file does not exist."""
     if not split_spec.annotations.is_file():
         raise _unusable_annotations(split_spec.annotations, spec)
     label_file = LabelFile(relative_name(split_spec.annotations, spec.root), stamp_of(split_spec.annotations))
@@ -107,7 +105,7 @@ def _list_with_one_file(split_images: SplitImages, split_spec: JsonSplit, spec: 
 
 
 def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec: DatasetSpec, split: str) -> Listing:
-    """Returns each image with a label file of its own. Images to which a label file of another name may belong are left
+    """Lists a split with a label file for each image. Images to which a label file of another name may belong are left
     out. Raises UserError if no image is left."""
     label_format = split_spec.label_format
     if label_format is None or label_format.per_image is None:
@@ -137,8 +135,8 @@ def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or name no image, and logs them:
-    a missing one as a warning, as its name may be misspelled."""
+    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or contain no images, and logs
+    each. A missing one is logged as a warning, because its name may be misspelled."""
     suffixes = image_suffixes(spec.pixels)
     remaining = dict(spec.splits)
     for name in splits:
@@ -151,7 +149,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
         del remaining[name]
         consequence = "is left out"
         if name == "val":
-            consequence += ", and a part of 'train' is held out in its place"
+            consequence += ", and part of 'train' is held out in its place"
         missing = [entry for entry in entries if not entry.exists()]
         if missing:
             get_logger().warning("%s; '%s' %s", spec.missing_error(missing[0]), name, consequence)
@@ -161,7 +159,7 @@ def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
 
 
 def _has_images(entry: Path, suffixes: frozenset[str]) -> bool:
-    """Returns whether an entry of a split, if it is a folder or a list, has images."""
+    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists."""
     if entry.is_dir():
         return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
     if entry.suffix.lower() == ".txt" and entry.is_file():

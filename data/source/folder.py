@@ -31,16 +31,16 @@ _DATA_LINE = re.compile(rf"^['\"]?({'|'.join(_DATA_KEYS)})['\"]?\s*:", re.MULTIL
 
 
 class FolderContent(NamedTuple):
-    """Holds what a folder says about its data set."""
+    """Description of a data set, inferred from its folder."""
 
     values: dict[str, Any]  # as in a YAML; empty if the folder has a YAML that names the images
-    yaml: Path | None  # its own YAML; with ``values``, it only names the classes
+    yaml: Path | None  # the folder's YAML, which only names the classes if there are ``values``
     summary: str  # for the log
 
 
 def read_folder(folder: Path) -> FolderContent:
-    """Finds the splits of ``folder`` and their labels, unless it has a YAML. Raises UserError, with what the folder has
-    instead."""
+    """Finds the splits of ``folder`` and their labels, unless it has a YAML that names them. Raises UserError with the
+    content of the folder if it is not a data set."""
     folder = _unpacked(folder)
     yaml = _own_yaml(folder)
     values: dict[str, Any] = {}
@@ -57,13 +57,13 @@ def read_folder(folder: Path) -> FolderContent:
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
     unused = _unused_folders(folder, splits.values())
     if unused:
-        places += f"; not named after a split, and not used: {listed(unused, 5)}"
+        places += f"; not used because not named after a split: {listed(unused, 5)}"
     return FolderContent(values, yaml, f"{folder}: {' and '.join(labels.formats)}; {places}")
 
 
 def yaml_of_folder(folder: Path) -> Path | None:
-    """Returns the YAML that `read_folder` reads in place of ``folder``, without searching for images; None if there is
-    none, or if it only names the classes, or if the folder cannot be listed: opening it says why."""
+    """Returns the YAML that `read_folder` reads in place of ``folder``, without searching for images. Returns None if
+    there is no YAML, if it only names the classes, or if the folder cannot be listed, which opening it reports."""
     try:
         folder = _unpacked(folder)
         yaml = _own_yaml(folder)
@@ -75,7 +75,7 @@ def yaml_of_folder(folder: Path) -> Path | None:
 
 
 def _unpacked(folder: Path) -> Path:
-    """Returns the folder below ``folder`` that has all of its content, as after unpacking an archive."""
+    """Returns the innermost folder that contains everything in ``folder``, as after unpacking an archive."""
     for _ in range(_MAX_WRAPPING_FOLDERS):
         ignored = (".", "__macosx", "readme", "license")
         inside = [path for path in folder.iterdir() if not path.name.lower().startswith(ignored)]
@@ -86,9 +86,9 @@ def _unpacked(folder: Path) -> Path:
 
 
 def _own_yaml(folder: Path) -> Path | None:
-    """Returns the YAML that describes the data of a folder: one that is named like a data set, or else the only one
-    with a split or names; None if there is none. Other programs have YAMLs of their own, such as dvc.yaml, also with
-    syntax that is refused here. Raises UserError if several describe data."""
+    """Returns the YAML that describes the data of a folder: one named like a data set, or else the only one with a
+    split or names; None if there is none. YAMLs of other programs, such as dvc.yaml, are skipped even if their syntax
+    is refused here. Raises UserError if several YAMLs describe data."""
     yamls = sorted(path for path in folder.iterdir() if is_yaml(path) and not path.name.startswith("."))
     for path in yamls:
         if path.stem in ("data", "dataset", folder.name):
@@ -111,8 +111,8 @@ def _describes_data(yaml: Path) -> bool:
 
 
 def _seems_to_describe_data(yaml: Path) -> bool:
-    """Returns whether a YAML, which may be malformed, has a line with the key of a split or names: who reads it says
-    what is wrong."""
+    """Returns whether a possibly malformed YAML has a line with the key of a split or names. Reading such a YAML then
+    reports what is wrong with it."""
     try:
         return _DATA_LINE.search(read_text(yaml, max_bytes=MAX_BYTES)) is not None
     except UserError:
@@ -120,14 +120,14 @@ def _seems_to_describe_data(yaml: Path) -> bool:
 
 
 def _has_names_only(content: Any, yaml: Path, folder: Path) -> bool:
-    """Returns whether a YAML names the classes and no images, as Supervision writes it."""
+    """Returns whether a YAML names the classes but no images, as Supervision writes it."""
     if not isinstance(content, dict) or not {"names"} <= content.keys() <= {"names", "nc", "path"}:
         return False
     return resolve_root(content.get("path"), yaml, known_root="") == folder
 
 
 def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
-    """Returns the folders with images that are next to those of splits, relative to ``folder``."""
+    """Returns the unused folders of images next to the split folders, relative to ``folder``."""
     unused: list[str] = []
     for parent in (folder, folder / "images"):
         has_split_folders = any(parent in path.parents for path in used if path.is_dir())
@@ -140,14 +140,14 @@ def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
 
 
 def _is_known_folder(path: Path, used: Collection[Path]) -> bool:
-    """Returns whether a folder has labels, is hidden, or is, contains or lies in one of ``used``."""
+    """Returns whether a folder is named like a label folder, is hidden, or is, contains or is in one of ``used``."""
     if path.name.startswith(".") or path.name.lower() in _LABEL_FOLDERS:
         return True
     return any(path == other or path in other.parents or other in path.parents for other in used)
 
 
 def _has_images(folder: Path) -> bool:
-    """Returns whether a folder has images. False if it cannot be listed, such as lost+found: it is not used anyway."""
+    """Returns whether a folder contains images. False for a folder that cannot be listed, such as lost+found."""
     try:
         return folder.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in images_in(folder).iterdir())
     except OSError:
@@ -155,7 +155,7 @@ def _has_images(folder: Path) -> bool:
 
 
 def _content_summary(folder: Path, splits: dict[str, Path]) -> str:
-    """Returns what a folder contains that is not a data set, and what to do with it, for a message."""
+    """Returns the content of a folder that is not a data set, and what to do with it, for a message."""
     searched = [path for path in dict.fromkeys((folder, *splits.values())) if path.is_dir()]
     entries = [entry for path in searched for entry in sorted(path.iterdir())]
     export = first_unread_export(entries)

@@ -19,32 +19,32 @@ from utils.files.safe_io import read_regular, read_text
 
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _CATEGORIES = re.compile(r'"categories"\s*:\s*\[')
-_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # the notes.json of Label Studio has none
+_IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # absent from Label Studio's notes.json
 _FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _MAX_JSON_BYTES = 1 << 32
 _MAX_NOTES_BYTES = 1 << 26
 
 
 class FolderLabels(NamedTuple):
-    """Describes the labels of a folder: their places and formats."""
+    """Locations and formats of a folder's labels."""
 
     formats: list[str]  # names, for the log
     values: dict[str, Any]  # as in a YAML: names and annotations
 
 
 def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
-    """Finds the labels of the splits of a folder; None if there are none that can be used.
+    """Finds the labels of a folder's splits. Returns None if there are no usable labels.
 
     Args:
-        splits: the folder or list of the images of each split.
-        names: value of the key ``names``, if the folder has a YAML with it; else None.
+        splits: the folder or list of images of each split.
+        names: value of the key ``names`` in the folder's YAML; None without one.
     """
     return _find_annotations(folder, splits, names) or _find_yolo(folder, splits, names)
 
 
 def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
-    """Finds COCO JSON and Pascal VOC, one of them for each split; None if no split has either. Without ``names``, those
-    of Pascal VOC are those of all its objects."""
+    """Finds COCO JSON or Pascal VOC for each split. Returns None if no split has either. Without ``names``, the classes
+    of Pascal VOC are the names of all its objects."""
     coco_files = _CocoFiles(folder)
     annotations: dict[str, Path] = {}
     for split, images in splits.items():
@@ -59,9 +59,9 @@ def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> Fold
         formats.append("COCO JSON")
     if voc_folders:
         formats.append("Pascal VOC")
-    for split, images in splits.items():  # which classes the numbers of YOLO txt mean is not known
+    for split, images in splits.items():  # the class indices of YOLO txt would have no names
         if split not in annotations and images.is_dir() and has_yolo_rows(images):
-            reason = f"{images} has YOLO txt, other splits {formats[0]}; write a YAML, with the names by number"
+            reason = f"{images} has YOLO txt, other splits have {formats[0]}; write a YAML with the names by number"
             raise UserError(f"--data {folder}: {reason}")
     values: dict[str, Any] = {"annotations": {split: str(path) for split, path in annotations.items()}}
     if voc_folders and not names:
@@ -75,21 +75,21 @@ def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> Fold
 
 
 class _Json(NamedTuple):
-    """Says what a JSON file has, without its text: the files may be large."""
+    """Summary of a JSON file. It does not keep the text, which may be large."""
 
     is_coco: bool
     has_boxes: bool
 
 
 class _CocoFiles:
-    """Finds the COCO JSON of the splits of a folder."""
+    """Finds the COCO JSON files of a folder's splits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, split: str, images: Path) -> Path | None:
-        """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes; None
-        if there is none."""
+        """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes, or
+        None if there is none."""
         without_boxes: Path | None = None  # such as image_info_test2017.json
         for paths in self._candidates(split, images):
             coco = [path for path in paths if _summary_of(path).is_coco]
@@ -102,13 +102,13 @@ class _CocoFiles:
         return without_boxes
 
     def _candidates(self, split: str, images: Path) -> list[list[Path]]:
-        """Returns the JSON files that may be of a split: those next to its images, those that are named after it, and
-        those that are named after no split."""
+        """Returns the JSON files that may belong to a split: those next to its images, those named after the split, and
+        those named after no split."""
         nearby = sorted(images.glob("*.json"))
         if not nearby and images.name in IMAGE_FOLDERS:
             nearby = sorted(images.parent.glob("*.json"))
         nearby = [path for path in nearby if _split_in(path) in (split, "")]
-        nearby.sort(key=lambda path: _split_in(path) != split)  # one that names the split first
+        nearby.sort(key=lambda path: _split_in(path) != split)  # files that name the split first
         in_folder = [*sorted((self._folder / "annotations").glob("*.json")), *sorted(self._folder.glob("*.json"))]
         of_split = [path for path in in_folder if _split_in(path) == split]
         of_no_split = [path for path in in_folder if _split_in(path) == ""]
@@ -117,14 +117,14 @@ class _CocoFiles:
 
 @once_per_file
 def _summary_of(path: Path) -> _Json:
-    """Reads what a JSON file has. Raises UserError if it cannot be read."""
+    """Reads a JSON file and summarizes it. Raises UserError if it cannot be read."""
     text = _json_text(path)
     is_coco = _CATEGORIES.search(text) is not None and _IMAGES.search(text) is not None
     return _Json(is_coco, has_boxes='"bbox"' in text)
 
 
 def _split_in(path: Path) -> str:
-    """Returns the split that a part of a file's name means, as in instances_val2017.json; else ""."""
+    """Returns the split that a file's name contains, as in instances_val2017.json, or ""."""
     return next(filter(None, map(split_of, re.split(r"[_.]", path.stem))), "")
 
 
@@ -135,8 +135,8 @@ def _check_one_has_all(paths: list[Path], split: str) -> None:
     names = set(_FILE_NAME.findall(_json_text(first))) if others else set()
     for path in others:
         if not names.issuperset(_FILE_NAME.findall(_json_text(path))):
-            reason = f"names images that {first} does not, and both seem to be of '{split}'; join them, or write a YAML"
-            raise UserError(f"{path}: {reason}")
+            reason = f"names images that {first} does not, and both seem to belong to '{split}'"
+            raise UserError(f"{path}: {reason}; merge them, or write a YAML")
 
 
 def _json_text(path: Path) -> str:
@@ -147,7 +147,7 @@ def _json_text(path: Path) -> str:
 
 
 def _voc_folder(folder: Path, images: Path) -> Path | None:
-    """Returns the folder with the Pascal VOC XML of a split; None if there is none."""
+    """Returns the folder with a split's Pascal VOC XML files, or None if there is none."""
     candidates = (
         images,
         images.parent / "annotations",
@@ -165,7 +165,7 @@ def _voc_names(folders: Iterable[Path]) -> list[str]:
     files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.xml"))]
     names: set[str] = set()
     for path in files:
-        with contextlib.suppress(OSError):  # the scan names a file that cannot be read
+        with contextlib.suppress(OSError):  # the scan reports files that cannot be read
             names |= object_names(read_regular(path, MAX_BYTES))
     return sorted(names)
 
@@ -174,7 +174,7 @@ def _voc_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _find_yolo(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
-    """Finds YOLO txt, whose classes are ``names`` or listed in a file; None without label files or names."""
+    """Finds YOLO txt, with the classes ``names`` or those listed in a file; None without label files or names."""
     names = names or _listed_names([folder, *splits.values()])
     if not names or not any(has_yolo_rows(images) for images in splits.values()):
         return None
@@ -182,8 +182,8 @@ def _find_yolo(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabel
 
 
 def has_yolo_rows(images: Path) -> bool:
-    """Returns whether YOLO txt files are where those of ``images`` may be. True for a list of images: the scan looks
-    for their label files."""
+    """Returns whether any folder that may contain the YOLO txt of ``images`` does. Returns True for a list of images,
+    whose label files are looked up by the scan."""
     if images.is_file():
         return True
     for folder in map(Path, label_folders(str(images))):
@@ -195,8 +195,8 @@ def has_yolo_rows(images: Path) -> bool:
 
 
 def _listed_names(folders: Iterable[Path]) -> list[str]:
-    """Returns the classes that a file in ``folders`` lists; none without such a file. Raises UserError if two
-    differ."""
+    """Returns the classes that a file in ``folders`` lists, or an empty list without such a file. Raises UserError if
+    two files differ."""
     names_of: dict[Path, list[str]] = {}
     for folder in folders:
         lists = [path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))]
@@ -216,7 +216,7 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
 
 
 def _names_in_notes(path: Path) -> list[str]:
-    """Returns the classes in the notes.json that Label Studio writes next to YOLO txt; none for other files."""
+    """Returns the classes in the notes.json that Label Studio writes next to YOLO txt; an empty list for others."""
     try:
         categories = json.loads(read_text(path, max_bytes=_MAX_NOTES_BYTES))["categories"]
         return [str(category["name"]).strip() for category in sorted(categories, key=lambda category: category["id"])]

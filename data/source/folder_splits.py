@@ -13,19 +13,19 @@ _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", r
 
 
 def split_of(name: str) -> str:
-    """Returns the split that a folder or file is named after, such as "val" for "Valid" or "val2017"; else ""."""
+    """Returns the split that a folder or file is named after, such as "val" for "Valid" or "val2017", or ""."""
     match = _SPLIT_NAME.fullmatch(name)
     return match[1].lower() if match else ""
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """Returns the folders of the images by split, else the lists of images, else all images as the training split."""
+    """Returns the image folders by split, else the image lists by split, else all images as the training split."""
     splits = _split_folders(folder) or _split_lists(folder) or {"train": images_in(folder)}
     return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    """Returns the folders of images that are named after splits. Raises UserError if two have the same split."""
+    """Returns the image folders that are named after splits. Raises UserError if two belong to the same split."""
     splits: dict[str, Path] = {}
     for base in (folder, folder / "images"):
         if not base.is_dir():
@@ -43,8 +43,8 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _split_lists(folder: Path) -> dict[str, Path]:
-    """Returns the lists of images, as Darknet and Pascal VOC have them, that are named after splits. Raises UserError
-    if two have the same split, except ``train`` and ``trainval`` of Pascal VOC, of which the latter is not used."""
+    """Returns the image lists, as in Darknet and Pascal VOC, that are named after splits. Raises UserError if two
+    belong to the same split, except for Pascal VOC's ``train`` and ``trainval``, where ``trainval`` is not used."""
     splits: dict[str, Path] = {}
     for path in sorted((*folder.glob("*.txt"), *folder.glob("ImageSets/Main/*.txt"))):
         split = split_of(path.stem)
@@ -52,7 +52,7 @@ def _split_lists(folder: Path) -> dict[str, Path]:
         if not split or is_label:
             continue
         if not path.exists():
-            raise UserError(f"{path}: a link to nothing; restore the list of images, or remove the link")
+            raise UserError(f"{path}: a broken link; restore the list of images, or remove the link")
         if not path.stat().st_size:
             continue
         first = splits.setdefault(split, path)
@@ -65,11 +65,12 @@ def _split_lists(folder: Path) -> dict[str, Path]:
 
 
 def _is_voc_pair(first: Path, second: Path) -> bool:
-    """Returns whether two lists are those of Pascal VOC's training images, without and with its validation images."""
+    """Returns whether two lists are Pascal VOC's ``train`` and ``trainval``: training images without and with the
+    validation images."""
     names = (first.stem.lower(), second.stem.lower())
     return first.parent == second.parent and names == ("train", "trainval")
 
 
 def images_in(folder: Path) -> Path:
-    """Returns the folder of the images in the folder of a split or data set, which may be that folder itself."""
+    """Returns the image folder within the folder of a split or data set, or that folder itself."""
     return next((folder / name for name in IMAGE_FOLDERS if (folder / name).is_dir()), folder)

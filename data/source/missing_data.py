@@ -1,4 +1,4 @@
-"""Says what exists instead of data that is missing, for messages: files with a similar name, or labels alone."""
+"""Suggests, for messages, what exists in place of missing data: files with a similar name, or labels alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from data.labels.label_format import first_bytes
 from utils.errors import look_alike, one_line
 from utils.strings import counted
 
-_MAX_COMPARED_NAMES = 1000  # file names that are compared with a missing one
-_MAX_SEARCHED_FILES = 10_000  # files below a folder that are searched for images
+_MAX_COMPARED_NAMES = 1000  # file names compared with a missing one
+_MAX_SEARCHED_FILES = 10_000  # files below a folder searched for images
 _MIN_SIMILARITY = 0.54  # smallest `difflib` ratio of similar names, such as "validate" and "val"
 
 
 def labels_without_images(root: Path) -> str:
-    """Returns a hint that a folder has label files and no image, like an export of labels alone; "" if it has no label
-    file, any image, or too many files to search."""
+    """Returns a hint that a folder has label files but no images, like an export of labels alone, or "" if it has no
+    label file, any image, or too many files to search."""
     first = ""
     num_label_files = 0
     num_searched = 0
@@ -36,13 +36,13 @@ def labels_without_images(root: Path) -> str:
     if not num_label_files:
         return ""
     return (
-        f"; {root} has {counted(num_label_files, 'label file')} (first: {os.path.relpath(first, root)}) and no image: "
-        "an export without its images; export it with them, or put them there"
+        f"; {root} has {counted(num_label_files, 'label file')} (first: {os.path.relpath(first, root)}) but no "
+        "images; export the images as well, or copy them there"
     )
 
 
 def _is_label_file(path: str) -> bool:
-    """Returns whether a file has the suffix of a label file, and begins like one of its formats."""
+    """Returns whether a file has the suffix of a label format and begins like that format."""
     suffix = os.path.splitext(path)[1].lower()
     formats = [label_format.files for label_format in LABEL_FORMATS if label_format.files.suffix == suffix]
     head = first_bytes(path) if formats else b""
@@ -50,8 +50,7 @@ def _is_label_file(path: str) -> bool:
 
 
 def nearby_paths_hint(path: Path) -> str:
-    """Returns a hint with a name similar to the first missing part of ``path``, else the content of the folder, else
-    ""."""
+    """Returns a hint with a name similar to the first missing part of ``path``, else the folder's content, else ""."""
     parent = next((folder for folder in path.parents if folder.is_dir()), None)
     if parent is None:  # the working folder has been deleted, or a drive has been removed
         return ""
@@ -79,8 +78,8 @@ def nearby_paths_hint(path: Path) -> str:
 
 
 def _names_in(folder: Path, suffix: str) -> list[str]:
-    """Returns the names, sorted, of the entries in a folder that have the suffix; without one, those of its folders.
-    None of these is hidden. Returns none if the folder cannot be listed."""
+    """Returns the sorted names of a folder's entries with the suffix or, if ``suffix`` is empty, of its subfolders.
+    Hidden entries are skipped. Returns an empty list if the folder cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
@@ -92,8 +91,8 @@ def _names_in(folder: Path, suffix: str) -> list[str]:
 
 
 def moved_data_hint(path: Path, root: Path, yaml: Path) -> str:
-    """Returns a hint that ``path``, which is missing below the folder ``root``, exists next to the YAML, as after the
-    data set has moved; else ""."""
+    """Returns a hint that ``path``, missing because the folder ``root`` does not exist, is next to the YAML, as after
+    moving the data set; else ""."""
     if root.exists() or not path.is_relative_to(root):
         return ""
     moved = yaml.absolute().parent / path.relative_to(root)

@@ -45,7 +45,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
         else:
             spec = _open_files(source, note)
     except UserError as error:
-        if not str(error).endswith(note):  # as the message about missing data does
+        if not str(error).endswith(note):  # the message about missing data already does
             error.args = (f"{error}{note}",)
         raise
     if source.val_images and "train" in spec.splits and "val" not in spec.splits:
@@ -54,7 +54,8 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
 
 
 def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
-    """Opens a data set in its own folder. ``stored_note``: which file names it, for the message about missing data."""
+    """Opens a data set in its own folder. ``stored_note``: suffix about the file that names it, for the message about
+    missing data."""
     with _denied_access_refused(source.data):
         if source.stored_in and not Path(known_by_name(source.data)).exists():
             raise UserError(f"{source.data}: no such file")
@@ -67,7 +68,7 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
 
 
 def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:
-    """Opens a data set in its own folder, and lists what is to be copied. ``stored_note``: see `_open_files`."""
+    """Opens a data set in its own folder and lists the files to copy. ``stored_note``: see `_open_files`."""
     from data.source.staging.plan import plan_stage
 
     spec = _open_files(source, stored_note)
@@ -86,7 +87,7 @@ def _denied_access_refused(data: str) -> Iterator[None]:
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
-    """Calls `DatasetSpec.use_classes`, and logs the classes that are used."""
+    """Calls `DatasetSpec.use_classes` and logs the classes that are used."""
     spec = spec.use_classes(classes)
     if spec.classes:
         names = class_names(spec, single_cls=False)
@@ -96,8 +97,8 @@ def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec
 
 
 def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) -> None:
-    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. Class names that only annotations have are
-    not checked yet: reading them may take long. Needs no torch."""
+    """Raises UserError for obvious mistakes in ``--data`` and ``--classes``. If only the annotations contain the class
+    names, nothing more is checked yet, because reading them may take long. Needs no torch."""
     if data == DEMO:
         return
     with _denied_access_refused(data):
@@ -110,7 +111,7 @@ def check_data(data: str, splits: Sequence[str], classes: Sequence[str] = ()) ->
 
 
 def known_by_name(data: str) -> str:
-    """Replaces a bare name that is not a file by the YAML of that name in configs/data."""
+    """Replaces a bare name that is not a file with the YAML of that name in configs/data."""
     is_bare = Path(data).name == data != "" and Path(data).suffix in ("", ".yaml", ".yml")
     listed = YAML_FOLDER / f"{Path(data).stem}.yaml"
     return str(listed) if is_bare and not Path(data).exists() and listed.is_file() else data
@@ -133,7 +134,7 @@ def find_data(data: str) -> str:
 
 
 def _similar_data(path: Path, known: Sequence[str]) -> str:
-    """Returns a hint with a known name, or a YAML nearby, that is similar to that of ``path``; "" if there is none."""
+    """Returns a hint with a known name, or the path of a YAML nearby, similar to ``path``; "" if there is none."""
     if path.stem in known:
         return f" (did you mean '{path.stem}' of configs/data?)"
     folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))

@@ -1,6 +1,6 @@
 """Reads folders and their entries from the disk, each once.
 
-Names that begin with a dot are hidden and not read: ``._x.jpg`` of macOS, or the copies in ``.ipynb_checkpoints``.
+Entries whose names begin with a dot are hidden and not read, such as macOS's ``._x.jpg`` and ``.ipynb_checkpoints``.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
 from utils.process.limits import explain_limit
 
-MAX_ALIASES = 16  # names under which symbolic links may show one folder; a bound where many lead to each other
+MAX_ALIASES = 16  # paths under which one folder is visited; a bound for symbolic links that lead to each other
 T = TypeVar("T")
 
 
 class Visit(NamedTuple):
-    """A folder as `walk` comes to it."""
+    """A folder visited by `walk`."""
 
     path: str
     real: str  # without symbolic links
     entries: list[os.DirEntry]
-    hidden: list[os.DirEntry]  # those that are not read, without the forks of macOS
+    hidden: list[os.DirEntry]  # hidden entries, which are not read, except macOS's resource forks
 
 
 def walk(folder: Path) -> Iterator[Visit]:
     """Yields ``folder`` and the folders below it. Symbolic links are followed, except to a folder above them (a cycle).
-    A folder is visited once per path, at most `MAX_ALIASES` times."""
+    A folder is visited once per path, but at most `MAX_ALIASES` times."""
     start = os.path.realpath(folder)
-    pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with the real paths of it and those above
+    pending: list[tuple[str, tuple[str, ...]]] = [(str(folder), (start,))]  # with its real path and those above it
     num_visits: dict[str, int] = {}  # by real path
     while pending:
         path, reals = pending.pop()
@@ -73,34 +73,34 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
 
 
 def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
-    """Returns the result of a call about a file; None if it does not exist or is a dangling link. Raises OSError if the
-    disk fails: without the file this would be another data set."""
+    """Returns the result of a call on a file, or None if the file does not exist or is a broken link. Raises OSError if
+    the disk fails, because skipping the file would change the data set."""
     try:
         return call(*args)
     except OSError as error:
         if explain_limit(error):
             raise
         return None
-    except ValueError:  # a null character in its name
+    except ValueError:  # a null character in the name
         return None
 
 
 def stamp_of(file: os.DirEntry | Path) -> FileStamp | None:
-    """Returns size and modification time of a file; None if it does not exist."""
+    """Returns the size and modification time of a file, or None if it does not exist."""
     status = status_of(file)
     return FileStamp(status.st_size, status.st_mtime_ns) if status else None
 
 
 def status_of(file: os.DirEntry | Path) -> os.stat_result | None:
-    """Returns the status of a file, as `none_if_missing` does, of which it is the fast form."""
+    """Returns the status of a file, like ``none_if_missing(os.stat, file)`` but faster."""
     try:
-        return os.stat(file)  # `DirEntry.stat` would keep its result, half the memory of a listing
+        return os.stat(file)  # `DirEntry.stat` caches its result, which would be half the memory of a listing
     except (OSError, ValueError):
         return none_if_missing(os.stat, file)
 
 
 class Folders:
-    """Looks up directory entries by path, which is absolute. Each folder is read once.
+    """Looks up directory entries by absolute path. Each folder is read once.
 
     ``root``: the data set's folder, to which `name_in` is relative.
     """
@@ -115,9 +115,9 @@ class Folders:
         self._normal: dict[str, str] = {}
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name; none if there is no such folder."""
+        """Returns the entries of a folder by name, or an empty dict if the folder does not exist."""
         if folder not in self._entries:
-            status = none_if_missing(os.stat, folder)  # os.path.isdir returns False for a folder on a disk that fails
+            status = none_if_missing(os.stat, folder)  # os.path.isdir returns False if the disk fails
             entries = scan(folder) if status and stat.S_ISDIR(status.st_mode) else []
             self._entries[folder] = {entry.name: entry for entry in entries}
         return self._entries[folder]
@@ -131,7 +131,8 @@ class Folders:
         return self.stamp(path) is not None
 
     def case_insensitive_match(self, path: str) -> str | None:
-        """Returns the only file whose name differs from that of ``path`` just in case or composition of accents."""
+        """Returns the only file whose name differs from that of ``path`` at most in case or composition of accents, or
+        None if there is no such file or several."""
         folder, name = os.path.split(path)
         if folder not in self._loose:
             by_name: dict[str, list[str]] = {}
@@ -142,7 +143,7 @@ class Folders:
         return os.path.join(folder, names[0]) if len(names) == 1 else None
 
     def name_in(self, folder: str) -> str:
-        """Returns the prefix, "" or "a/b/", of names of files in ``folder`` relative to the data set's folder."""
+        """Returns the prefix, "" or "a/b/", of the names of files in ``folder`` relative to the data set's folder."""
         if folder not in self._prefixes:  # slow to compute
             name = relative_name(folder, self.root)
             self._prefixes[folder] = "" if name == "." else f"{name}/"
@@ -155,11 +156,12 @@ class Folders:
         return self._real[folder]
 
     def first_name(self, folder: str) -> str:
-        """Returns one path for all names that symbolic links give a folder: the first that this is asked about."""
+        """Returns one path for all paths that symbolic links give a folder: the first one this was called with."""
         return self._first_names.setdefault(self.real(folder), folder)
 
     def normal(self, path: str) -> str:
-        """Returns `normal_path` of an image, or its path next to its labels (`folder_with_labels`)."""
+        """Returns the `normal_path` of an image, with its folder replaced by the one next to labels
+        (`folder_with_labels`)."""
         folder, name = os.path.split(path)
         if folder not in self._normal:
             self._normal[folder] = folder_with_labels(str(normal_path(folder)))

@@ -15,13 +15,13 @@ from utils.schema import Bounds, check, suggestion
 
 
 def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[str, ...]:
-    """Returns the class names: of the YAML, the data sets that it joins, the annotations, or numbered by ``nc``. Raises
-    UserError if there are none, or they are not valid.
+    """Returns the class names from the YAML, the data sets that it joins or the annotations, or else ``nc`` numbered
+    names. Raises UserError if there are none or they are invalid.
 
     Args:
-        values: what the YAML says, by key.
+        values: the YAML's values by key.
         spec: the data set, still without names.
-        path: the file or folder that has the names, for messages.
+        path: the file or folder that contains the names, for messages.
     """
     count = check(values.get("nc"), Annotated[int, Bounds(1)] | None, f"{path}: nc")
     parts = joined_parts(spec.splits.values())
@@ -29,7 +29,7 @@ def read_names(values: dict[str, Any], spec: DatasetSpec, path: Path) -> tuple[s
     names = _find_names(values, part_names, spec, count, path)
     unknown = set(part_names) - set(names)
     if unknown:
-        raise UserError(f"{path}: names: without '{min(unknown)}', a class of a data set that it joins; add it")
+        raise UserError(f"{path}: names: lacks '{min(unknown)}', a class of a data set that it joins; add it")
     if count is not None and count != len(names):
         raise UserError(f"{path}: nc is {count}, but 'names' has {len(names)}; make them agree")
     for name in names:
@@ -62,7 +62,7 @@ def _find_names(
 
 
 def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
-    """Returns the annotations of a format, of all splits. Raises UserError if any is missing."""
+    """Returns the annotation paths of all splits in a label format. Raises UserError if any is missing."""
     splits = [split for split in spec.listed_splits.values() if split.label_format is label_format]
     paths = [split.annotations for split in splits if split.annotations is not None]
     for path in paths:
@@ -72,8 +72,8 @@ def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
 
 
 def with_class_map(spec: DatasetSpec, values: dict[str, Any]) -> DatasetSpec:
-    """Returns the data set with its classes renamed, merged and ignored by the keys ``classes`` and ``ignore``. Raises
-    UserError."""
+    """Returns the data set with its classes renamed, merged and ignored as the keys ``classes`` and ``ignore`` specify.
+    Raises UserError if these are invalid."""
     targets = _read_class_map(values, spec.names, Path(spec.source))
     names = tuple(dict.fromkeys(name for name in targets if name is not None))
     if not names:
@@ -84,7 +84,7 @@ def with_class_map(spec: DatasetSpec, values: dict[str, Any]) -> DatasetSpec:
 
 
 def _read_class_map(values: dict[str, Any], names: Sequence[str], path: Path) -> list[str | None]:
-    """Returns, for each class of the labels, the class that the model learns; None: ignored."""
+    """Returns, for each class of the labels, the class that the model learns, or None for an ignored class."""
     renamed = check(values.get("classes") or {}, dict, f"{path}: classes")
     ignored = check(values.get("ignore") or [], list, f"{path}: ignore")
     target_of = {str(name).strip(): target for name, target in renamed.items()}
@@ -101,7 +101,7 @@ def _read_class_map(values: dict[str, Any], names: Sequence[str], path: Path) ->
 
 
 def _is_class_name(value: Any) -> bool:
-    """Returns whether a value of ``classes`` is text or a number, in one line and without outer spaces."""
+    """Returns whether a value of ``classes`` is a number or a string of one line without outer spaces."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return False
     text = str(value)
@@ -109,18 +109,18 @@ def _is_class_name(value: Any) -> bool:
 
 
 def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
-    """Returns the class names in the value of ``names``, a list or a map. Raises UserError if it is not valid."""
+    """Returns the class names in the value of ``names``, a list or a map. Raises UserError if the value is invalid."""
     names = _numbered_names(value, path) if isinstance(value, dict) else value
     if not isinstance(names, list) or not names:
         raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {names!r}")
     for name in names:
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
-            raise UserError(f"{path}: names: {name!r} is not text in YAML; put it in quotes")
+            raise UserError(f"{path}: names: {name!r} is not a string in YAML; put it in quotes")
     return tuple(str(name).strip() for name in names)
 
 
 def _numbered_names(name_of: dict[Any, Any], path: Path) -> list[Any]:
-    """Returns the names of ``number: name`` lines, by number. A number may be in quotes, as in YAML that was JSON."""
+    """Returns the names of ``number: name`` lines in order. Numbers may be in quotes, as in YAML made from JSON."""
     names: dict[int, Any] = {}
     for key, name in name_of.items():
         number = str(key).strip()

@@ -12,23 +12,23 @@ from utils.errors import UserError, one_line
 from utils.strings import listed
 
 SPLITS = ("train", "val", "test")
-CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are names of classes
+CLASS_KEYS = frozenset({"names", "classes", "ignore"})  # their values are class names
 _USED = (*SPLITS, "path", "names", "nc", "classes", "ignore", "annotations", "channels", "bits", "tile")
-_FOR_MISSING_DATA = frozenset({"download", "url", "license"})  # messages name these if the data is missing
+_FOR_MISSING_DATA = frozenset({"download", "url", "license"})  # quoted by messages about missing data
 _SYNONYMS = {"validation": "val", **dict.fromkeys(("num_classes", "number_of_classes", "n_classes"), "nc")}
-_MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the one that is meant
-_MISTAKEN_FOR = {  # misspelled keys for which `difflib` finds no key, or a wrong one
+_MIN_SIMILARITY = 0.75  # smallest `difflib` ratio between a misspelled key and the intended one
+_MISTAKEN_FOR = {  # misspelled keys for which `difflib` finds no key or the wrong one
     **dict.fromkeys(("class_names", "classnames", "class_name", "label_names"), "names"),
     **dict.fromkeys(("tile_size", "tilesize"), "tile"),
     **dict.fromkeys(("bit_depth", "bitdepth"), "bits"),
 }
-# Keys that resemble one of ours but only describe the data set.
+# Keys that resemble one of `_USED` but only describe the data set.
 _DESCRIPTIVE = frozenset({"title", "annotator", "annotators", "annotation_type", "annotation_format"})
-_SHOWN = 12  # unused keys that the log names
+_SHOWN = 12  # unused keys named in the log
 _KEYPOINTS = "a data set of keypoints; only bounding boxes are supported"
 _KEYS_OF_OTHER_TASKS = dict.fromkeys(("kpt_shape", "flip_idx", "kpt_names"), _KEYPOINTS)
 _DETECTION = re.compile(r"(object|od)?[ _-]?(detect(ion)?)?|(bounding[ _-]?)?box(es)?|bbox(es)?", re.IGNORECASE)
-# Pattern of the value of `task`, and what the labels of such a task are; the first match decides.
+# Pattern for the value of `task`, and the kind of labels of such a task. The first match decides.
 _REFUSED_TASKS = (
     (re.compile("pose|keypoint", re.IGNORECASE), _KEYPOINTS),
     (re.compile("semantic|panoptic", re.IGNORECASE), "classes of pixels; this program detects boxes"),
@@ -41,10 +41,10 @@ _TASKS_WITH_BOXES = (
 
 
 def split_keys(values: dict[Any, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Separates the keys that are used, under our names for them, from the others.
+    """Separates the used keys, with synonyms replaced, from the others.
 
-    Returns their values, and lines for the log about the other keys. Raises UserError for a key that seems to be a
-    misspelled one of ours, and for a data set of another task.
+    Returns the values of the used keys, and log lines about the others. Raises UserError for a key that seems to be a
+    misspelling of a used one, and for a data set of another task.
     """
     used: dict[str, Any] = {}
     unused: list[str] = []
@@ -71,7 +71,7 @@ def split_keys(values: dict[Any, Any], path: Path) -> tuple[dict[str, Any], list
 
 
 def _task_lines(value: Any, path: Path) -> list[str]:
-    """Returns lines for the log: how the labels of a task are used. Raises UserError if they contain no boxes."""
+    """Returns log lines about how the labels of a task are used. Raises UserError if the labels contain no boxes."""
     task = one_line(str(value)).strip()[:60]
     for pattern, labels in _REFUSED_TASKS:
         if pattern.search(task):
@@ -85,9 +85,9 @@ def _task_lines(value: Any, path: Path) -> list[str]:
 
 
 def _misspelled(key: str, present: Iterable[Any]) -> str:
-    """Returns the key that ``key`` seems to mean, or "". A key that is ``present`` itself is not meant: ``names_zh``
-    next to ``names`` is a description."""
-    is_switched_off = not key[:1].isalnum()  # such as _train; .names is an anchor
+    """Returns the key that ``key`` seems to be a misspelling of, or "". A key that is ``present`` is never returned:
+    ``names_zh`` next to ``names`` is a description."""
+    is_switched_off = not key[:1].isalnum()  # such as _train, or .names for an anchor
     if is_switched_off or key in _DESCRIPTIVE or key in _SYNONYMS:
         return ""
     key = key.lower()

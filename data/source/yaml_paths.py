@@ -21,7 +21,7 @@ def is_yaml(path: str | Path) -> bool:
 
 
 def checked_path(value: Any, location: str) -> Path:
-    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not one."""
+    """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path."""
     path = Path(os.path.expanduser(check(value, str, location).strip()))
     if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
         raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
@@ -29,7 +29,7 @@ def checked_path(value: Any, location: str) -> Path:
 
 
 def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
-    """Returns the data set's folder, by the value of the key ``path``. ``known_root``: see `DataSource`."""
+    """Returns the data set's folder for the value of the key ``path``. ``known_root``: see `DataSource`."""
     yaml_folder = yaml_path.absolute().parent
     if value in (None, ""):
         return normal_path(yaml_folder)
@@ -40,14 +40,15 @@ def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     if known_root and not path.is_absolute():
         candidates.append(Path(known_root))
     for candidate in candidates:
-        if os.path.isdir(candidate):  # false without permission: who opens the splits says so
+        if os.path.isdir(candidate):  # False without permission, which opening the splits reports
             return normal_path(candidate)
-    is_below_current_folder = yaml_folder == YAML_FOLDER and not path.is_absolute()  # a public data set's, as a rule
+    # The YAMLs of public data sets name folders below the current one.
+    is_below_current_folder = yaml_folder == YAML_FOLDER and not path.is_absolute()
     return normal_path(candidates[1] if is_below_current_folder else candidates[0])
 
 
 def resolve_entry(entry: Path, root: Path) -> Path:
-    """Returns the absolute path of an entry of a split. ``../train/images``, as Roboflow exports it, may be
+    """Returns the absolute path of a split's entry. ``../train/images``, as exported by Roboflow, may mean
     ``train/images``."""
     for reading in _readings(entry):
         candidates = [reading]
@@ -60,12 +61,12 @@ def resolve_entry(entry: Path, root: Path) -> Path:
 
 
 def _readings(path: Path) -> list[Path]:
-    """Returns what a path can mean: as it is written, or else with the separators of Windows replaced."""
+    """Returns the possible readings of a path: as written, and with Windows separators replaced."""
     return [path, Path(str(path).replace("\\", "/"))]
 
 
 def replaced_separators(written: Sequence[str], resolved: Sequence[Path], location: str) -> list[str]:
-    """Returns lines for the log about the entries ``written`` whose separators of Windows have been replaced."""
+    """Returns log lines about the entries ``written`` whose Windows separators have been replaced."""
     return [
         f"{location}: {entry} is read as {path}"
         for entry, path in zip(written, resolved)

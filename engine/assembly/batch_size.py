@@ -1,7 +1,7 @@
 """``--batch-size -1``: finds the largest batch that fits on the GPUs by taking steps like those of the run, with the
 largest canvas and many boxes. Each process searches on its own device; the smallest result counts.
 
-A small data set limits the batch, too: with one batch that holds all images, an epoch would be a single step.
+A small data set also limits the batch: if one batch held all images, an epoch would be a single step.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
-MAX_SHARD_IMAGES = 512  # per shard: more are not more efficient, and the host keeps 36 batches with 16 workers
-BOXES = 128  # per image, as mosaics of COCO have; targets are padded to the number of the fullest image
-MIN_EPOCH_BATCHES = 10  # a batch has at most a tenth of an epoch's samples,
-ALWAYS_ALLOWED = 16  # or as many as by default, if that is more
+MAX_SHARD_IMAGES = 512  # per shard; more gain no speed, and the host keeps 36 batches with 16 workers
+BOXES = 128  # per image, as in mosaics of COCO; targets are padded to the image with the most boxes
+MIN_EPOCH_BATCHES = 10  # a batch holds at most a tenth of an epoch's samples,
+ALWAYS_ALLOWED = 16  # or the default batch size, if that is larger
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
 # Errors besides torch.OutOfMemoryError that mean that memory ran out: cuDNN tries kernels until one has enough.
 _EXHAUSTED = ("unable to find an engine", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "out of memory")
 
 TakeStep = Callable[[], None]
-PlanSteps = Callable[[TrainConfig], StepPlan]  # plans the steps of a run, whose batch size a config states
+PlanSteps = Callable[[TrainConfig], StepPlan]  # plans the steps of a run with the batch size of a config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class CudaMemory:
 def check_batch_search(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if ``--batch-size -1`` is not supported for this run."""
     if ctx.device.type != "cuda":
-        raise UserError(f"--batch-size -1: finds what fits on a GPU, and this run is on {ctx.device}; use a number")
+        raise UserError(f"--batch-size -1: searches on a GPU only, and this run is on {ctx.device}; use a number")
     if config.render_on == "device":
         raise UserError("--batch-size -1: the GPU memory that --render-on device takes is not known; use a number")
 
@@ -143,8 +143,8 @@ def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
 
 
 def _step_meter(search: BatchSearch, memory: CudaMemory, *, shards: int) -> Callable[[int], int | None]:
-    """Returns a function that measures the peak memory of steps with a number of images per shard, in bytes; it returns
-    None if memory runs out."""
+    """Returns a function that maps a number of images per shard to the peak memory of a step in bytes, or to None if
+    memory runs out."""
     config = search.settings.config
     has_graphs = config.compile and plan_compilation(config, search.ctx, images=shards, shards=shards).cuda_graphs
 
@@ -185,13 +185,13 @@ def largest_that_fits(
     end = 1
     while end < len(sizes) and not is_too_much(sizes[end]):
         end *= 2
-    # The size at end // 2 fits, and that at ``end`` does not.
+    # ``sizes[end // 2]`` fits, ``sizes[end]`` does not.
     first_too_much = bisect_left(sizes, True, lo=end // 2 + 1, hi=min(end, len(sizes)), key=is_too_much)
     return sizes[first_too_much - 1]
 
 
 def samples_per_image(config: TrainConfig) -> int:
-    """Returns how many samples an image of the batch is made of."""
+    """Returns the number of samples that make up one image of a batch."""
     return 4 if config.quad else 1
 
 
@@ -223,7 +223,7 @@ def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
     images_here = images * shards_here
     samples = samples_per_image(settings.config)
     config = replace(settings.config, batch_size=images * shards * samples)
-    steps = search.plan_steps(config)  # their number decides about the optimizer (auto), and cuDNN's search for kernels
+    steps = search.plan_steps(config)  # their number decides on the optimizer (auto) and on cuDNN's kernel search
     step = build_step(
         DistributedContext.single(ctx.device),
         _settings_alone(config, settings.hyp, steps, virtual_ranks=shards_here if virtual_ranks else 0),
@@ -258,8 +258,8 @@ def _settings_alone(config: TrainConfig, hyp: Hyperparameters, steps: StepPlan, 
 
 
 def box_labels(boxes: int, classes: int, *, ignores: bool) -> np.ndarray:
-    """Returns labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: adds a region in which
-    class 0 is ignored, the whole image."""
+    """Returns labels of small boxes in rows: float32 (boxes, 5), as in `Sample`. ``ignores``: adds an ignore region of
+    class 0 that covers the whole image."""
     number = np.arange(boxes)
     centers = [(number % 16 + 0.5) / 16, (number // 16 % 16 + 0.5) / 16]
     labels = np.stack([number % classes, *centers, np.full(boxes, 0.05), np.full(boxes, 0.05)], 1)

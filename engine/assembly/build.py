@@ -34,17 +34,17 @@ from utils.process.limits import limits_as_user_errors
 def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, stack: ExitStack) -> Trainer:
     """Builds the trainer of a run, at the position of its checkpoint if it continues.
 
-    Everything that can be refused is checked before the run has a folder, and what needs no files before any is opened.
+    All checks come before the run's folder is created, and checks that need no files come before any file is opened.
 
     Args:
-        plan: what the command line asks for (`engine.run.plan.plan_run`).
+        plan: of `engine.run.plan.plan_run`.
         watchdog: entered by the caller.
-        stack: what it holds is closed when the run ends: hooks, the run's folder and its lock.
+        stack: receives everything that is closed when the run ends, such as hooks and the lock on the run's folder.
 
-    Raises UserError for settings, data, a model or weights with which no run is possible.
+    Raises UserError for settings, data, a model or weights that do not allow a run.
     """
-    # What the settings and the processes alone rule out.
-    planned = plan.settings  # of which some are still to be chosen, see `RunPlan`
+    # Checks that need only the settings and the processes.
+    planned = plan.settings  # some are still to be chosen, see `NewRun`
     stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, planned.config)))
     check_settings(ctx, planned)
     hook_resources = open_hook_resources(ctx, plan)
@@ -67,7 +67,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     validation = build_validation(ctx, sized, data.spec, model, criterion)
     data.check_splits(ctx, train_index, validation.loader.index, imgsz=sized.config.imgsz, stride=model.stride)
 
-    # The steps, and with their number the last settings: from here on none is open.
+    # The steps, whose number decides the last open settings.
     batches = StepBatches.of(train_loader, sized.config)
     settings = choose_remaining(ctx, sized, samples, model, batches.steps)
     try_export(ctx, settings.config, model)
@@ -81,7 +81,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     progress = position.progress
     del checkpoint  # its tensors are in place
 
-    # The folder, the first thing that is written, and what writes into it.
+    # The folder, which is the first thing written, and the objects that write into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)

@@ -40,12 +40,12 @@ class StepBatches:
 
     steps: StepPlan
     images: int  # of a full batch, over all ranks
-    has_regions: bool = False  # whether there may be regions to ignore (`Targets.ignore`)
+    has_regions: bool = False  # whether there may be ignore regions (`Targets.ignore`)
 
     @staticmethod
     def of(train: InfiniteDataLoader, config: TrainConfig) -> StepBatches:
-        """Plans the steps of a loader's batches. Regions to ignore are crowds, and objects that borders of moving tiles
-        cut."""
+        """Plans the steps of a loader's batches. Ignore regions are crowd regions, and objects cut by the borders of
+        moving tiles."""
         has_regions = bool(train.index.crowd.any()) or train.samples.tiles is not None
         return StepBatches(step_plan(config, len(train)), train.global_images(0), has_regions)
 
@@ -79,8 +79,9 @@ def build_step(
     batches: StepBatches,
     loaded: LoadedParameters = NOTHING_LOADED,
 ) -> TrainStep:
-    """Builds the step of a run, with the model wrapped for its devices and compiled. `check_step_settings` accepts the
-    settings, and the optimizer has been chosen. ``loaded``: the parameters of the model that come from weights."""
+    """Builds the step of a run, with the model wrapped for its devices and compiled. The settings have passed
+    `check_step_settings`, and their optimizer is not ``auto``. ``loaded``: the parameters of the model that come from
+    weights."""
     config = settings.config
     hyp = settings.hyp
     for module in model.modules():
@@ -108,13 +109,13 @@ def build_step(
 def loaded_parameters(
     pretrained: Mapping[str, Sequence[int]], settings: RunSettings, steps: StepPlan, checkpoint: Checkpoint | None
 ) -> LoadedParameters:
-    """Returns the parameters that come from weights, with the rates that were chosen for them and for the others when
-    the run began.
+    """Returns the parameters that come from weights, with the learning rate factors that were chosen for them and for
+    new parameters when the run began.
 
     Args:
         pretrained: see `engine.assembly.starting_model.StartingModel`.
         settings: of the run, with ``lr_mult``.
-        checkpoint: from which the run continues; None: it begins.
+        checkpoint: the one that the run continues from; None for a new run.
     """
     lr_mult = settings.hyp.lr_mult
     if lr_mult is None:
@@ -126,7 +127,7 @@ def loaded_parameters(
 
 
 def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches: StepBatches) -> StepSettings:
-    """Returns how the steps of a run compute: autocast, clipping, compilation, the search for kernels."""
+    """Returns the settings of a run's steps: autocast, gradient clipping, compilation, cuDNN's kernel search."""
     config = settings.config
     steps = batches.steps
     compilation = None
@@ -164,6 +165,6 @@ def build_strategy(
     if ctx.is_distributed:
         side = 2 * model.stride
         freeze_unused(model, torch.zeros(2, model.channels, side, side))
-    # Where torch.compile cuts graphs at DDP's buckets, DDP cannot take them for static (pytorch#109261).
+    # torch.compile splits graphs at DDP's buckets, so DDP cannot treat them as static (pytorch#109261).
     static = steps.accumulate == 1 and not config.compile
     return Strategy(ctx, parallelize(model, ctx, sync_bn=config.sync_bn, static=static), autocast)

@@ -1,7 +1,8 @@
 """Chooses the settings that a command may leave open, once data and model are known.
 
-Both functions return the settings of the run with their choices, so that settings.yaml, checkpoints, trackers and
-callbacks have all of them. A run that continues has those of its checkpoint.
+`choose_batch_size` and `choose_remaining` return the settings of the run with their choices filled in, so that
+settings.yaml, checkpoints, trackers and callbacks contain all of them. A run that continues uses the choices in its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def choose_batch_size(
 def choose_remaining(
     ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
 ) -> RunSettings:
-    """Chooses what is open once the steps are planned: the optimizer and ``lr_mult``. Nothing changes the settings
+    """Chooses the optimizer and ``lr_mult``, which depend on the planned steps. The settings do not change
     afterwards."""
     config = replace(settings.config, optimizer=choose_optimizer(settings.config, steps))
     hyp = replace(settings.hyp, lr_mult=_choose_lr_mult(ctx, settings, samples, model, steps))
@@ -61,15 +62,16 @@ def choose_remaining(
 
 
 def choose_optimizer(config: TrainConfig, steps: StepPlan) -> str:
-    """Returns the optimizer: for ``--optimizer auto`` by the number of steps; Muon if ``--time`` leaves that open. A
-    longer run must not choose another one when it resumes."""
+    """Returns the optimizer. ``auto`` depends on the number of steps, and is Muon if ``--time`` leaves that open. The
+    run stores the choice, so resuming it with more epochs does not change its optimizer."""
     return resolve_optimizer(config.optimizer, steps.known_total)
 
 
 def _choose_lr_mult(
     ctx: DistributedContext, settings: RunSettings, samples: AugmentedImages, model: Detector, steps: StepPlan
 ) -> float:
-    """Returns ``lr_mult``: unless a recipe gives it, by how well the weights detect the objects of ``samples``."""
+    """Returns the ``lr_mult`` of the settings or, if they leave it open, chooses it by how well the weights detect the
+    objects in ``samples``."""
     if settings.hyp.lr_mult is not None:
         return settings.hyp.lr_mult
     if not settings.config.weights:

@@ -1,4 +1,4 @@
-"""The process that ``--eval-ranks`` takes from training: it scores the weights that it gets until the run ends."""
+"""An evaluating process of ``--eval-ranks``, which scores the weights that it receives until the run ends."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ PREVIEW_IMAGES = 8
 def run_evaluation_process(launch: Launch | None, config: TrainConfig, explicit_flags: Collection[str]) -> NoReturn:
     """Runs an evaluating process until the run ends.
 
-    It reports errors to rank 0 and exits with success in any case, as launchers end all processes when one fails; a
-    signal ends this process alone. ``explicit_flags``: names of the settings on the command line.
+    It reports errors to rank 0 and always exits with status 0, because launchers end all processes when one fails. A
+    signal ends only this process. ``explicit_flags``: names of the settings on the command line.
     """
     configure_logging(False)
     get_logger().setLevel(logging.ERROR)  # the training processes read the same files, and warn
@@ -69,7 +69,7 @@ def run_evaluation_process(launch: Launch | None, config: TrainConfig, explicit_
             scores = score(_wait_for(ctx.store, WEIGHTS.format(number=number)))
             if scores is not None:  # on rank 0 of the evaluating processes
                 post_message(ctx.store, SCORES.format(number=number), scores)
-    except dist.DistError:  # the store has ended, and with it the run
+    except dist.DistError:  # the store is gone, so the run has ended
         pass
     except Exception as error:
         if not isinstance(error, ExplainedError):
@@ -96,7 +96,7 @@ def _leave(store: dist.Store) -> NoReturn:
 
 
 def _wait_for(store: dist.Store, key: str) -> Any:
-    """Waits for a message and returns it. Nobody waits in a collective, so no timeout of a group expires."""
+    """Polls for a message and returns it. Unlike a collective, this has no timeout."""
     message = read_message(store, key)
     while message is None:
         time.sleep(POLL_S)
@@ -119,7 +119,7 @@ class Scorer:
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
-        # The data set is the run's, from where this process finds it.
+        # The run's data set, at the location that this process uses.
         spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
@@ -150,12 +150,12 @@ class Scorer:
 
 
 def _check_facts(index: DatasetIndex, facts: dict[str, str]) -> None:
-    """Raises UserError unless the data have the same facts as those of the training processes."""
+    """Raises UserError if the code or the data differ from those of the training processes."""
     for name, value in common_facts(index).items():
         if facts.get(name) != value:
             raise UserError(f"{name} differs from that of the training processes")
 
 
 def _cpu_copy(tensor: Tensor) -> Tensor:
-    """Copies a tensor to the CPU, as sending a view would send all of its memory."""
+    """Copies a tensor to the CPU. Without the copy, pickling a view would store its whole base tensor."""
     return tensor.to("cpu", copy=True)

@@ -31,19 +31,20 @@ from utils.strings import listed
 def build_run_criterion(
     ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex, teacher: Teacher | None
 ) -> Criterion:
-    """Builds the loss of a training, with what follows from its training split: the anchors of a new run's ``model``,
-    which are fitted here, and the weights of the classes."""
+    """Builds the loss of a run. Fits the anchors of a new run's ``model`` and computes the class weights, both from the
+    training split."""
     settings = plan.settings
-    if isinstance(plan, NewRun):  # else the model has those of the checkpoint
+    if isinstance(plan, NewRun):  # a continued run has the anchors of its checkpoint
         _fit_anchors(ctx, settings, model, train)
     class_weights = _choose_class_weights(settings.config, model, train)
     return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)
 
 
 def _fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector, train: DatasetIndex) -> None:
-    """Checks the anchors of a model, if it has any, against the boxes of the training split, and fits new ones.
+    """Checks the anchors of a model, if it has any, against the boxes of the training split, and refits them if needed.
 
-    All ranks take those of rank 0: the search compares sums of floats, which other processors may round otherwise.
+    All ranks use the anchors of rank 0: the search compares sums of floats, which other processors may round
+    differently.
     """
     anchors = model.head.anchors
     if anchors is None:
@@ -60,8 +61,8 @@ def _fit_anchors(ctx: DistributedContext, settings: RunSettings, model: Detector
 
 
 def _choose_class_weights(config: TrainConfig, model: Detector, train: DatasetIndex) -> Tensor | None:
-    """Returns the factors of the classes in the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes
-    count alike. ``train``: the training split."""
+    """Returns the class weights of the loss for ``--cls-pw``, float32 (C,), and logs them; None if all classes have
+    equal weight. ``train``: the training split."""
     if not config.cls_pw:
         return None
     weights = class_weights(train.boxes_per_class(model.num_classes), config.cls_pw)
@@ -79,7 +80,7 @@ def build_criterion(
     class_weights: Tensor | None,
     teacher: Teacher | None = None,
 ) -> Criterion:
-    """Builds the loss of the model's head, with the anchors that it has by now, on the device.
+    """Builds the loss of the model's head, with its current anchors, on the device.
 
     ``class_weights``: of `_choose_class_weights`, computed from the training split.
     """
@@ -92,11 +93,11 @@ def build_criterion(
 def build_validation(
     ctx: DistributedContext, settings: RunSettings, spec: DatasetSpec, model: Detector, criterion: Criterion
 ) -> RunValidation:
-    """Opens the validation split of a run, and makes what scores its averaged weights. Every process that validates
-    must call this.
+    """Opens the validation split of a run, and builds the evaluator of its averaged weights. Every process that
+    validates must call this.
 
-    It validates as val.py does, and computes the loss. It runs in float32 whatever the type of training, as the
-    threshold that it finds will be used in float32.
+    It validates as val.py does, and also computes the loss. It runs in float32 whatever the precision of training,
+    because the threshold that it finds will be used in float32.
     """
     config = settings.config
     canvases = CanvasRule(config.imgsz, model.stride, model.head.squares)

@@ -1,7 +1,7 @@
 """``lr_mult: null``: the learning rate of loaded weights follows from how well they detect the training objects.
 
-A detector that finds the objects, be it under the name of another class, has features that large steps would distort
-(Kumar et al., ICLR 2022). One that finds none of them has most of its layers to teach.
+A detector that finds the objects, even as another class, has features that large steps would distort (Kumar et al.,
+ICLR 2022). A detector that finds none of them has to relearn most of its layers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from utils.strings import counted
 MAX_PROBE_IMAGES = 100  # of the training split
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
-FOUND_IOU = 0.5  # of a predicted box and an object, from which the box has found it
-# Measured on seven data sets, see `benchmarks/LOG.md`. Mean scores from which weights know the objects, or know them
-# well:
+FOUND_IOU = 0.5  # least IoU of a predicted box with an object that it finds
+# Least mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
+# `benchmarks/LOG.md`.
 FAMILIAR_SCORE = 0.05
 WELL_KNOWN_SCORE = 0.4
 LR_MULT_FAMILIAR = 0.0625
 LR_MULT_UNFAMILIAR = 0.125
-REFERENCE_EPOCHS = 20  # in more, LR_MULT_FAMILIAR takes weights that know the objects well too far from the file's
+REFERENCE_EPOCHS = 20  # in longer runs, LR_MULT_FAMILIAR moves weights that know the objects well too far
 MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
 
 
@@ -99,7 +99,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
         return LrMult(LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}")
     if score < FAMILIAR_SCORE:
         return LrMult(LR_MULT_UNFAMILIAR, "hardly detects the training objects")
-    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # loaded layers, too, have far to go in few steps
+    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # in few steps, loaded layers have far to go as well
     few = f", raised for {counted(int(total_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
     return LrMult(lr_mult, f"detects some of the training objects{few}")
 
@@ -107,7 +107,8 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
 def _measure(
     stored: StoredWeights, model: Detector, dataset: AugmentedImages, ctx: DistributedContext, max_images: int
 ) -> Measurement:
-    """Measures `score_on_objects` of the run's ``model`` with all stored weights, those of the classes, too."""
+    """Measures `score_on_objects` of the run's ``model`` with all stored weights, including those of the class
+    layers."""
     classes = class_count(model, stored.shapes)
     if not classes:
         return Measurement(math.nan, "its class layers are not the model's")
@@ -135,13 +136,13 @@ def score_on_objects(
 ) -> ObjectScore:
     """Measures how well a detector finds objects.
 
-    The score of an object is the highest one of a predicted box that overlaps it with an IoU of `FOUND_IOU` or more,
-    whatever its class; 0 if there is none. Returned is the mean; NaN without objects. It is equal on all processes, and
-    for any number of them.
+    The score of an object is the highest score of any predicted box, of any class, that overlaps it with an IoU of at
+    least `FOUND_IOU`; 0 if there is none. Returns the mean over the objects, NaN without objects: the same on all
+    processes and for any number of processes.
 
     Args:
         detector: in eval mode, with any classes.
-        max_images: largest number of letterboxed images, which are taken from those with objects at equal distances.
+        max_images: largest number of letterboxed images, evenly spaced among those with objects.
     """
     side = dataset.reader.imgsz
     if side is None:

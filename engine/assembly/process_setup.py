@@ -25,7 +25,7 @@ def prepare_process(ctx: DistributedContext, settings: RunSettings, startup_mess
     config = settings.config
     configure_logging(ctx.is_main, file_follows=True)
     if config.threads or (resolve_virtual_ranks(ctx, config) and ctx.device.type == "cpu"):
-        # How many threads share a sum decides its rounding, so every number of processes must use as many.
+        # The number of threads that share a sum affects its rounding, so it must not depend on the number of processes.
         torch.set_num_threads(config.threads or 1)
     choose_kernels(config)
     log = get_logger()
@@ -45,7 +45,7 @@ def _listing(values: dict[str, Any]) -> str:
 
 
 def advice_on_memory(ctx: DistributedContext, config: TrainConfig) -> str:
-    """Says what to change if the memory of the machine or of its GPUs does not suffice for the run."""
+    """Returns advice for a run that exceeds the memory of the machine or of its GPUs."""
     return memory_advice(config.batch_size, config.imgsz, min_batch=ctx.world_size, device=ctx.device.type)
 
 
@@ -65,7 +65,7 @@ def check_kernels(config: TrainConfig, model: nn.Module, device: torch.device) -
 def choose_kernels(config: TrainConfig) -> None:
     """Makes torch use deterministic kernels with ``--deterministic``."""
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch asks for it, or refuses matrix products
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, torch refuses matrix products
         torch.use_deterministic_algorithms(True)
         # Nothing here reads uninitialized memory, and filling it takes time. torch makes the setting a property of its
         # module at run time, which a type checker cannot see.

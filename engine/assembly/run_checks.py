@@ -1,4 +1,4 @@
-"""Refuses settings that exclude each other, or that these processes cannot have, before any file is opened."""
+"""Rejects settings that exclude each other, or that these processes do not support, before any file is opened."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from utils.distributed.context import DistributedContext
 
 
 def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
-    """Raises UserError for what the settings and the processes alone rule out: at once, not after hours of copying or
-    scanning images."""
+    """Raises UserError for settings that conflict with each other or with the processes. Needs no data, so a mistake
+    does not surface after hours of copying or scanning images."""
     config = settings.config
     if config.export and ctx.is_main:
         require_packages(config.export)
@@ -25,7 +25,7 @@ def check_settings(ctx: DistributedContext, settings: RunSettings) -> None:
 
 
 def check_batch_size(ctx: DistributedContext, config: TrainConfig) -> None:
-    """Raises UserError for a batch size that these processes cannot have, or for which they cannot search."""
+    """Raises UserError for a batch size that these processes cannot use, or cannot search for."""
     if config.batch_size == FIND_BATCH_SIZE:
         check_batch_search(ctx, config)
     else:

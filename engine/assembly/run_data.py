@@ -28,7 +28,7 @@ class RunData:
     used_classes: tuple[str, ...]  # names of the data set's classes that ``--classes`` chose
 
     def build_teacher(self, model: Detector) -> Teacher | None:
-        """Builds the teacher as the loss of ``model`` takes it, if there is one."""
+        """Builds the teacher in the form that the loss of ``model`` takes, if there is one."""
         return None if self.teacher is None else self.teacher.build(model)
 
     def check_splits(

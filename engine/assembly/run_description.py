@@ -13,8 +13,8 @@ from utils.files.data_location import describe_location
 
 
 def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:
-    """Returns what identifies the data of a run, see `RunDescription.data`. All ranks get that of rank 0: fingerprints
-    depend on modification times, and machines with copies of their own have others.
+    """Returns the fingerprint and the label digest of a run's data, see `RunDescription.data`. All ranks get those of
+    rank 0, because fingerprints depend on modification times, which differ between copies on several machines.
 
     ``train``, ``val``: indexes of the samples, which are tiles for data with tiles.
     """
@@ -25,13 +25,13 @@ def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetInde
 def describe_run(
     run: TrainingRun, data: RunData, starting_model: StartingModel, loaded: LoadedParameters, identity: dict[str, str]
 ) -> RunDescription:
-    """Returns what all checkpoints of the run say of its settings, data and model."""
+    """Returns the description of a run's settings, data and model that all of its checkpoints store."""
     spec = data.spec
     model = starting_model.model
     origin = starting_model.origin
     if data.teacher is not None and run.started_from is None:  # a run that continues has stored both
         origin = data.teacher.origin_of_student(origin)
-    root = "" if run.config.stage else str(spec.root)  # a staged copy is of this node alone
+    root = "" if run.config.stage else str(spec.root)  # a staged copy exists on this node only
     return RunDescription(
         run_id=run.run_id,
         model_spec=model.spec,

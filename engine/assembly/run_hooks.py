@@ -35,7 +35,7 @@ class HookResources:
 
 
 def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources:
-    """Opens the external resources of the hooks. Raises UserError for a results.csv that is not one of this program,
+    """Opens the external resources of the hooks. Raises UserError for a results.csv that this program did not write,
     packages that are not installed, accounts that are not set up, and callbacks that cannot be imported."""
     config = plan.settings.config
     results = ResultsTable()

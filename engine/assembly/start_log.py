@@ -1,4 +1,4 @@
-"""Logs before the first step of a run: the optimizer and its rates, the steps, the start."""
+"""Logs the optimizer, its learning rates and the number of steps before the first step of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
     """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
     starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number.
 
-    ``settings``: those of ``plan``, with what they left open.
+    ``settings``: those of ``plan``, with the open ones chosen.
     """
     config = settings.config
     log = get_logger()

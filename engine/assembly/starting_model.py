@@ -37,7 +37,7 @@ class StartingModel:
     """A model before its first step, and where its weights come from."""
 
     model: Detector  # on its device
-    pretrained: dict[str, tuple[int, ...]]  # parameters from weights, by name; of each the rows that are still random
+    pretrained: dict[str, tuple[int, ...]]  # by name of each parameter from weights: its rows that are still random
     origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
 
 
@@ -47,8 +47,8 @@ def build_run_model(
     """Builds the model of a run on its device: with starting weights, or, for a run that continues, as its checkpoint
     describes it (`restore_run` loads the weights).
 
-    Raises UserError for a model or weights that cannot be used with the settings, the data set or the teacher, and when
-    the processes do not have the same.
+    Raises UserError for a model or weights that cannot be used with the settings, the data set or the teacher, and if
+    they differ between processes.
     """
     config = settings.config
     spec = data.spec
@@ -157,7 +157,7 @@ def _freeze(model: Detector, numbers: Sequence[int]) -> None:
 def freeze_layers(model: Detector, layers: Collection[int]) -> None:
     """Stops gradients and batch statistics of ``model.model[i]`` for each i in ``layers``.
 
-    From now on their batch norms use the stored statistics, also in training mode.
+    From now on, their batch norms use the stored statistics even in training mode.
     """
     for index in layers:
         layer = model.model[index]

@@ -1,8 +1,9 @@
-"""A trained model, the teacher, whose outputs are targets of another: ``--teacher``, and ``--keep-old``.
+"""The teacher: a trained model whose outputs are targets for another model (``--teacher``, ``--keep-old``).
 
 With ``--teacher`` a model learns from labels and from a larger one's outputs for the same augmented images (Hinton et
-al. 2015). With ``--keep-old`` the teacher is the model of ``--weights``; the new model has its classes, and after them
-those of the data set, and learns each from the labels or from the teacher (models/losses/distillation.py).
+al. 2015). With ``--keep-old`` the teacher is the model of ``--weights``; the new model has the teacher's classes
+followed by those of the data set, and learns each class from the labels or from the teacher
+(models/losses/distillation.py).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ class TeacherFile:
     """A teacher and where it came from."""
 
     detector: Detector  # on the CPU
-    flag: str  # that asks for it
+    flag: str  # the flag that requested it
     path: str  # absolute
     sha256: str  # of its tensors
     origin: Origin
 
     @property
     def stored(self) -> dict[str, str]:
-        """Returns what checkpoints store of it."""
+        """The path and the checksum, which checkpoints store."""
         return {"path": self.path, "sha256": self.sha256}
 
     def origin_of_student(self, origin: dict[str, str]) -> dict[str, str]:
@@ -51,15 +52,15 @@ class TeacherFile:
         return taught_by(Origin(**origin), self.origin)._asdict()
 
     def extended(self, spec: DatasetSpec, name: str) -> DatasetSpec:
-        """Returns, for ``--keep-old``, the data set ``spec`` with the classes of the teacher, the file ``name``, before
-        its own. Raises UserError if it labels all of them."""
+        """Returns the data set ``spec`` with the classes of the teacher, the file ``name``, before its own
+        (``--keep-old``). Raises UserError if the data set labels all classes of the teacher."""
         self._check_channels(spec, name)
         extended = spec.extended(self.detector.names, name)
         labeled = class_names(extended.parts_of(next(iter(extended.splits)))[0], single_cls=False)
         kept = [old for old in self.detector.names if old not in labeled]
         if not kept:
             raise UserError(
-                f"--keep-old: {spec.source} has all classes of {name}, so none is to be kept; leave it out, or name "
+                f"--keep-old: {spec.source} has all classes of {name}, so none is left to keep; leave it out, or name "
                 "the labeled ones with --classes"
             )
         get_logger().info(
@@ -99,7 +100,7 @@ class TeacherFile:
             get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
 
     def _check_channels(self, spec: DatasetSpec, name: str) -> None:
-        """Raises UserError if the images of ``spec`` have another number of channels than those of the teacher."""
+        """Raises UserError if the images of ``spec`` do not have the number of channels that the teacher takes."""
         if self.detector.channels != spec.pixels.channels:
             raise UserError(
                 f"{self.flag}: {name} takes images of {counted(self.detector.channels, 'channel')}, {spec.source} has "
@@ -134,9 +135,9 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
 
 
 def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: StartedFrom | None) -> TeacherFile:
-    """Opens the teacher of a run. A resumed run needs the file it began with, or ``--teacher`` with where that is now.
+    """Opens the teacher of a run. A resumed run needs the file that it began with, or ``--teacher`` with its new path.
 
-    Raises UserError for a model whose loss cannot take another's outputs, and on all processes when theirs differ.
+    Raises UserError for a model that cannot teach, and on all processes if their teachers differ.
     """
     flag = "--keep-old" if config.keep_old else "--teacher"
     check_teacher(ctx, config, resumes=started_from is not None)
@@ -152,7 +153,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
             "teach (YOLOv8, YOLOv9, YOLO11, YOLO26)"
         )
     if len({class_key(name) for name in detector.names}) < len(detector.names):
-        raise UserError(f"{flag}: {source} has classes of one name: {listed(detector.names)}")
+        raise UserError(f"{flag}: {source} has several classes with the same name: {listed(detector.names)}")
     teacher = TeacherFile(
         detector=detector.eval(),
         flag=flag,
@@ -169,14 +170,14 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
 
 def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:
     """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
-    began with. Raises UserError if the run has no teacher, or if its file has gone."""
+    began with. Raises UserError if the run has no teacher, or if the file is gone."""
     if not started_from.description.teacher:
         raise UserError(f"{started_from.path}: this run began without a teacher; leave out --teacher")
     if config.teacher and source != started_from.description.config.teacher:
         return source
     stored_path = started_from.description.teacher.get("path", "")
     if not Path(stored_path).is_file():
-        raise UserError(f"{stored_path}: no such file, the teacher of this run; name where it is: --teacher PATH")
+        raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
     return stored_path
 
 

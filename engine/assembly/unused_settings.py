@@ -30,7 +30,7 @@ class SettingRule:
 
 @dataclass(frozen=True)
 class RuleContext:
-    """The run, as the rules see it."""
+    """The properties of a run that the rules depend on."""
 
     ctx: DistributedContext
     settings: RunSettings
@@ -162,7 +162,7 @@ def _schedule_rules(context: RuleContext) -> Iterator[SettingRule]:
 
 
 def _shortened_settings(context: RuleContext) -> list[str]:
-    """Returns lines about settings that a short run cuts."""
+    """Returns a line for each setting that a short run cuts."""
     config = context.settings.config
     hyp = context.settings.hyp
     lines = []

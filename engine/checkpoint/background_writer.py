@@ -11,12 +11,12 @@ from typing import Any
 
 
 class BackgroundWriter:
-    """Writes what is submitted, file by file and in order.
+    """Writes submitted files one by one, in order.
 
-    Files that are submitted together are written together: newer content waits until the last of them is there. What is
-    waiting then becomes one submission, in which newer content replaces older content of the same path: a slow disk
-    skips checkpoints, but each of their files is written again and again. An error drops what is not yet written, and
-    is raised by the next call of a method.
+    Files that are submitted together are written together: newer content waits until the last of them is written. All
+    waiting content then becomes one submission, in which newer content replaces older content of the same path: a slow
+    disk skips checkpoints, but every file is still updated from time to time. An error drops all content that is not
+    yet written, and the next `submit`, `check` or `flush` raises it.
     """
 
     def __init__(self, write: Callable[[Any, Path], None]) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from models.detector import Detector
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
-# What best.pt leaves out: it holds the averaged weights, and what describes them.
+# Keys that best.pt leaves out: it stores the averaged weights and their description.
 _RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "teacher")
 
 
@@ -54,7 +54,7 @@ class StoredState:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint file stores, from which a run can resume. The file has one level of keys: the fields of all
+    """The content of a checkpoint file from which a run can resume. The file has one level of keys: the fields of all
     three parts."""
 
     header: CheckpointHeader
@@ -88,7 +88,7 @@ class Checkpoint:
         return cls(header=header, description=description, state=stored)
 
     def restore(self, ctx: DistributedContext, state: TrainState) -> None:
-        """Loads what `capture` took into a run, on all ranks. Raises UserError when it does not fit."""
+        """Loads the state that `capture` took into a run, on all ranks. Raises UserError if it does not fit."""
         stored = self.state
         with _errors_of_fit(self.path):
             unwrap(state.model).load_state_dict(stored.model)
@@ -99,7 +99,7 @@ class Checkpoint:
             state.scaler.load_state_dict(stored.scaler)
 
     def content(self) -> dict[str, Any]:
-        """Returns what the file stores: `rank_buffers` and `pending` only if there are any."""
+        """Returns the content of the file; `rank_buffers` and `pending` only if there are any."""
         content: dict[str, Any] = {}
         for part in (self.header, self.description, self.state):
             content |= plain_content(part)
@@ -121,7 +121,7 @@ class Checkpoint:
                 f"--weights {shlex.quote(str(path))}"
             )
         for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
-            if name in content:  # a setting of another version of this program is no damage
+            if name in content:  # a setting of another version of this program is not reported as damage
                 content[name] = build(settings, content[name], f"{path}: {name}")
         parts: dict[str, Any] = {}
         with all_mistakes() as mistakes:
@@ -134,7 +134,7 @@ class Checkpoint:
 
 @contextmanager
 def _errors_of_fit(path: Path) -> Iterator[None]:
-    """Turns what torch raises for state that does not fit the run into a UserError."""
+    """Turns the errors that torch raises for state that does not fit the run into a UserError."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -143,15 +143,15 @@ def _errors_of_fit(path: Path) -> Iterator[None]:
 
 
 def plain_content(value: Any) -> Any:
-    """Returns a dataclass as a dict of its fields, and dataclasses among them alike: plain data and tensors, as
-    checkpoint files hold them. Tensors are not copied, as `asdict` would do."""
+    """Returns a dataclass as a dict of its fields, recursively: plain data and tensors, as stored in checkpoint files.
+    Unlike `asdict`, does not copy tensors."""
     if not is_dataclass(value):
         return value
     return {item.name: plain_content(getattr(value, item.name)) for item in fields(value)}
 
 
 def weights_part(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns what best.pt stores of the content of a checkpoint."""
+    """Returns the part of the content of a checkpoint that best.pt stores."""
     return {key: value for key, value in content.items() if key not in _RUN_KEYS}
 
 

@@ -81,7 +81,7 @@ class Checkpointer:
         self._writer.submit(files)
 
     def _copy_content(self, state: TrainState, header: CheckpointHeader) -> dict[str, Any] | None:
-        """Returns a copy on the CPU of what a checkpoint stores, on rank 0; None on the others. Every rank must call
+        """Returns a copy of a checkpoint's content on the CPU of rank 0; None on other ranks. Every rank must call
         this."""
         checkpoint = Checkpoint.capture(self.ctx, state, header, self.description)
         return None if checkpoint is None else copy_to_cpu(checkpoint.content())
@@ -89,7 +89,7 @@ class Checkpointer:
     def save_scored(
         self, pending: PendingEpoch, progress: Progress, *, is_best: bool, metrics: dict[str, float]
     ) -> None:
-        """Writes best.pt, and epochN.pt once more, if they are due after an epoch that was saved before it had scores.
+        """Writes best.pt, and epochN.pt again, if they are due after an epoch that was saved without scores.
 
         Args:
             pending: the epoch as it was saved.
@@ -137,7 +137,7 @@ class Checkpointer:
             raise UserError(self._write_failure(path, error)) from None
 
     def _write_failure(self, path: Path, error: OSError) -> str:
-        """Says that a file could not be written, and what to do."""
+        """Returns the message about a file that could not be written, with advice."""
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
         remedy = "free some space" if is_full else "check the disk"

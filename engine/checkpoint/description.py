@@ -20,13 +20,13 @@ class RunDescription:
     names: list[str]  # of the classes
     used_classes: list[str] = field(default_factory=list)  # names of the data set's classes that --classes chose
     imgsz: int = 0
-    bits: int = 8  # of a channel of the images; their number is in ``model_spec``
+    bits: int = 8  # per image channel; the number of channels is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
     # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digest of its
     # validation images.
     data: dict[str, str]
-    val_images: list[str] = field(default_factory=list)  # that --val-fraction holds out: names in the data set's folder
+    val_images: list[str] = field(default_factory=list)  # held out by --val-fraction: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: not known
@@ -35,7 +35,7 @@ class RunDescription:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the images and labels; "" if the checkpoint does not say."""
+        """Identifies the images and labels; "" if the checkpoint does not store it."""
         return self.data.get("fingerprint", "")
 
     def trains_like(self, other: RunDescription) -> bool:
@@ -46,8 +46,8 @@ class RunDescription:
     def validates_like(self, other: RunDescription) -> bool:
         """Returns True if the scores of both runs are comparable: on the same images, at the same size.
 
-        Images are the same if their labels are. Files of the data set that are copied to another machine have other
-        modification times, on which the fingerprint depends.
+        Images count as the same if their labels are. The fingerprint does not decide, because it depends on
+        modification times, which change when a data set is copied to another machine.
         """
         digests = {self.data.get("val_labels", ""), other.data.get("val_labels", "")}
         digests.discard("")  # not known

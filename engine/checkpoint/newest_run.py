@@ -1,12 +1,12 @@
-"""Says whether a checkpoint is of the newest run in its folder, or of an earlier one that a new run has found there
+"""Tells whether a checkpoint is from the newest run in its folder, or from an earlier run that used the same folder
 (``--exist-ok``).
 
 Each run has a random id, which all of its checkpoints store. settings.yaml stores the id of the folder's newest run:
 the one that has claimed the folder last, by beginning or by continuing there.
 
-Runs that were started by versions before the ids have none, and keep none when they continue. Two missing ids are
-equal: a folder with one such run works as any other, and a run with an id is told apart from it, but two runs
-without ids in one folder are taken for one.
+Runs that were started by versions without ids have none, and get none when they continue. Two missing ids are equal: a
+folder with one such run works like any other, and a run with an id is distinguished from it, but two runs without ids
+in one folder count as one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_SETTINGS_BYTES = 1 << 26
 
 
 def new_run_id() -> str:
-    """Returns the id of a new run: 16 hex digits. It depends on no seed, and changes the random numbers of none."""
+    """Returns the id of a new run: 16 hex digits. It neither depends on the seed nor advances any random generator."""
     return secrets.token_hex(8)
 
 
@@ -62,8 +62,8 @@ def checked_id(stored: Any) -> str | None:
 
 
 def is_of_earlier_run(checkpoint: Path) -> bool:
-    """Returns True if the file ``checkpoint`` is of an earlier run than the newest one in its folder; False if that is
-    unknown, as the file or settings.yaml is missing or damaged: whoever reads it reports why it cannot be read."""
+    """Returns True if the file ``checkpoint`` is from an earlier run than the newest one in its folder. Returns False
+    if the file or settings.yaml is missing or damaged: reading it later reports why."""
     newest = newest_run_id(checkpoint.parent)
     if newest is None:
         return False

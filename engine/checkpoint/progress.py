@@ -19,8 +19,8 @@ from utils.strings import counted
 
 @dataclass
 class Progress:
-    """Counts epochs, steps and losses, and knows the best epoch. Everything random is keyed by these numbers, so no RNG
-    is saved. Only its own methods change it."""
+    """Counts epochs, steps and losses, and stores the best epoch. All random numbers are keyed by these counts, so no
+    RNG state is saved. Only its own methods change it."""
 
     epoch: Count = 0  # epochs completed
     batch: Count = 0  # micro-batches of the next epoch taken
@@ -72,7 +72,7 @@ class Progress:
         self.best_fitness = -1.0
 
     def weigh_classes(self, weights: list[float]) -> None:
-        """Notes by which weights of the classes the next epochs choose their images (``--image-weights``)."""
+        """Stores the class weights by which the next epochs choose their images (``--image-weights``)."""
         self.class_weights = weights
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
@@ -83,7 +83,8 @@ class Progress:
         return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
 
     def stops_early(self, patience: int, *, epochs: int, val_every: int) -> bool:
-        """Returns True if a run of ``epochs`` that validates every ``val_every`` ends here, as no epoch was better."""
+        """Returns True if a run of ``epochs`` that validates every ``val_every`` ends here because no later epoch was
+        better."""
         is_validated = self.batch == 0 and validates_after(self.epoch, epochs, val_every)
         return is_validated and self.epoch < epochs and self.has_stalled(patience)
 
@@ -128,8 +129,7 @@ _RESULT_FIELDS = ("best_fitness", "best_epoch", "confidence", "plain_confidence"
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Reads where a run stood when it wrote the checkpoint ``path``, without its tensors; None if there is no such
-    file, or a damaged one."""
+    """Reads the progress in the checkpoint ``path``, without its tensors; None if the file is missing or damaged."""
     try:
         stored = read_part(path, "progress")
         return None if stored is None else build(Progress, stored, f"{path}: progress")
@@ -139,7 +139,7 @@ def read_progress(path: Path) -> Progress | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingEpoch:
-    """A completed epoch that other processes validate: what is saved with its scores, when these have come."""
+    """A completed epoch that other processes validate: the data that is saved once its scores arrive."""
 
     row: dict[str, float]  # of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`

@@ -1,8 +1,9 @@
 """Batch-norm statistics in a checkpoint from inside an epoch.
 
-Plain DDP keeps them apart within an epoch and averages them at its end. A checkpoint from inside one holds the mean in
-``model`` and ``ema``, which makes it a usable model, and those of every rank in ``rank_buffers``. The same number of
-ranks resumes with these, bit for bit; any other number starts from the mean.
+Under plain DDP, they differ between ranks within an epoch, and the trainer averages them at its end. A checkpoint from
+inside an epoch stores the means in ``model`` and ``ema``, which makes these usable models, and the statistics of every
+rank in ``rank_buffers``. The same number of ranks resumes from those bit for bit; any other number starts from the
+means.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def detect(config: DetectConfig) -> Path | None:
     _log_threshold(config, model, settings)
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=settings.iou)
     with contextlib.ExitStack() as stack:
-        # At its end: waits for the files that are being written, then closes them, then the source.
+        # On exit, waits for the files that are being written, then closes them, then the source.
         stream = stack.enter_context(_open_stream(config, detector, settings))
         window = stack.enter_context(contextlib.closing(Window())) if config.view_img else None
         output = stack.enter_context(contextlib.closing(DetectOutput(stream, model.names, config)))
@@ -88,7 +88,7 @@ def _log_threshold(config: DetectConfig, model: InferenceModel, settings: Resolv
 
 
 def _open_stream(config: DetectConfig, detector: ImageDetector, settings: ResolvedSettings) -> DetectionStream:
-    """Opens the source; with ``--track``, for detections that belong to tracks."""
+    """Opens the source, with ``--track`` for detections that are assigned to tracks."""
     tracks = None
     if config.track is not None:
         tracks = ObjectTracks(config.track, settings.conf, vid_stride=config.vid_stride)

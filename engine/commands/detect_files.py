@@ -47,7 +47,7 @@ class DrawnFrame:
 
 
 class ResultFiles:
-    """Writes the files that the flags ask for into ``run_dir``. For the frames of videos, STEM is STEM_FRAME:
+    """Writes the files that the flags request into ``run_dir``. For the frames of videos, STEM is STEM_FRAME:
 
     - STEM.jpg or another suffix of images, or STEM.mp4, with the boxes, unless ``nosave``;
     - ``save_txt``: labels/STEM.txt, empty without detections; ``save_conf`` adds the confidence as a sixth number;
@@ -72,7 +72,7 @@ class ResultFiles:
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
     def add(self, drawn: DrawnFrame, table: DetectionTable) -> None:
-        """Writes the files of a frame. Raises UserError for an image that lies in the folder of the results."""
+        """Writes the files of a frame. Raises UserError for an image that is in the results folder."""
         config = self._config
         frame = drawn.detected.frame
         tracks = drawn.detected.tracks
@@ -136,7 +136,7 @@ class ResultFiles:
 class PredictionsFile:
     """Collects the rows of predictions.json in a temporary file, so that they need no memory.
 
-    The ids of images are their stems, or numbers if all stems are numbers, which only the last image tells.
+    Image ids are the stems, or numbers if all stems are numbers, which is known only after the last image.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,12 +169,12 @@ class PredictionsFile:
 
     def close(self) -> None:
         """Removes the temporary file."""
-        with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+        with contextlib.suppress(OSError):  # a full disk, which `write` has reported
             self._rows.close()
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:
-        """Makes errors of the temporary file, which has no name, those of ``path``."""
+        """Attributes errors of the temporary file, which has no name, to ``path``."""
         try:
             yield
         except OSError as error:
@@ -183,13 +183,13 @@ class PredictionsFile:
 
 
 def writes_files(config: DetectConfig) -> bool:
-    """Returns whether the flags ask for any file. A run without files needs no folder, and uses up no number."""
+    """Returns whether the flags request any file. A run without files needs no folder, and uses no number."""
     return not config.nosave or config.save_txt or config.save_json or config.save_crop
 
 
 def open_results_folder(config: DetectConfig) -> Path:
     """Creates the folder for the results. With ``--exist-ok``, it removes the files that an earlier run has written
-    there, so that they do not lie beside the new ones. Raises UserError if a file of the source is in the folder."""
+    there, so that they do not mix with the new ones. Raises UserError if a file of the source is in the folder."""
     folder = increment_path(config.project, config.name, config.exist_ok)
     inside = folder.resolve()
     for path in source_files(config.source) if config.exist_ok else ():
@@ -200,14 +200,14 @@ def open_results_folder(config: DetectConfig) -> Path:
         get_logger().info("%s: %s of an earlier run removed (--exist-ok)", folder, counted(removed, "file"))
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
-        message = "%s: has files that no run of detect.py lists, which stay beside the new ones: %s"
+        message = "%s: contains files that no run of detect.py has listed; they stay beside the new ones: %s"
         get_logger().warning(message, folder, listed(others))
     return folder
 
 
 def remove_if_empty(folder: Path) -> bool:
     """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
-    free again. Returns True if it is removed."""
+    free again. Returns True if it was removed."""
     try:
         folder.rmdir()
     except OSError:  # there are files in it

@@ -22,8 +22,8 @@ from utils.pixels import as_rgb8
 
 
 class DetectOutput:
-    """Draws, logs and writes the frames of a stream and their detections. The stream skips the other frames of a file
-    for which that fails.
+    """Draws, logs and writes the frames of a stream and their detections. If that fails for a frame, the stream skips
+    the rest of its file.
 
     Attributes:
         failures: the files that could not be used.
@@ -90,7 +90,7 @@ class DetectOutput:
 
 
 class FrameDrawer:
-    """Draws and encodes the boxes of frames, as the flags ask. Several threads may call one."""
+    """Draws and encodes the boxes of frames, as the flags request. Several threads may call it at once."""
 
     def __init__(self, names: tuple[str, ...], config: DetectConfig) -> None:
         """``names``: of the classes."""

@@ -1,4 +1,4 @@
-"""Implements export.py, which writes a checkpoint as files of other runtimes, each checked against it."""
+"""Implements export.py, which exports a checkpoint to other runtimes and compares each file with it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OnWritten = Callable[[str, Path], None]  # is called with each format whose file
 
 
 def export(config: ExportConfig, on_written: OnWritten = lambda name, path: None) -> list[Path]:
-    """Exports ``config.weights`` in each format; returns the files. They lie next to the weights.
+    """Exports ``config.weights`` in each format; returns the files, which are next to the weights.
 
-    A format that fails does not keep others from being written; a UserError at the end names it. A file that differs
-    too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
+    A format that fails does not prevent the others from being written; a UserError at the end reports it. A file that
+    differs too much from the checkpoint is kept as NAME.failed, and the error is a FailedCheck.
     """
     configure_logging(True)
     require_packages(config.format)
@@ -86,7 +86,7 @@ def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedCon
 
 
 def _export_each(exporter: Exporter, formats: list[str], on_written: OnWritten) -> list[Path]:
-    """Writes each format. Raises the error of a single format, or one that counts those which failed."""
+    """Writes each format. Raises the error of a single format, or one that counts the failed formats."""
     files: list[Path] = []
     failed: dict[str, Exception] = {}
     for name in formats:
@@ -101,7 +101,7 @@ def _export_each(exporter: Exporter, formats: list[str], on_written: OnWritten) 
             get_logger().warning("%s: %s", name, _summary(error))
     if failed:
         first, reason = next(iter(failed.items()))
-        only_checks_failed = all(isinstance(each, FailedCheck) for each in failed.values())
+        only_checks_failed = all(isinstance(error, FailedCheck) for error in failed.values())
         error_type = FailedCheck if only_checks_failed else UserError
         raise error_type(f"{len(failed)} of {len(formats)} formats failed (first: {first}: {_summary(reason)})")
     return files

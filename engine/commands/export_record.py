@@ -21,10 +21,10 @@ MAX_RECORD_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """An export of a run. Checksums say in a copy of the run's folder, too, whose the files are; times do not."""
+    """An export of a run. Unlike times, checksums also identify the files in a copy of the run's folder."""
 
     weights_sha256: str  # of the checkpoint
-    sha256: str = ""  # of the file, or of the folder; "": not complete, the run was killed while it wrote it
+    sha256: str = ""  # of the file, or of the folder; "": incomplete, the run was killed while writing
 
     @property
     def is_complete(self) -> bool:
@@ -41,7 +41,7 @@ class _Content:
 class ExportRecord:
     """The files that a run has exported from its checkpoint ``best``, and from earlier ones of the same name.
 
-    A file that is not in the record, or is another one by now, is the user's: the run does not replace it.
+    A file that is not in the record, or has changed since, belongs to the user: the run does not replace it.
     """
 
     def __init__(self, best: Path) -> None:
@@ -51,8 +51,8 @@ class ExportRecord:
         self._files = self._read()
 
     def missing(self, formats: Sequence[str]) -> list[str]:
-        """Returns those of ``formats`` that the run has to export: not yet from this checkpoint, nor hidden by a file
-        of the user, of which a warning tells."""
+        """Returns the ``formats`` that the run has yet to export from this checkpoint. Leaves out, with a warning, a
+        format whose place is taken by a file of the user."""
         missing = []
         for name in formats:
             path = self._path_of(name)
@@ -70,7 +70,7 @@ class ExportRecord:
     @contextmanager
     def exporting(self, formats: Sequence[str]) -> Iterator[None]:
         """Records the files of ``formats`` as the run's while the block writes them, so that a run that is killed there
-        replaces them at its next start. For those that failed, the record is then what it was before."""
+        replaces them at its next start. Afterwards, the entries of formats that failed are restored."""
         earlier = dict(self._files)
         for name in formats:
             self._files[name] = ExportedFile(self._checksum)
@@ -98,7 +98,7 @@ class ExportRecord:
             return {}
 
     def _write(self) -> None:
-        """Writes the record. Should the disk be full, the formats are exported all the same."""
+        """Writes the record. The formats are exported even if the disk is full."""
         content = _Content(self._files)
         try:
             write_whole(self._path, json.dumps(asdict(content)))

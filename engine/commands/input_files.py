@@ -1,6 +1,6 @@
 """Checks of the files and flags of a command. They need no torch, so a misspelled path ends a command at once.
 
-train.py and val.py leave them out in one of several processes: one finds the same mistakes later, for all.
+train.py and val.py skip them when several processes run: a later check then reports the same mistakes once for all.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def validate(config: ValConfig, ctx: DistributedContext) -> None:
 def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[InferenceModel, DatasetSpec, ValConfig]:
     """Opens ``config.weights`` and the data to score them on. Every process of the run must call this.
 
-    Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored so.
+    Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored with it.
 
     Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
     """
@@ -115,12 +115,12 @@ def _open_folder(config: ValConfig) -> Path:
 
 
 def with_coco_ids(gt: GroundTruth, index: DatasetIndex, spec: DatasetSpec) -> GroundTruth:
-    """Sets COCO's category ids if the labels of ``index`` are of COCO's classes, and not of a COCO JSON, which has its
-    own ids."""
+    """Sets COCO's category ids if the labels of ``index`` have COCO's classes and are not from a COCO JSON, which has
+    its own ids."""
     ids = coco_category_ids(index.names, spec.as_labeled().names) if index.image_ids is None else None
     if ids is None:
         return gt
-    get_logger().info("predictions.json has COCO's category ids, as the classes are COCO's")
+    get_logger().info("predictions.json has COCO's category ids, because the classes are COCO's")
     return replace(gt, category_ids=ids)
 
 
@@ -129,7 +129,7 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
     result = scores.result
     truth = scores.evaluator.ground_truth
     names = subject.validated.index.names
-    # Matched anew: the evaluator has released its matches, which would double the memory of the detections.
+    # Matched again: the evaluator has released its matches, which would double the memory of the detections.
     matches = match_detections(truth, scores.scored, len(names))
     rows = tables.result_rows(result, truth, names)
     sizes = tables.size_rows(score_sizes(matches), names)

@@ -1,14 +1,14 @@
 """Messages between training and evaluating processes (``--eval-ranks``), in the run's store.
 
-The last processes of a job validate the averaged weights while the others train. Both have process groups of their own,
-so the loss of an evaluating process cannot break a collective of the training ones. Rank 0 posts a `SetupMessage`, then
-a `WeightsMessage` with those of an epoch whenever the evaluating processes are free, and finds the `ScoresMessage` an
-epoch later.
+The last processes of a job validate the averaged weights while the others train. The two sides have separate process
+groups, so the loss of an evaluating process cannot break a collective of the training processes. Rank 0 posts a
+`SetupMessage`, then a `WeightsMessage` with the weights of an epoch whenever the evaluating processes are free, and
+collects the `ScoresMessage` an epoch later.
 
-Nobody waits for the reader, who may have died or be stopped. A send, a collective, and the rendezvous of
-torch.distributed.rpc would wait.
+The writer of a message does not wait for its reader, which may have died or been stopped. A send, a collective or the
+rendezvous of torch.distributed.rpc would wait.
 
-service.py has the side of the training processes, engine/assembly/evaluating_process.py the other one.
+service.py implements the training side, engine/assembly/evaluating_process.py the evaluating side.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCORES = "scores/{number}"  # of the weights with this number
 WAIT_ENDED = "wait_ended/{number}"  # set by rank 0 when its wait for scores with this number, from 1, ends
 FAILED = "failed"  # error message of an evaluating process
 ENDED = "ended"  # set when the run has ended
-LEFT = "left"  # number of evaluating processes that have ended for that
+LEFT = "left"  # number of evaluating processes that have ended
 POLL_S = 0.05  # seconds between checks for a message
 
 _PIECE_BYTES = 4 << 20  # the store takes at most 8 MiB at once
@@ -54,7 +54,7 @@ class SetupMessage:
     ema: dict[str, Tensor]  # the averaged weights
     class_weights: Tensor | None  # (C,) in the loss
     device: str  # type of the training processes' devices
-    threads: int  # of torch in them
+    threads: int  # number of torch's threads in each of them
     facts: dict[str, str]  # see `common_facts`
 
 
@@ -77,12 +77,12 @@ class ScoresMessage:
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:
-    """Stores ``message``, with tensors on the CPU, as ``key``, pickled like an object of torch.distributed."""
+    """Stores ``message``, whose tensors are on the CPU, under ``key``, pickled as torch.distributed pickles objects."""
     content = memoryview(pickle.dumps(message))
     starts = range(0, len(content), _PIECE_BYTES)
     for number, start in enumerate(starts):
         piece = bytes(content[start : start + _PIECE_BYTES])
-        store.set(f"{key}/{number}", cast(str, piece))  # torch takes bytes, too, but its stubs do not say so
+        store.set(f"{key}/{number}", cast(str, piece))  # torch also takes bytes, but its stubs omit them
     store.set(key, str(len(starts)))  # last: the message is complete
 
 

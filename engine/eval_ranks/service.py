@@ -1,4 +1,4 @@
-"""The evaluating processes of ``--eval-ranks``, as the training ones see them."""
+"""The training processes' side of the communication with the evaluating processes (``--eval-ranks``)."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def patience_s(since_sent_s: float) -> float:
 
 
 class ValidationService:
-    """The evaluating processes, as the training ones see them. Each of these has one and makes the same calls.
+    """Has weights scored by the evaluating processes. Every training process has one and makes the same calls.
 
     Args:
         ctx: with ``eval_ranks``, which only a run with a store has.
-        evaluator: gets the detections and the preview, as if it had validated itself.
+        evaluator: receives the detections and the preview, as if it had run itself.
     """
 
     def __init__(self, ctx: DistributedContext, evaluator: Evaluator, setup: SetupMessage) -> None:
@@ -75,7 +75,7 @@ class ValidationService:
             get_logger().info("--eval-ranks: validation by %s while the others train", rank_list(self._ranks))
 
     def can_take_weights(self) -> bool:
-        """Returns whether the evaluating processes take the weights of an epoch now, on all ranks."""
+        """Returns, on all ranks, whether the evaluating processes can take the weights of an epoch now."""
         can_take_weights = False
         if self._ctx.is_main:
             self._drop_late_scores()
@@ -85,7 +85,7 @@ class ValidationService:
         return broadcast_object(self._ctx, can_take_weights)
 
     def _drop_late_scores(self) -> None:
-        """Frees the processes from scores that nobody waits for any more."""
+        """Discards scores that arrived too late, so that the evaluating processes count as free."""
         if self._is_busy and self._store.check([self._scores_key]):
             self._receive()
 
@@ -106,7 +106,7 @@ class ValidationService:
         threading.Thread(target=post, name="weights", daemon=True).start()
 
     def has_scores(self) -> bool:
-        """Returns whether the scores of the epoch that was sent last are there, on all ranks."""
+        """Returns, on all ranks, whether the scores of the epoch that was sent last are there."""
         has_scores = self._ctx.is_main and self._is_busy and self._store.check([self._scores_key])
         return broadcast_object(self._ctx, has_scores)
 
@@ -159,7 +159,7 @@ class ValidationService:
         return SCORES.format(number=self._number)
 
     def _receive(self) -> ScoresMessage:
-        """Takes the newest scores out of the store, and the weights that they are of."""
+        """Removes the newest scores and their weights from the store. Returns the scores."""
         scores = read_message(self._store, self._scores_key)
         discard_message(self._store, self._scores_key)
         discard_message(self._store, self._weights_key)
@@ -179,7 +179,8 @@ class ValidationService:
             get_logger().warning("--eval-ranks: %s; the training processes validate from now on", self._failure)
 
     def close(self) -> None:
-        """Ends the evaluating processes, and waits for that: rank 0 may host the store that they read from."""
+        """Ends the evaluating processes and waits for their end, because rank 0 may host the store that they read
+        from."""
         if self._ctx.is_main:
             end_evaluating_processes(self._run_store, 0 if self._failure else self._ctx.eval_ranks)
 

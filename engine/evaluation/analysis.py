@@ -1,8 +1,8 @@
-"""Measures of val.py besides the metrics: kinds of errors, and AP by object size.
+"""Measures that val.py reports besides the metrics: kinds of errors, and AP by object size.
 
-Kinds of errors are those of TIDE (Bolya et al., ECCV 2020), at IoU 0.5, and how much AP each costs: each false positive
-has one kind of error. An object that no detection matches is missed unless a false positive explains it. The cost of a
-kind is the rise of AP if an oracle fixes the errors of that kind and no others.
+The kinds of errors are TIDE's (Bolya et al., ECCV 2020), at IoU 0.5. Each false positive has one kind. An object that
+no detection matches is missed unless a false positive explains it. The cost of a kind is the rise of AP if an oracle
+fixes the errors of that kind and no others.
 
 Legend: D detections, M objects, C classes, F false positives, A sizes.
 """
@@ -64,7 +64,7 @@ def score_sizes(matches: Matches) -> SizeScores:
 
 
 class ErrorSplit(NamedTuple):
-    """Errors of each kind and their costs; 6 are the `KINDS`. Means leave out classes without objects."""
+    """Errors of each kind and their costs; the 6 columns are `KINDS`. Means leave out classes without objects."""
 
     ap: float  # at IoU 0.5
     counts: np.ndarray  # int64 (C, 6) by class of the detection; missed ones by class of the object
@@ -144,7 +144,7 @@ class _Counted:
 
     classes: np.ndarray  # int64 (D,)
     scores: np.ndarray  # float64 (D,)
-    by_score: np.ndarray  # int64 (D,) rows, the best first; sorted once, as this takes most of the time
+    by_score: np.ndarray  # int64 (D,) rows, the best first; sorted once, because this takes most of the time
     true_positive: np.ndarray  # bool (D,)
     counted: np.ndarray  # bool (D,) the others are neither true nor false positives
     targets: np.ndarray  # int64 (C,) number of objects
@@ -169,7 +169,7 @@ def _cost(ap: np.ndarray, fixed: _Counted) -> np.ndarray:
 
 
 def _fixed(matches: Matches, errors: Errors, current: _Counted, kind: int) -> _Counted:
-    """Fixes all errors of a kind, as `split_errors` says."""
+    """Fixes all errors of a kind, as `split_errors` describes."""
     counted = current.counted & (errors.outcome != kind)
     if kind == MISSED:
         return replace(current, counted=counted, targets=current.targets - _class_counts(matches, errors.missed))

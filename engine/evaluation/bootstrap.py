@@ -1,10 +1,10 @@
 """AP on resampled images, which shows how much of a difference between two detectors may be chance.
 
 The bootstrap (Efron 1979) draws as many images as there are, with replacement, many times. Both detectors are scored on
-the same draws, so what makes an image hard for both cancels. Detections are matched to objects once: an image drawn
-twice counts twice, with the outcomes that it has. The AP of a draw equals that of COCO's evaluation of a data set in
-which the drawn images are repeated, unless detections of one class in one image have equal scores (there COCO ranks the
-detections of the first copy before those of the second).
+the same draws, so the difficulty that an image has for both cancels. Detections are matched to objects once: an image
+drawn twice counts twice, with the same outcomes. The AP of a draw equals the AP that COCO's evaluation gives for a data
+set in which the drawn images are repeated, unless detections of one class in one image have equal scores (there COCO
+ranks all detections of the first copy before the second copy's).
 
 Legend: S draws, N images, D detections, C classes, T IoU thresholds, R recall points.
 """
@@ -27,8 +27,8 @@ class ClassOutcomes(NamedTuple):
     """The detections of one class, best first, at COCO's IoU thresholds.
 
     A detection is ignored if it matches an object that does not count, such as a crowd region; otherwise it is a true
-    or a false positive. Most are false positives at all thresholds, or ignored at all: for them ``counted`` suffices.
-    The n others have an outcome for each threshold.
+    or a false positive. Most are false positives at all thresholds, or ignored at all of them; for these ``counted``
+    suffices. The n others have an outcome for each threshold.
     """
 
     image: np.ndarray  # int64 (D,)
@@ -67,7 +67,7 @@ def class_outcomes(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
 def _outcomes_of_class(
     image: np.ndarray, true_positive: np.ndarray, false_positive: np.ndarray, *, targets: np.ndarray
 ) -> ClassOutcomes:
-    """Finds the detections of a class whose outcome depends on what they match.
+    """Finds the detections of a class whose outcome depends on the object that they match.
 
     Args:
         image: int64 (D,), of each detection of the class.
@@ -174,8 +174,8 @@ def _at_counts(tp: np.ndarray, envelope: np.ndarray, required_tp: np.ndarray) ->
     """Looks up ``envelope`` (S, n) where ``tp`` (S, n) first reaches ``required_tp`` (S, R): (S, R), 0 where it never
     does.
 
-    One search serves all draws: the counts of each draw are raised above those of the draws before.
-    For example, three draws with counts up to 3 are raised by 0, 4 and 8:
+    One search serves all draws: the counts of each draw are raised above all counts of the previous draws. For example,
+    three draws with counts up to 3 are raised by 0, 4 and 8:
 
         tp      raised    required_tp  raised  position in all  position in the draw
         1 2 3   1 2 3     2            2       1                1

@@ -1,4 +1,4 @@
-"""Validation: each rank runs the model on its shard of the images, rank 0 scores all detections.
+"""Validation: each rank runs the model on its shard of the images, and rank 0 scores all detections.
 
 If the batches do not depend on the number of ranks, neither does any bit of the result: boxes are sorted by image
 before they are scored, and loss sums by batch before they are added.
@@ -113,7 +113,7 @@ class _Shard:
             num_losses: number of parts of the loss.
             stitch: see `Evaluator`.
         """
-        # The tables of batches are released one name after another: those of a large split take gigabytes.
+        # The tables of batches are released one name after another, because they take gigabytes for a large split.
         tables = {name: DetectionTable.concatenate(self.tables.pop(name, [])) for name in SELECTIONS}
         visited = np.concatenate(self._visited)
         if stitch is not None and self.is_complete:
@@ -207,7 +207,8 @@ class Evaluator:
         return result
 
     def _take_threshold(self, arrays: dict[str, np.ndarray], name: str) -> float | None:
-        """Removes the detections ``name`` from ``arrays``, and returns their threshold with the best mean F1."""
+        """Removes the detections ``name`` from ``arrays``, and returns the confidence threshold with their best mean
+        F1."""
         return best_threshold(self.ground_truth, _take_table(arrays, name), self.num_classes)
 
     def _check_visits(self, visited: np.ndarray) -> None:
@@ -217,7 +218,7 @@ class Evaluator:
         if counts.size != images or not (counts == 1).all():
             wrong = np.flatnonzero(counts != 1)
             first = ", ".join(f"image {i}: {counts[i]}" for i in wrong[:10].tolist())
-            raise RuntimeError(f"expected each of {images} images exactly once, but not for {len(wrong)} ({first})")
+            raise RuntimeError(f"expected {images} images exactly once each, {len(wrong)} had other counts ({first})")
 
     def _times(self, seconds: np.ndarray) -> dict[str, float]:
         """Returns the times for ``result.extras``. ``seconds``: (ranks, 4), columns as in `TIMES`."""
@@ -268,7 +269,7 @@ class Evaluator:
 def build_evaluator(
     ctx: DistributedContext, loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> Evaluator:
-    """Makes the evaluator of the data of ``loader``, in float32 and without a loss. ``nms_iou``: the model's."""
+    """Builds an evaluator for the data of ``loader``, in float32 and without a loss. ``nms_iou``: the model's."""
     return Evaluator(
         ground_truth=loader.index.ground_truth(),
         num_classes=len(loader.index.names),
@@ -281,7 +282,7 @@ def build_evaluator(
 def stitchers_of(
     loader: ValidationLoader, nms_iou: float | None, settings: ValidationSettings
 ) -> dict[str, Stitch] | None:
-    """Makes the functions that join the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the
+    """Returns the functions that join the detections in tiles; None if ``loader`` yields whole images. ``nms_iou``: the
     model's."""
     tiles = loader.samples.tiles
     if tiles is None:

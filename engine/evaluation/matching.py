@@ -181,8 +181,8 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
         b   0.55  0.70   -
 
     Step 1: a takes y at the thresholds up to 0.75, for its overlap with y is larger than with x. Step 2: b takes x at
-    0.5 and 0.55, since y is taken; at 0.6 to 0.7 it overlaps only y enough, and is a false positive; at 0.8 both are.
-    z is in no pair and stays free. If y were ignored, a would take x up to 0.6, and y, as ignored, only above that.
+    0.5 and 0.55, since y is taken; at 0.6 to 0.7 it overlaps only y enough, and is a false positive; at 0.8 both are. z
+    is in no pair and stays free. If y were ignored, a would take x up to 0.6, and y, being ignored, only above that.
 
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
@@ -208,7 +208,7 @@ class _CocoState:
     """
 
     def __init__(self, detections: int, crowd: np.ndarray, target_ignored: np.ndarray) -> None:
-        """Nothing is assigned. ``detections``: N; ``crowd``: bool (L,); ``target_ignored``: bool (L, A)."""
+        """Starts with nothing assigned. ``detections``: N; ``crowd``: bool (L,); ``target_ignored``: bool (L, A)."""
         shape = (target_ignored.shape[1], IOU_THRESHOLDS.size)
         self._crowd = crowd
         self._target_ignored = target_ignored
@@ -220,8 +220,8 @@ class _CocoState:
     def step(self, pairs: Pairs) -> None:
         """Matches the detections of ``pairs``, at most one of each group, to objects that are free or crowd.
 
-        Pairs are sorted by detection, then by ascending overlap. No object is in two of them, as an object has one
-        group, so that plain indexed assignment is safe.
+        Pairs are sorted by detection, then by ascending overlap. No object is in two pairs, because an object has one
+        group, so plain indexed assignment is safe.
         """
         is_available = ~self._is_taken[pairs.target] | self._crowd[pairs.target, None, None]
         is_ignored = self._target_ignored[pairs.target]
@@ -252,7 +252,7 @@ def _choose_objects(pairs: Pairs, is_available: np.ndarray, is_ignored: np.ndarr
     Args:
         pairs: P pairs, by detection, then by ascending overlap.
         is_available: bool (P, A, T), whether the object may be matched.
-        is_ignored: bool (P, A), whether the object is.
+        is_ignored: bool (P, A), whether the object is ignored.
 
     Returns the chosen pairs: bool (P, A, T).
     """

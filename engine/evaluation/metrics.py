@@ -86,8 +86,8 @@ class ConfidenceCurves:
 def _middle_of_best(mean_f1: np.ndarray) -> int:
     """Returns where ``mean_f1``, float64 (S,), is largest; 0 if all are nan.
 
-    It is the middle of the first such run of confidences, so that the threshold keeps its distance from the scores on
-    both sides, which rounding changes.
+    This is the middle of the first run of equally good confidences, so that the threshold keeps a distance from the
+    scores on both sides, which rounding may change.
     """
     if np.isnan(mean_f1).all():
         return 0
@@ -104,8 +104,8 @@ class Metric(NamedTuple):
     column: str  # in the printed table and classes.csv
     title: str  # of its chart, and in messages
     axis: str  # label of the chart's y axis
-    # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...), whose means are the metric of a class,
-    # and of all.
+    # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...). The mean for a class is its metric; the
+    # mean of all values is the overall metric.
     values: Callable[[ConfidenceCurves, np.ndarray], np.ndarray]
 
 
@@ -201,14 +201,13 @@ def score_detections(
 ) -> EvalResult:
     """Scores detections against labels.
 
-    AP equals that of COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
+    AP equals COCO's evaluation of boxes to the last digit: 10 IoU thresholds, 101 recall points, the best
     ``gt.max_det`` detections of each class in each image, crowd as ignore regions, size ranges by ``area_px``. Equal
     scores rank by the order of ``gt.image_ids``, then of the table, as they would from a predictions file.
 
     Precision, recall and F1 are computed at IoU 0.5, the confusion matrix at `CONFUSION_IOU`, all above the confidence
-    with the best mean F1.
-    Above the best score of a class, its precision stays that at this score. Classes without objects are nan, and the
-    means leave them out.
+    with the best mean F1. Above the best score of a class, precision keeps its value at this score. Classes without
+    objects are nan, and the means leave them out.
 
     Args:
         table: detections whose AP is computed.
@@ -249,8 +248,8 @@ def best_threshold(gt: GroundTruth, table: DetectionTable, num_classes: int) -> 
     return _confidence_curves(gt, table, num_classes).threshold
 
 
-# The matches of a large split take gigabytes. The next two functions return without them, so that those of only one of
-# a validation's selections are in memory at a time (`Evaluator.run`).
+# The matches of a large split take gigabytes. The next two functions return without them, so that the matches of only
+# one of a validation's selections are in memory at a time (`Evaluator.run`).
 
 
 def _precision_and_curves(
@@ -291,7 +290,7 @@ def interpolated_precision(outcomes: DetectionOutcomes, targets: np.ndarray) -> 
 
 
 def nanmean(values: np.ndarray, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
-    """Computes the mean of the values that are not nan, as `numpy.nanmean`, but without a warning where there is
+    """Computes the mean of the values that are not nan, like `numpy.nanmean`, but without a warning where there are
     none."""
     valid = ~np.isnan(values)
     count = valid.sum(axis)
@@ -304,7 +303,7 @@ def confusion_matrix(gt: GroundTruth, table: DetectionTable, num_classes: int, c
 
     Classes do not matter to matching: larger IoU first, then larger score. The sum of a column is the number of objects
     of that class, without crowd regions. The sum of a row is the number of detections of that class above
-    ``confidence``, without those that match no object and lie in a crowd region of their class.
+    ``confidence``, except detections that match no object and lie in a crowd region of their class.
 
     Returns int64 (C + 1, C + 1): rows predicted, columns true, the last of each is background.
     """

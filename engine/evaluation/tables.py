@@ -63,7 +63,8 @@ def format_table(rows: Sequence[Row]) -> list[str]:
 
 
 def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns lines: AP by size, the confidence of P, R and F1, the classes that it misses, and the time per image."""
+    """Returns lines: AP by size, the confidence of P, R and F1, the classes missed at this confidence, and the time per
+    image."""
     sizes = {"small": result.ap_small, "medium": result.ap_medium, "large": result.ap_large}
     by_size = ", ".join(f"{name} {number_text(value)}" for name, value in sizes.items())
     lines = [f"AP by size: {by_size}; P, R and F1 at confidence {result.best_confidence:.3f}"]
@@ -78,7 +79,7 @@ def format_summary(result: EvalResult, names: Sequence[str]) -> list[str]:
 
 
 def missed_classes_text(result: EvalResult, names: Sequence[str]) -> str:
-    """Describes the classes of which the best confidence finds no object, and at which confidence each has its best F1.
+    """Describes the classes without a true positive at the best confidence, and the confidence of each class's best F1.
     Returns "" if there is none."""
     missed = result.missed_at_best_confidence
     if not missed.size:
@@ -171,7 +172,7 @@ def _kinds(counts: np.ndarray, costs: np.ndarray) -> dict[str, dict[str, Any]]:
 def write_predictions(path: str | Path, table: DetectionTable, gt: GroundTruth) -> None:
     """Writes COCO JSON with one detection per line, which pycocotools reads with ``loadRes``.
 
-    Keys: image_id, category_id, bbox (x, y, w, h in pixels), score. Ids are those of ``gt``.
+    Keys: image_id, category_id, bbox (x, y, w, h in pixels), score. Ids are taken from ``gt``.
     """
     image_ids = [json.dumps(i) for i in gt.image_ids]
     boxes = np.round(xyxy_to_xywh(table.boxes_xyxy_px), 5)

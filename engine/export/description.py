@@ -22,7 +22,8 @@ CheckOutcome: TypeAlias = Literal["yes", "no", "failed"]  # passed, not run, or 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDetails:
-    """`ExportMetadata.details` of files that this program writes. val.py and detect.py read those of the training."""
+    """`ExportMetadata.details` of files that this program writes. val.py and detect.py read the entries about the
+    training."""
 
     half: bool
     int8: bool
@@ -32,7 +33,7 @@ class ExportDetails:
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
     val_images: list[str]  # that the training held out
     data_fingerprint: str | None
-    ap: float | None  # best AP in training; None: unknown, as for the branch that training does not validate
+    ap: float | None  # best AP in training; None: unknown, such as for a branch that training does not validate
     checked: CheckOutcome
 
 
@@ -50,7 +51,7 @@ def describe_file(
         model: the checkpoint.
         options: of `resolve_options`.
         spec: the data of the check or calibration; None: the file names the data set of the training.
-        checked: outcome of the check; "yes" also before it, as only a file that passes gets its name.
+        checked: outcome of the check; "yes" also before the check, because only a file that passes gets its name.
     """
     detector = model.detector
     is_end2end = options.layout == "end2end"

@@ -1,7 +1,7 @@
 """Differences between the detections of two models in the same images.
 
-Detections are matched by image and class. Those of low scores are left out: at the threshold of NMS, a rounding error
-decides which of two boxes is kept, and among low scores there are thousands of such pairs.
+Detections are matched by image and class. Low scores are left out: at the threshold of NMS, a rounding error decides
+which of two boxes is kept, and among low scores there are thousands of such pairs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MATCHED_SCORE = 0.05  # detections of lower scores are not matched
 
 
 class Differences(NamedTuple):
-    """Detections of two models: P pairs, and Q of either that the other lacks."""
+    """Detections of two models: P pairs, and Q detections of either model that the other lacks."""
 
     image: np.ndarray  # int64 (P,)
     box: np.ndarray  # float64 (P,) largest difference of a side, as a fraction of the longer side of the box
@@ -66,7 +66,7 @@ def _groups(table: DetectionTable, num_classes: int) -> np.ndarray:
 
 def _candidates(table: DetectionTable, num_classes: int) -> DetectionTable:
     """Selects the detections that may be partners, sorted by image and class. Half of `MATCHED_SCORE` is enough for a
-    partner, as a score may differ a little."""
+    partner, because scores may differ a little."""
     table = table.take(table.scores > MATCHED_SCORE / 2)
     return table.take(np.argsort(_groups(table, num_classes), kind="stable"))
 
@@ -85,8 +85,8 @@ def _partners(first: DetectionTable, second: DetectionTable, num_classes: int, m
 def largest_difference(model: InferenceModel, exported: InferenceModel, images: Tensor) -> tuple[float, float]:
     """Compares the boxes of two models that return them in the same order, on ``images`` float32 (B, C, H, W).
 
-    Returns the largest difference of a coordinate, as a fraction of the longer side of the images, and of a score; nan
-    if one has nan.
+    Returns the largest difference of a coordinate, as a fraction of the images' longer side, and of a score; nan if
+    either model returns nan.
     """
     boxes, scores = model.decode(model(images))
     other_boxes, other_scores = exported.decode(exported(images))

@@ -1,4 +1,4 @@
-"""The images of an export: those of its check, and those that calibrate int8."""
+"""The images of an export, for its check and for the calibration of int8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ExportData:
 
     spec: DatasetSpec
     val: DatasetIndex | None  # the whole split; None: there is no check
-    checked: DatasetIndex | None  # those of ``val`` that are compared
+    checked: DatasetIndex | None  # the images of ``val`` that are compared
     calibration: DatasetIndex | None  # training images; None: nothing is quantized
 
     @property
@@ -58,7 +58,7 @@ def _read_split(model: CheckpointModel, spec: DatasetSpec, name: str, config: Ex
     settings = IndexSettings(cache_dir=config.cache_dir, single_cls=model.has_merged_classes, progress=False)
     allowed = model.stored("max_bad")
     if type(allowed) in (int, float) and 0 <= allowed <= 1:
-        settings = replace(settings, max_bad=float(allowed))  # what the training was allowed to lose
+        settings = replace(settings, max_bad=float(allowed))  # the fraction that the training was allowed to lose
     return load_index(spec, name, settings)
 
 

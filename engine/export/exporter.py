@@ -3,11 +3,11 @@
 An export goes through these steps, in this order:
 
 - options.py: the flags, and their meaning for the model; export_data.py: the images;
-- engine/formats: the format builds a graph from the model, and writes it to a temporary folder with what
-  description.py and thresholds.py say about it;
-- reference.py: the file's own runtime and the checkpoint detect in the same images (differences.py), and what they find
-  differs no more than parity.py allows;
-- the file gets its name. One that fails is NAME.failed.
+- engine/formats: the format builds a graph from the model, and writes it to a temporary folder with the metadata of
+  description.py and thresholds.py;
+- reference.py: the file, in its own runtime, and the checkpoint detect objects in the same images, and their detections
+  (differences.py) differ no more than parity.py allows;
+- the file gets its final name; a file that fails is called NAME.failed.
 
 trial.py does the same before a training, with boxes and scores instead of detections.
 """
@@ -46,7 +46,7 @@ CPU = torch.device("cpu")
 
 
 class Exporter:
-    """Writes one checkpoint in several formats. The files lie next to the checkpoint."""
+    """Writes one checkpoint in several formats. The files are written next to the checkpoint."""
 
     def __init__(
         self, *, detector: Detector, model: CheckpointModel, options: ResolvedExport, data: ExportData | None
@@ -55,7 +55,7 @@ class Exporter:
 
         Args:
             detector: the checkpoint's, not fused.
-            model: the checkpoint, as the files should compute.
+            model: the checkpoint, which the files should reproduce.
             options: of `resolve_options`.
             data: None: there is no check and no calibration.
         """
@@ -95,7 +95,7 @@ class Exporter:
         return path
 
     def _compare(self, file: Path) -> Parity | None:
-        """Compares the detections of a file with those of the checkpoint. Returns None if there is no check."""
+        """Compares the detections of a file with the checkpoint's. Returns None if there is no check."""
         if self._reference is None:
             return None
         exported = open_model(file, device=CPU, trust=True)
@@ -116,7 +116,7 @@ class Exporter:
 
     @cached_property
     def _thresholds(self) -> Thresholds:
-        """Thresholds of the check if it has all validation images on the file's canvas, else those of training."""
+        """Thresholds of the check if it covers all validation images on the file's canvas, else training's."""
         options = self._options
         checks_all_images = self._data is not None and self._data.checks_all_images
         if self._reference is not None and checks_all_images and not options.dynamic:
@@ -125,7 +125,7 @@ class Exporter:
             if output is not None:
                 return Thresholds(output, scores.threshold)
         if self._model.is_unscored_branch:
-            get_logger().info("--nms: the files state no confidence threshold: training's is that of the other branch")
+            get_logger().info("--nms: the files state no confidence threshold: training's belongs to the other branch")
         return trained_thresholds(self._model, options)
 
     def _calibration_batches(self) -> Iterator[np.ndarray]:
@@ -137,8 +137,8 @@ class Exporter:
 def file_path(weights: Path, options: ResolvedExport, name: str) -> Path:
     """Returns the path of a file of the format ``name``.
 
-    It differs by branch and by layout, as a program that reads the one cannot read the other, and by precision, so that
-    files of several precisions can be compared.
+    It differs by branch and by layout, because a program that reads one cannot read the other, and by precision, so
+    that files of several precisions can be compared.
     """
     branch = "_nms" if options.nms else ""
     layout = "_end2end" if options.layout == "end2end" else ""
@@ -176,7 +176,7 @@ def _failed_path(path: Path) -> Path:
 
 
 def _publish(candidate: Path, path: Path) -> None:
-    """Moves a file from its temporary folder to its name. One that has failed in an earlier export goes to that folder
+    """Moves a file from its temporary folder to its name. A failed file of an earlier export goes to that folder
     instead, and is removed with it."""
     replace_path(candidate, path)
     failed = _failed_path(path)
@@ -186,7 +186,7 @@ def _publish(candidate: Path, path: Path) -> None:
 
 def _failure_message(failed: Path, path: Path, problems: Sequence[str], parity: Parity) -> str:
     """Returns the message about the file ``failed``, which should have become ``path``."""
-    earlier = f"; {path} is still that of an earlier export" if os.path.lexists(path) else ""
+    earlier = f"; {path} is still the file of an earlier export" if os.path.lexists(path) else ""
     return (
         f"{failed}: differs too much from the checkpoint: {'; '.join(problems)} (worst image: {parity.worst_image})"
         f"{earlier}"

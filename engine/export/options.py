@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def require_packages(formats: Iterable[str]) -> None:
-    """Raises UserError, which names all of them, if packages that write or run the formats are missing."""
+    """Raises UserError, naming all of them, if packages that write or run the formats are missing."""
     packages = dict.fromkeys(package for name in formats for package in EXPORT_FORMATS[name].packages)
     require_installed(packages, "export", "choose other formats")
 
@@ -52,7 +52,7 @@ def _flags_of_some_formats(config: ExportConfig) -> list[str]:
 
 
 def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> ResolvedExport:
-    """Fills in what the flags leave to the model. Raises UserError for flags that do not fit it.
+    """Fills in the settings that the flags leave to the model. Raises UserError for flags that do not fit it.
 
     ``detector``: fused. ``imgsz``: the checkpoint's image size, pixels.
     """

@@ -1,6 +1,6 @@
 """The differences between an exported file and its checkpoint, and how large they may be.
 
-AP alone cannot judge: that of a model which has learned nothing is zero, whatever its file computes.
+AP alone is not enough: a model that has learned nothing has AP 0, whatever its file computes.
 """
 
 from __future__ import annotations

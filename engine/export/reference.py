@@ -1,4 +1,4 @@
-"""The check of an export: its own runtime and the checkpoint detect objects in the same images."""
+"""The check of an export: the file, in its own runtime, and the checkpoint detect objects in the same images."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Reference:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Returns the mean of ``values`` (P,), 0 without any."""
+    """Returns the mean of ``values`` (P,); 0 if there are none."""
     return float(values.sum() / max(len(values), 1))
 
 

@@ -1,4 +1,4 @@
-"""A trial of the export before a training (``train.py --export``), so that no run ends with one that cannot succeed."""
+"""A trial of the export before a training (``train.py --export``), so that a failing export fails early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def try_export(ctx: DistributedContext, config: TrainConfig, model: Detector) ->
 
 def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
     """Exports ``detector`` to a temporary folder and compares all boxes and scores on noise: before training there may
-    be no detections to compare. Raises FailedCheck for a file that computes something else, and UserError."""
+    be no detections to compare. Raises FailedCheck for a file that computes something else, and UserError if an export
+    fails."""
     started = time.monotonic()
     require_packages(formats)
     with tempfile.TemporaryDirectory() as folder:

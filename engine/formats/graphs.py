@@ -66,10 +66,10 @@ class ModelGraphs:
 
 
 def example_images(module: HasDetector, options: ResolvedExport) -> Tensor:
-    """Makes a batch for tracing ``module``."""
+    """Returns a batch for tracing ``module``."""
     batch = options.batch
     if options.dynamic:
-        batch = max(batch, 2)  # torch.export takes a side of one cell, or a batch of one, for a constant
+        batch = max(batch, 2)  # torch.export treats a side of one cell, or a batch of one, as a constant
     return torch.zeros(max(batch, 1), module.detector.channels, *options.imgsz_hw)
 
 
@@ -103,7 +103,7 @@ def build_onnx(module: ExportModule, options: ResolvedExport) -> ModelProto:
         raise UserError(f"--opset {options.opset}: torch wrote opset {written_opset} instead; use that")
     import onnx
 
-    # The exporter writes the newest version of the file format; older runtimes read those that the operators need.
+    # The exporter writes the newest version of the file format; older runtimes read the one that the operators need.
     proto.ir_version = min(proto.ir_version, onnx.helper.find_min_ir_version_for(proto.opset_import))
     _remove_notes(proto)
     return proto

@@ -1,7 +1,7 @@
 """8-bit models: static quantization of the convolutions, calibrated on training images.
 
-Which tensors are rounded and by which ranges is the same for all formats. A graph is a sequence of `Node`; kinds of
-operators have their names in ONNX.
+All formats round the same tensors to the same ranges. A graph is a sequence of `Node`; kinds of operators have their
+ONNX names.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Node(Protocol):
 
 
 def last_convolutions(nodes: Sequence[Node]) -> list[str]:
-    """Lists the names of the convolutions that no other one follows: the output layers of the head."""
-    after: set[str] = set()  # tensors on the way from a convolution's output to the end, walked backwards
+    """Lists the names of the convolutions that no other convolution follows: the output layers of the head."""
+    before: set[str] = set()  # tensors from which a convolution is reached; nodes are walked backwards
     last = []
     for node in reversed(nodes):
-        leads_to_convolution = any(output in after for output in node.output)
+        leads_to_convolution = any(output in before for output in node.output)
         if node.op_type == "Conv" and not leads_to_convolution:
             last.append(node.name)
         if node.op_type == "Conv" or leads_to_convolution:
-            after.update(node.input)
+            before.update(node.input)
     return last
 
 
 def rounded_tensors(nodes: Sequence[Node]) -> list[str]:
-    """Lists the images and activations that `quantize` rounds: inputs and outputs of the convolutions but the last."""
+    """Lists the images and activations that `quantize` rounds: inputs and outputs of all convolutions but the last."""
     excluded = last_convolutions(nodes)
     convolutions = [node for node in nodes if node.op_type == "Conv" and node.name not in excluded]
     return list(dict.fromkeys(name for node in convolutions for name in (node.input[0], node.output[0])))
@@ -73,7 +73,7 @@ class RangeObserver:
         return list(self._lows)
 
     def observe(self, name: str, values: np.ndarray) -> None:
-        """Notes the values of a tensor for one batch."""
+        """Records the range of a tensor in one batch."""
         self._lows[name].append(float(values.min()))
         self._highs[name].append(float(values.max()))
 
@@ -97,14 +97,14 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
     """Returns a copy whose convolutions, except the head's output layers, compute with 8-bit integers. Other layers do
     not change.
 
-    ``ranges``: see `activation_ranges`. ``outputs``: round the results of the convolutions to 8 bits too. ONNX Runtime
-    computes with integers only then; OpenVINO does in any case.
+    ``ranges``: see `activation_ranges`. ``outputs``: also round the results of the convolutions to 8 bits. ONNX Runtime
+    computes with integers only in this case; OpenVINO always does.
     """
     import_onnxruntime("--int8")
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    copied = onnx.ModelProto()  # the quantizer changes what it is given
+    copied = onnx.ModelProto()  # the quantizer changes its argument
     copied.CopyFrom(proto)
     shape = [dim.dim_value or 64 for dim in proto.graph.input[0].type.tensor_type.shape.dim]
     batches = iter([{proto.graph.input[0].name: np.zeros(shape, np.float32)}])
@@ -119,12 +119,12 @@ def quantize(proto: ModelProto, ranges: dict[str, tuple[float, float]], *, outpu
         quantize_static(
             copied,
             target,
-            Reader(),  # the quantizer wants an image, but all ranges are given
+            Reader(),  # the quantizer requires an image, although all ranges are given
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
             nodes_to_exclude=last_convolutions(proto.graph.node),
             per_channel=True,
-            activation_type=QuantType.QUInt8,  # with signed ones OpenVINO 2026.4 computes nonsense
+            activation_type=QuantType.QUInt8,  # signed activations give wrong results in OpenVINO 2026.4
             weight_type=QuantType.QInt8,
             reduce_range=True,  # weights of 7 bits: CPUs without VNNI add products in 16 bits, which 8 bits overflow
             extra_options={

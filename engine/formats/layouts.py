@@ -137,7 +137,7 @@ def _weights_of_votes(kept: Tensor, voters: Tensor, is_other: Tensor, iou_thres:
     """Computes the weight of each pair's vote on each kept box: (B, D, K), 0 where it has none.
 
     Args:
-        kept: (6, B, D, 1), as the rows of `voted_rows`.
+        kept: (6, B, D, 1), the rows of `voted_rows`, transposed.
         voters: (6, B, 1, K).
         is_other: bool (B, D, K), False for the kept box itself.
     """
@@ -161,7 +161,7 @@ def _moved_boxes(kept: Tensor, voters: Tensor, weights: Tensor) -> Tensor:
 def make_layout(
     detector: Detector, layout: str, *, half: bool = False, nms_iou: float | None = None, box_voting: bool = True
 ) -> ExportModule:
-    """Returns the module to export, in eval mode, for a fused ``detector``. ``nms_iou`` and ``box_voting`` are those of
-    the NMS inside end2end; None: the detections need no NMS."""
+    """Returns the module to export, in eval mode, for a fused ``detector``. ``nms_iou`` (None: the detections need no
+    NMS) and ``box_voting`` apply to the NMS inside end2end."""
     layouts: dict[str, type[ExportModule]] = {"raw": Raw, "end2end": EndToEnd}
     return layouts[layout](detector, half, nms_iou, box_voting).eval()

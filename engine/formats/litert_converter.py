@@ -1,7 +1,7 @@
-"""A program that makes TFLite files, with packages that should not be loaded into the process of a training.
+"""A program that makes TFLite files, with packages that should not be loaded into a training process.
 
 litert-torch loads JAX and transformers, whose threads do not survive a fork, and prints its progress. So the exporter
-runs this file in a process of its own, which imports nothing of this program.
+runs this file in a separate process, which imports nothing of this program.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def quantize(source: str, ranges: str, target: str) -> None:
 
     content = json.loads(Path(ranges).read_text(encoding="utf-8"))
     quantizer = Quantizer(source)
-    scopes = f"^(?:{'|'.join(map(re.escape, content['convolutions']))});"  # the name of what it writes, and a semicolon
+    scopes = f"^(?:{'|'.join(map(re.escape, content['convolutions']))});"  # the name of its output, and a semicolon
     for kind in ("CONV_2D", "DEPTHWISE_CONV_2D"):
         quantizer.add_static_config(scopes, qtyping.TFLOperationName[kind], activation_num_bits=8, weight_num_bits=8)
     limits = {}

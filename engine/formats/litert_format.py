@@ -1,7 +1,7 @@
 """TFLite files, which LiteRT (formerly TensorFlow Lite) runs.
 
-They take images as this runtime's users expect them, float32 (B, H, W, C), and return boxes as fractions of the canvas.
-The metadata are a JSON file in a zip archive that follows the model.
+They take images float32 (B, H, W, C), as users of this runtime expect, and return boxes as fractions of the canvas. The
+metadata is a JSON file in a zip archive that follows the model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CONVERSION_TIMEOUT_S = 1800.0
 METADATA_ENTRY = "metadata.json"
 MAX_METADATA_BYTES = 10_000_000
 FILE_IDENTIFIER = b"TFL3"  # at byte 4
-# Kinds of operators that `engine.formats.int8` knows, by their numbers in the file format.
+# Kinds of operators that `engine.formats.int8` uses, by their numbers in the file format.
 _KINDS = {3: "Conv", 4: "Conv", 14: "Sigmoid", 18: "Mul"}
 # Opens the model of argv and runs it on a gray image, see `try_in_process`.
 _TRIAL = """
@@ -62,7 +62,7 @@ class _ChannelsLast(nn.Module):
     """Maps images (B, H, W, C) to the output of an `ExportModule`, with boxes as fractions of the canvas."""
 
     def __init__(self, module: ExportModule, output: Tensor, canvas_hw: tuple[int, int], *, layout: str) -> None:
-        """``output``: one of the ``module``, for its shape."""
+        """``output``: an output of ``module``, for its shape."""
         super().__init__()
         self.module = module
         self.register_buffer("scale", 1 / box_scale(output.shape, canvas_hw, has_rows=layout == "end2end"))
@@ -108,11 +108,12 @@ class LiteRtFormat(ModelFormat):
             return model.read_bytes()
 
     def write(self, graph: bytes, path: Path, metadata: ExportMetadata) -> None:
-        """Writes the model, then the archive: readers of models stop before it, those of archives begin at the end."""
+        """Writes the model, then the archive: model readers stop before the archive, and archive readers start at the
+        end."""
         buffer = io.BytesIO()
         entries = metadata.as_strings() | {"input_layout": "NHWC", "boxes": "fractions of the canvas"}
         with zipfile.ZipFile(buffer, "w") as archive:
-            entry = zipfile.ZipInfo(METADATA_ENTRY)  # without the time
+            entry = zipfile.ZipInfo(METADATA_ENTRY)  # without a timestamp
             archive.writestr(entry, json.dumps(entries, ensure_ascii=False))
         write_whole(path, graph + buffer.getvalue())
 
@@ -137,7 +138,7 @@ class _Runner:
     """
 
     def __init__(self, path: Path, interpreter: Any, metadata: ExportMetadata) -> None:
-        """Raises UserError for a file whose input and output are not those of a detector of float images."""
+        """Raises UserError for a file that does not map float images to a detector's output."""
         with errors_of_runtime(path):
             inputs = interpreter.get_input_details()
             outputs = interpreter.get_output_details()
@@ -185,8 +186,8 @@ class _Runner:
 def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: bool) -> Tensor:
     """Returns the factors that turn an output of this shape, whose boxes are fractions of the canvas, into pixels.
 
-    ``has_rows``: a row of the output is a box, and the factors are float32 (1, 1, columns); otherwise a column is one,
-    and they are (1, rows, 1). They are 1 for scores and classes, and for an output that is not one of a detector.
+    ``has_rows``: a row of the output is a box, and the factors are float32 (1, 1, columns); otherwise a column is a
+    box, and they are (1, rows, 1). They are 1 for scores and classes, and for an output that is not a detector's.
     """
     if len(shape) != 3:
         return torch.ones(())
@@ -198,7 +199,7 @@ def box_scale(shape: tuple[int, ...], canvas_hw: tuple[int, int], *, has_rows: b
 
 
 def import_litert(user: str) -> ModuleType:
-    """Imports the package ai-edge-litert. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package ai-edge-litert. Raises UserError, naming the flag or file ``user`` that needs it."""
     return require_package("ai_edge_litert", user, "use another format")
 
 
@@ -213,7 +214,8 @@ def _open_interpreter(model: Path | bytes, **options: Any) -> Any:
 
 
 def _read_metadata(path: Path) -> dict[str, str]:
-    """Reads the metadata of a file; {} if it has none. Raises UserError for damaged ones, and files of another kind."""
+    """Reads the metadata of a file; {} if it has none. Raises UserError for damaged metadata, and for another kind of
+    file."""
     content = path.read_bytes()
     if content[4:8] != FILE_IDENTIFIER:
         raise UserError(f"{path}: cannot be opened (it is not a TFLite file)")
@@ -257,7 +259,7 @@ def _run_step(name: str, *inputs: Path, output: Path) -> None:
 
 
 def _measure_ranges(model: bytes, graphs: ModelGraphs) -> dict[str, Any]:
-    """Returns what `quantize` of the converter reads, from the calibration images."""
+    """Measures ranges on the calibration images. Returns the JSON content that `quantize` of the converter reads."""
     if graphs.calibration is None:
         raise ValueError("8-bit graphs need calibration images")
     operators, indices = _read_operators(model)
@@ -271,7 +273,7 @@ def _measure_ranges(model: bytes, graphs: ModelGraphs) -> dict[str, Any]:
         for name in observer.names:
             observer.observe(name, interpreter.get_tensor(indices[name]))
     ranges = observer.ranges()
-    convolutions = [each.name for each in operators if each.op_type == "Conv" and each.name in ranges]
+    convolutions = [node.name for node in operators if node.op_type == "Conv" and node.name in ranges]
     return {"ranges": ranges, "convolutions": convolutions}
 
 

@@ -1,7 +1,7 @@
 """The metadata of an exported model: text by key, which every format stores in its own way.
 
-The keys that readers of YOLO exports know (names, stride, imgsz, ...) hold Python literals. The key ``lockstep`` adds
-JSON with what only this program knows.
+The keys that readers of YOLO exports use (names, stride, imgsz, ...) hold Python literals. The key ``lockstep`` adds
+JSON that only this program reads.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def preprocessing(pixels: PixelFormat) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportMetadata:
-    """The description that an exported file holds itself. ``names`` and ``imgsz_hw`` may be None in foreign files."""
+    """The description stored in an exported file. ``names`` and ``imgsz_hw`` may be None in foreign files."""
 
-    is_ours: bool = False  # written by this program: ``end2end`` says what the output is, and need not be inferred
+    is_ours: bool = False  # written by this program: ``end2end`` states the layout, which need not be inferred
     names: tuple[str, ...] | None = None
     stride: Annotated[int, Bounds(1, 4096)] = 32
     imgsz_hw: tuple[Side, Side] | None = None  # pixels
@@ -73,8 +73,8 @@ class ExportMetadata:
         return (self.batch, self.channels, *self.imgsz_hw)
 
     def as_strings(self) -> dict[str, str]:
-        """Returns the entries for formats that hold text: values that readers of YOLO exports know as Python literals,
-        and those of this program as JSON."""
+        """Returns the entries for formats that hold text: values for readers of YOLO exports as Python literals, and
+        this program's own as JSON."""
         known = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
         known["imgsz"] = self._imgsz
         known["names"] = self._numbered_names
@@ -84,7 +84,7 @@ class ExportMetadata:
         return strings
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the entries for formats that hold data, where readers expect some that are not text."""
+        """Returns the entries for formats that hold data, where readers expect some values that are not text."""
         data = {"stride": self.stride, "batch": self.batch, "imgsz": self._imgsz, "names": self._numbered_names}
         return self.as_strings() | data
 
@@ -107,8 +107,8 @@ class ExportMetadata:
 
 
 def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
-    """Reads the entries of `ExportMetadata.as_strings`, also in files that others wrote: keys may be missing, and no
-    code in them is run. Raises UserError for values that no export has."""
+    """Reads the entries of `ExportMetadata.as_strings`, including files of other programs: keys may be missing, and no
+    code in them is run. Raises UserError for invalid values."""
     task = text.get("task", "detect")
     if task != "detect":
         raise UserError(f"the model's task is '{str(task)[:60]}', not detection")

@@ -17,7 +17,7 @@ from engine.formats.metadata import ExportMetadata
 
 @dataclass(frozen=True)
 class Session:
-    """An exported file, opened by its runtime. It computes in float32 where the file does not say otherwise, on as many
+    """An exported file, opened by its runtime. It computes in float32 unless the file says otherwise, on as many
     threads as torch, so that results can be compared."""
 
     run: Callable[[Tensor], Tensor]  # float32 (B, C, H, W) to the output, on the same device; thread-safe
@@ -26,12 +26,12 @@ class Session:
 
 
 class ModelFormat(ABC):
-    """A file format of models: how a graph is built, written and read. `EXPORT_FORMATS` has its suffix, packages and
+    """A file format of models: how a graph is built, written and read. `EXPORT_FORMATS` holds its suffix, packages and
     flags."""
 
     @abstractmethod
     def build(self, graphs: ModelGraphs) -> Any:
-        """Returns the graph that `write` takes. It names no file of this machine."""
+        """Returns the graph that `write` takes. The graph contains no path of this machine."""
 
     @abstractmethod
     def write(self, graph: Any, path: Path, metadata: ExportMetadata) -> None:
@@ -39,9 +39,9 @@ class ModelFormat(ABC):
 
     @abstractmethod
     def open(self, path: Path, device: torch.device) -> Session:
-        """Opens a file or folder with the format's runtime, on the CPU where that does not support ``device``. Raises
-        UserError if it is damaged or a package is not installed."""
+        """Opens a file or folder with the format's runtime, on the CPU if the runtime does not support ``device``.
+        Raises UserError if it is damaged or a package is not installed."""
 
     def requirements(self, graph: Any) -> str:
-        """Returns what a program needs to read the file, for the log; "" if it needs nothing special."""
+        """Returns the requirements for reading the file, for the log; "" if there are none."""
         return ""

@@ -1,6 +1,6 @@
 """Folders with an ncnn model: model.ncnn.param, model.ncnn.bin and metadata.yaml.
 
-pnnx makes them from TorchScript. A graph has a fixed size and takes one image at a time.
+pnnx converts them from TorchScript. A graph has a fixed size and takes one image at a time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if (len(names[0]), len(names[1])) == (1, 1):
 
 @dataclass(frozen=True)
 class NcnnGraph:
-    """The files of a model, as pnnx makes them."""
+    """The files that pnnx writes for a model."""
 
     param: bytes  # layers, as text
     weights: bytes
@@ -132,7 +132,7 @@ class NcnnFormat(ModelFormat):
                 raise UserError(f"{path}: ncnn failed with status {status}")
             return torch.from_numpy(np.array(output)[None]).float().to(images.device)
 
-        return Session(run, metadata, (1, channels, *trial_hw))  # a graph has one size, which the trial has seen
+        return Session(run, metadata, (1, channels, *trial_hw))  # a graph has one size, which the trial has used
 
 
 def _model_files(path: Path) -> tuple[Path, Path]:
@@ -150,7 +150,7 @@ def _model_files(path: Path) -> tuple[Path, Path]:
 
 
 def _check_layers(graph: NcnnGraph) -> None:
-    """Raises UserError for layers that pnnx could not convert: it writes them under the names that torch has."""
+    """Raises UserError for layers that pnnx could not convert: it writes them under torch's names."""
     layers = re.findall(r"^(\S+) +\S+ +\d+ +\d+ ", graph.param.decode(), re.MULTILINE)
     unknown = sorted({layer for layer in layers if not layer.isidentifier()})
     if unknown:

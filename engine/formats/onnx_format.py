@@ -49,10 +49,10 @@ class OnnxFormat(ModelFormat):
         write_whole(path, graph.SerializeToString())
 
     def open(self, path: Path, device: torch.device) -> Session:
-        """On a GPU if the package onnxruntime-gpu is installed."""
+        """Opens a file, on a GPU if the package onnxruntime-gpu is installed."""
         ort = import_onnxruntime(str(path))
         options = ort.SessionOptions()
-        options.log_severity_level = 4  # not errors, which are raised
+        options.log_severity_level = 4  # fatal only; errors are raised
         options.intra_op_num_threads = torch.get_num_threads()
         # Spinning threads would take the processor from torch, which prepares images and chooses boxes between runs.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -80,9 +80,9 @@ class OnnxFormat(ModelFormat):
 
     def requirements(self, graph: ModelProto) -> str:
         """Names the versions of the file format and of the operators, and the first ONNX Runtime that reads both."""
-        opset = next(each.version for each in graph.opset_import if each.domain in ("", "ai.onnx"))
+        opset = next(entry.version for entry in graph.opset_import if entry.domain in ("", "ai.onnx"))
         readers = [release for release, ir, newest in ONNX_RUNTIMES if graph.ir_version <= ir and opset <= newest]
-        reader = f"one newer than ONNX Runtime {ONNX_RUNTIMES[-1][0]}"
+        reader = f"a release newer than ONNX Runtime {ONNX_RUNTIMES[-1][0]}"
         if readers:
             reader = f"ONNX Runtime {readers[0]} or newer"
         return f"opset {opset} and IR version {graph.ir_version} need {reader}"

@@ -39,7 +39,7 @@ _CORE_LOCK = threading.Lock()  # functools.cache would let two threads create a 
 
 class OpenVinoFormat(ModelFormat):
     def build(self, graphs: ModelGraphs) -> Model:
-        """Reads the ONNX graph in float32, as OpenVINO rounds weights to float16 when it writes the file."""
+        """Reads the ONNX graph in float32, because OpenVINO rounds weights to float16 when it writes the file."""
         onnx_graph = graphs.int8_onnx(outputs=False) if graphs.options.int8 else graphs.float_onnx
         model = openvino_core("--format openvino").read_model(onnx_graph.SerializeToString())
         model.inputs[0].set_names({INPUT})
@@ -97,8 +97,8 @@ class OpenVinoFormat(ModelFormat):
 
 
 def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:
-    """Returns the entries that Intel's Model API and DL Streamer read instead of a configuration file. They know the
-    layout raw as YOLOv8 and end2end as YOLOv10."""
+    """Returns the entries that Intel's Model API and DL Streamer read instead of a configuration file. They call the
+    layout raw YOLOv8, and end2end YOLOv10."""
     steps = preprocessing(PixelFormat(metadata.channels, metadata.bits))
     confidence = DEFAULT_CONFIDENCE if metadata.confidence is None else metadata.confidence
     iou = NO_NMS_IOU if metadata.nms_iou is None else metadata.nms_iou
@@ -123,16 +123,16 @@ def _names_of_model(model: Model) -> dict[str, Any]:
 
 
 def import_openvino(user: str) -> ModuleType:
-    """Imports the package openvino. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package openvino. Raises UserError, naming the flag or file ``user`` that needs it."""
     return require_package("openvino", user, "use another format")
 
 
 def openvino_core(user: str) -> Any:
-    """OpenVINO's `Core`, the only one of this process. Raises UserError, which says that ``user`` needs the package.
+    """Returns OpenVINO's `Core`, the only one of this process. Raises UserError, naming ``user``, without the package.
 
     It is never destroyed: its CPU plugin installs a signal stack in the thread that loads it, and unmaps that stack
-    when the plugin is destroyed, in whichever thread. The next signal that Python handles, such as Ctrl-C, would then
-    write to memory that is unmapped or serves something else.
+    when the plugin is destroyed, in whatever thread. The next signal that Python handles, such as Ctrl-C, would then
+    write to memory that is unmapped or used for something else.
     """
     with _CORE_LOCK:
         return _core_of(import_openvino(user))

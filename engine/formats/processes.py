@@ -1,4 +1,4 @@
-"""Processes of their own for runtimes that may crash, and for programs that convert models."""
+"""Separate processes for runtimes that may crash, and for programs that convert models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from utils.errors import UserError
 
 TRIAL_TIMEOUT_S = 120.0
-TRIAL_MEMORY_BYTES = 16 * 2**30  # of addresses, besides what the system allows
+TRIAL_MEMORY_BYTES = 16 * 2**30  # of address space, unless the system allows less
 # Precedes the program of a trial.
 _TRIAL_LIMITS = f"""
 import resource
@@ -23,11 +23,11 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def try_in_process(path: Path, program: str, arguments: Sequence[object], runtime: str) -> None:
-    """Runs a Python ``program`` that opens the model ``path``, and runs it once, in a process of its own: for runtimes
-    that crash on some damaged files.
+    """Runs a Python ``program`` that opens the model ``path``, and runs it once, in a separate process, because some
+    runtimes crash on damaged files.
 
-    The program gets ``arguments`` in ``sys.argv``, and reports a mistake by ``sys.exit(REASON)``. Raises UserError if
-    it does, crashes, needs more memory than any detector or does not end.
+    The program gets ``arguments`` in ``sys.argv``, and reports a mistake with ``sys.exit(REASON)``. Raises UserError if
+    the program does so, crashes, needs more memory than any detector, or does not end.
     """
     # -P: modules are not looked up in the working folder.
     command = [sys.executable, "-P", "-c", _TRIAL_LIMITS + program, *map(str, arguments)]
@@ -54,7 +54,7 @@ def run_converter(
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs a program that converts a model, in a process of its own.
+    """Runs a program that converts a model, in a separate process.
 
     Args:
         program: its name in messages.
@@ -62,8 +62,8 @@ def run_converter(
         output: the file that it writes.
         user: the flag that needs it, for messages.
         timeout_s: how long it may take.
-        folder: its working folder; None: that of this process.
-        variables: what its environment has besides that of this process.
+        folder: its working folder; None: this process's.
+        variables: additions to the environment of this process.
 
     Raises UserError if it fails, does not end, or does not write ``output``.
     """

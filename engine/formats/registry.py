@@ -20,7 +20,7 @@ def format_of(path: str | Path) -> str | None:
     """Returns the format of an exported file or folder, by its name, or for a folder by the files in it; None for other
     paths, such as checkpoints."""
     path = Path(path)
-    is_folder = os.path.isdir(path)  # False, too, for a name that is too long for the system
+    is_folder = os.path.isdir(path)  # also False for a name that is too long for the system
     for name, entry in EXPORT_FORMATS.items():
         if is_folder:
             matches = entry.member and (path.name.endswith(entry.suffix) or _holds_model(path, entry.member))
@@ -32,8 +32,8 @@ def format_of(path: str | Path) -> str | None:
 
 
 def _holds_model(folder: Path, member: str) -> bool:
-    """Returns whether a file whose name ends with ``member`` has weights beside it: other programs write .xml files,
-    too, such as annotations."""
+    """Returns whether a file whose name ends with ``member`` has weights beside it: other programs also write .xml
+    files, such as annotations."""
     return any(file.with_suffix(".bin").is_file() for file in folder.glob(f"*{member}"))
 
 

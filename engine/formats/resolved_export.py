@@ -1,4 +1,4 @@
-"""The flags of an export, filled in for a model. Imports no torch, as export.py checks its flags before that."""
+"""The flags of an export, filled in for a model. Does not import torch: export.py checks its flags first."""
 
 from __future__ import annotations
 

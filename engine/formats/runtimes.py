@@ -1,4 +1,4 @@
-"""Parts that file formats share about their runtimes: metadata files, notes, errors and input shapes."""
+"""Functions that file formats share: metadata files, suppressed notes, errors of runtimes, and input shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several f
 
 
 def import_onnxruntime(user: str) -> ModuleType:
-    """Imports the package onnxruntime. Raises UserError, which says that ``user``, a flag or file, needs it."""
+    """Imports the package onnxruntime. Raises UserError, naming the flag or file ``user`` that needs it."""
     return require_package("onnxruntime", user, "use the checkpoint")
 
 
@@ -77,14 +77,14 @@ def errors_of_runtime(path: Path) -> Iterator[None]:
 
 
 def check_ports(path: Path, inputs: int, outputs: int) -> None:
-    """Raises UserError unless there is one of each."""
+    """Raises UserError unless there is one input and one output."""
     if (inputs, outputs) != (1, 1):
         raise UserError(f"{path}: has {inputs} inputs and {outputs} outputs; a detector has one of each")
 
 
 def checked_shape(path: Path, shape: list[Any]) -> tuple[int | None, ...]:
-    """Returns an input shape with None for dimensions that vary: those that a runtime names or does not know. Raises
-    UserError for a shape that is not one of images."""
+    """Returns an input shape with None for dimensions that vary: those that a runtime names or leaves open. Raises
+    UserError unless there are four dimensions."""
     if len(shape) != 4:
         raise UserError(f"{path}: its input has {len(shape)} dimensions; images have 4")
     return tuple(side if isinstance(side, int) and side > 0 else None for side in shape)
@@ -99,5 +99,5 @@ def check_input_size(path: Path, shape: tuple[int, int, int, int]) -> None:
 
 
 def log_cpu_only(path: Path, device: torch.device) -> None:
-    """Logs that a model that was asked for on another device runs on the CPU."""
+    """Logs that a model requested on another device runs on the CPU."""
     get_logger().info("%s: its runtime has no support for %s here and computes on the CPU", path, device)

@@ -33,7 +33,8 @@ class _TorchFormat(ModelFormat):
     program_entry: ClassVar[str]  # pattern of the entry of the archive that holds the program
 
     def _check_archive(self, path: Path) -> None:
-        """Raises UserError unless the file is an archive with a program: what torch says of others is of no help."""
+        """Raises UserError unless the file is an archive with a program: torch's messages for other files do not
+        help."""
         try:
             with zipfile.ZipFile(path) as archive:
                 entries = archive.namelist()
@@ -45,7 +46,7 @@ class _TorchFormat(ModelFormat):
 
     @abstractmethod
     def _load(self, path: Path, device: torch.device, extra_files: dict[str, str]) -> nn.Module:
-        """Reads a file, and the archive's files that are the keys of ``extra_files`` into its values."""
+        """Loads a file, and reads the archive entries that are the keys of ``extra_files`` into its values."""
 
     def open(self, path: Path, device: torch.device) -> Session:
         extra_files = {EXTRA_FILE: ""}
@@ -100,7 +101,7 @@ class Pt2Format(_TorchFormat):
             program = torch.export.export(module, (images,), dynamic_shapes=dynamic_shapes(module, options))
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # names files of this machine
-        program.example_inputs = None  # as large as an image
+        program.example_inputs = None  # as large as a batch of images
         return program
 
     def write(self, graph: ExportedProgram, path: Path, metadata: ExportMetadata) -> None:
@@ -124,8 +125,8 @@ def trace(module: ExportModule, options: ResolvedExport) -> torch.jit.ScriptModu
 
 
 def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
-    """Puts the tensors that a traced ``graph`` makes on ``device``: tracing wrote the device of the export into it as
-    text, which ``map_location`` leaves alone (pytorch#31141)."""
+    """Makes a traced ``graph`` create its tensors on ``device``: tracing stored the device of the export as a constant,
+    which ``map_location`` does not change (pytorch#31141)."""
     torch._C._jit_pass_inline(graph)
     for node in graph.findAllNodes("prim::Constant", recurse=True):  # type: ignore[attr-defined]  # missing in torch's stubs
         if node.output().type().kind() == "DeviceObjType" and node.hasAttribute("value"):

@@ -37,7 +37,7 @@ class RunState:
     rank: int
     world_size: int
     is_main: bool  # rank 0, which should write files and print
-    model: Detector  # with the averaged weights (EMA), on the device; not a copy: what changes is validated and saved
+    model: Detector  # with the averaged weights (EMA), on the device; not a copy: changes are validated and saved
     stop: Callable[[], None]  # saves and ends the run: all ranks, at most two steps later or when the epoch ends
     epoch: int = 0  # completed
     epochs: int = 0  # of the whole run
@@ -55,7 +55,7 @@ def load_callbacks(source: str) -> UserCallbacks:
     if not module_name or not attribute:
         raise UserError(f"{flag}: must be MODULE:OBJECT, such as hooks:Hooks for the class Hooks of hooks.py")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for good: callbacks may import later
+        sys.path.append(os.getcwd())  # permanently: callbacks may import later
     module = None
     callbacks: dict[str, Callback]
     try:

@@ -14,19 +14,20 @@ SAVE_BEFORE_VALIDATION_S = 60.0  # since the last save; a checkpoint costs less 
 class Checkpoints(Hook):
     """Saves within an epoch every ``every_s`` seconds by the clock of rank 0; 0: at the ends of epochs only.
 
-    A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt first, then best.pt and results.csv. So
-    while last.pt is that of the earlier run, so are the others, and that run can continue. The earlier run's best.pt
-    stays until the new one has a best epoch.
+    A new run in the folder of an earlier one (``--exist-ok``) replaces last.pt first, then best.pt and results.csv. As
+    long as last.pt is from the earlier run, so are the others, and the earlier run can continue. The earlier run's
+    best.pt stays until the new one has a best epoch.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._saved_at = time.monotonic()
         self._is_requested = False
-        self._must_replace_last = False  # the folder still has that of an earlier run
+        self._must_replace_last = False  # last.pt is still from an earlier run
 
     def start(self, trainer: Training) -> Action | None:
-        """Saves at once if the run continues from another file than last.pt, as it has no last.pt of its own then."""
+        """Saves at once if the run continues from a file other than last.pt, because it then has no last.pt of its
+        own."""
         started_from = trainer.run.started_from
         last = trainer.checkpointer.last
         if started_from is None:
@@ -51,7 +52,7 @@ class Checkpoints(Hook):
         return Action.SAVE if max_over_ranks(trainer.ctx, int(is_due)) else None
 
     def after_last_step(self, trainer: Training, epoch: Epoch) -> Action | None:
-        """Saves the steps of the first epoch if last.pt may be that of an earlier run."""
+        """Saves the steps of the first epoch if last.pt may be from an earlier run."""
         return Action.SAVE if self._must_replace_last else None
 
     def record(self, trainer: Training, epoch: Epoch) -> None:

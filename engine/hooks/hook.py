@@ -1,5 +1,5 @@
-"""Base of hooks, which do what a training does besides its steps and validations, at fixed points of the loop
-(engine/train/trainer.py), as detectron2's ``HookBase`` does."""
+"""The base class of hooks, which do everything but steps and validations at fixed points of the training loop
+(engine/train/trainer.py), like detectron2's ``HookBase``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.run.run import TrainingRun
 from models.losses.base import Criterion
 from utils.distributed.context import DistributedContext
 
-# Points of the loop: methods of `Hook` that return an action. Their table is there.
+# Points of the loop: methods of `Hook` that return an action. Its docstring lists them.
 Point = Literal[
     "start",
     "before_epoch",
@@ -70,7 +70,7 @@ class Training(Protocol):
     steps: StepPlan
     schedule: Schedule
     step_samples: int  # of the newest step over all ranks; an image of ``--quad`` is made of four
-    data_wait_s: float  # how long the newest step waited for them
+    data_wait_s: float  # how long the newest step waited for its samples
 
     @property
     def step(self) -> TrainingStep: ...
@@ -105,16 +105,17 @@ class Hook:
     when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation`` comes before
     them, with ``done`` N, if the scores are not there yet.
 
-    Most hooks are on every rank, in the same order. Their methods are called alike, and may communicate; all ranks must
-    return the same action (None continues), which the trainer follows. Rank 0 has additional hooks (`build_hooks`),
-    which return no action and call no collective, as no other rank would take part. A single rank requests a save or a
-    stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or epoch. `Epoch.result`
-    is on rank 0 alone.
+    Most hooks are on every rank, in the same order. Their methods are called on all ranks alike, and may communicate;
+    all ranks must return the same action (None continues), which the trainer follows. Rank 0 has additional hooks
+    (`build_hooks`), which return no action and call no collective, because no other rank would take part. A single rank
+    requests a save or a stop (`RunControl.request_save`, `request_stop`), and all ranks follow after the next step or
+    epoch. `Epoch.result` is on rank 0 alone.
 
-    What a hook must know when a run resumes is in `Progress`, or in a file that the hook writes.
+    State that a hook needs when a run resumes is in `Progress`, or in a file that the hook writes.
     """
 
-    # Whether `after_epoch` decides which images the next epoch has, or whether there is one: none can be prefetched.
+    # Whether the hook decides, at the end of an epoch, the images of the next epoch or whether there is one. None of
+    # its batches is prefetched then.
     decides_next_epoch = False
 
     def start(self, trainer: Training) -> Action | None: ...

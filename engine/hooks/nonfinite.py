@@ -54,8 +54,8 @@ class NonFiniteSteps(Hook):
             log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
 
     def _append_to_list(self, trainer: Training, values: StepValues) -> None:
-        """Appends the files of a bad step to this rank's list. A list that cannot be written, as on a full disk, costs
-        one warning: the log names the files, too."""
+        """Appends the files of a bad step to this rank's list. Warns once if the list cannot be written, as on a full
+        disk: the log names the files as well."""
         line = one_line(f"epoch {trainer.progress.epoch + 1}: {' '.join(values.paths)}") + "\n"
         path = _list_of_files(trainer)
         try:
@@ -67,7 +67,7 @@ class NonFiniteSteps(Hook):
             self._has_warned = True
 
     def _reason(self, trainer: Training) -> str:
-        """Says why the run stops, and what to do."""
+        """Returns why the run stops, and what to do."""
         blank_image = self._find_blank_image(trainer)
         if blank_image:
             return self._reason_for_blank_images(trainer, blank_image)
@@ -80,8 +80,8 @@ class NonFiniteSteps(Hook):
         return f"stopped: the last {trainer.progress.bad_steps} steps were not finite. {remedy} {advice}"
 
     def _find_blank_image(self, trainer: Training) -> str:
-        """Returns the path of an image if those of all bad steps have single colors, on all ranks; else "". Every rank
-        must call this: all have the same bad steps."""
+        """Returns the path of one such image if all images of the bad steps, on all ranks, have a single color; else
+        "". Every rank must call this: all have the same bad steps."""
         pixels = trainer.loader.index.pixels
         own_steps = [paths for paths in self._bad_steps if paths]  # this rank's shard of a small batch may be empty
         are_blank = all(have_single_colors(paths, pixels) for paths in own_steps)
@@ -92,14 +92,15 @@ class NonFiniteSteps(Hook):
         return next((example for _, example in ranks if example), "")
 
     def _reason_for_blank_images(self, trainer: Training, blank_image: str) -> str:
-        """Says what to do about images without contrast: batch normalization divides by the deviation, which is 0."""
+        """Returns what to do about images without contrast: batch normalization divides by the deviation, which is
+        0."""
         last = checkpoint_of_newest_run(trainer.checkpointer.last.parent)
         continuation = "start again"
         if last is not None:
             continuation = f"continue from the last good weights: {resume_flag(last)}"
         return (
-            f"stopped: the last {len(self._bad_steps)} steps were not finite, since all of their images have a single "
-            f"color, such as {blank_image} ({_list_of_files(trainer)} names others). Remove them, or correct "
+            f"stopped: the last {len(self._bad_steps)} steps were not finite, because all of their images have a "
+            f"single color, such as {blank_image} ({_list_of_files(trainer)} names others). Remove them, or correct "
             f"'bits' and 'channels' in the data set's YAML if the files are not like that, and {continuation}"
         )
 

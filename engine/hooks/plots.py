@@ -43,13 +43,13 @@ def check_plots() -> None:
 
 class Plots(Hook):
     """Draws the plots on rank 0: batches before the first step, the rest after epochs. A plot that fails, as on a full
-    disk, is a warning.
+    disk, causes only a warning.
 
     Args:
         evaluator: of the validation; it has the detections of the newest one.
         val: the split that is validated.
-        fitness: which decides the best epoch.
-        tensorboard: gets the pictures, too.
+        fitness: decides the best epoch.
+        tensorboard: also receives the pictures.
     """
 
     def __init__(self, evaluator: Evaluator, val: DatasetIndex, fitness: Fitness, tensorboard: TensorBoard) -> None:
@@ -129,7 +129,7 @@ class Plots(Hook):
 
     @contextmanager
     def _failing_with_warning(self, name: str) -> Iterator[None]:
-        """Logs a failure of the block, which writes the file ``name``, as a warning; the same one once."""
+        """Logs a failure of the block, which writes the file ``name``, as a warning, the same one only once."""
         try:
             yield
         except Exception as error:
@@ -141,7 +141,7 @@ class Plots(Hook):
 
 class TimeBudget:
     """Calls ``work`` after an epoch, or after a later one if it would take more than ``share`` of the time since its
-    last call. It receives the newest validation that it has not received yet."""
+    last call. ``work`` receives the newest validation, or None if it has received that already."""
 
     def __init__(self, work: Callable[[ScoredValidation | None], None], share: float) -> None:
         self._work = work

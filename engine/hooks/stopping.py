@@ -22,7 +22,7 @@ class EarlyStopping(Hook):
         self._val_every = val_every
 
     def start(self, trainer: Training) -> Action | None:
-        """Ends a run that starts once more after its end, for its report."""
+        """Ends a run that was started again after its end, only for its report."""
         return self._decide(trainer)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
@@ -43,7 +43,7 @@ class EarlyStopping(Hook):
 
 
 class TimeLimit(Hook):
-    """``--time``: decides by rank 0's clock after an epoch's steps how many epochs the run has."""
+    """``--time``: after the steps of each epoch, decides by the clock of rank 0 how many epochs the run has."""
 
     decides_next_epoch = True
 

@@ -1,4 +1,5 @@
-"""Brings a tracking service up to date with a run, in a thread of its own: a slow or broken server holds up no run.
+"""Keeps a tracking service up to date with a run, in a separate thread, so that a slow or broken server does not hold
+up the run.
 
 The services' own queues are not enough. With a server that is down or does not answer, ``wandb.init`` returns after
 91 s, and a process with MLflow's asynchronous logging (``log_batch(synchronous=False)``), whose exit flushes the queue,
@@ -25,8 +26,8 @@ from utils.logger import get_logger
 from utils.schema import Count, build
 from utils.strings import counted
 
-CLOSE_S = 10.0  # longest wait for a service at the end of a run: for epochs alone, or after errors
-FINISH_S = 60.0  # and with files
+CLOSE_S = 10.0  # longest wait for a service at the end of a run if only epochs are missing, or after errors
+FINISH_S = 60.0  # the same if files are stored as well
 MAX_NOTE_BYTES = 1 << 16  # of the file of a `TrackedRun`
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 
@@ -62,8 +63,8 @@ class Service(Protocol):
     name: str  # in messages
 
     def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
-        """Continues ``tracked``, or starts a run for that in ``folder``. Returns its key and the last epoch that the
-        service has. Called again if it raises."""
+        """Continues ``tracked``, or starts a tracked run for the training in ``folder``. Returns its key and the last
+        epoch that the service has. Called again if it raises."""
 
     def log(self, epoch: int, row: Mapping[str, float]) -> None:
         """Logs the results of an epoch, from 1, by the names of results.csv."""
@@ -76,11 +77,11 @@ class Service(Protocol):
 
 
 class Tracking(Hook):
-    """Brings ``service`` up to date with ``table``, that of results.csv, in a thread, on rank 0: each epoch is tracked
-    once.
+    """Keeps ``service`` up to date with ``table``, the content of results.csv, in a thread on rank 0. Each epoch is
+    tracked once.
 
-    An error costs one warning; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end, for
-    epochs alone and with files.
+    Only the first error is logged; the next epoch tries again. ``close_s``, ``finish_s``: the longest wait at the end,
+    for epochs alone and with files.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Tracking(Hook):
 
     def _choose_tracked_run(self, trainer: Training) -> TrackedRun:
         """Returns the tracked run that this start of the training continues; one without a key may be new. A run
-        diverges if other epochs than those tracked before may follow: no service takes other values for an epoch that
+        diverges if its next epochs may differ from those tracked before: no service takes new values for an epoch that
         it has.
 
         ===================================== ======== ===============================================================
@@ -134,14 +135,16 @@ class Tracking(Hook):
         is_ahead = note.epoch > trainer.progress.epoch
         if is_ahead and diverges:
             get_logger().info(
-                "%s: a new run, as other epochs follow epoch %d than before", name, trainer.progress.epoch
+                "%s: a new run, because the epochs after %d may differ from those tracked before",
+                name,
+                trainer.progress.epoch,
             )
             return new
         return note
 
     def _is_copied(self, note: TrackedRun) -> bool:
-        """Returns True if the note has been copied here with the run, and not moved: the original folder still has the
-        run. A run of before the ids counts as moved."""
+        """Returns True if the note was copied here with the run, and not moved: the original folder still has the run.
+        A run without an id counts as moved."""
         original = Path(note.folder)
         if not note.folder or not self._run_id or newest_run_id(original) != self._run_id:
             return False
@@ -179,7 +182,7 @@ class Tracking(Hook):
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except BaseException as error:  # of any kind, even SystemExit: tracking is no reason to end a run
+            except BaseException as error:  # of any kind, even SystemExit: tracking must not end a run
                 if not self._has_warned:
                     reason = first_line(error)
                     get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)
@@ -196,7 +199,7 @@ class Tracking(Hook):
                 self._remember(replace(self._tracked, epoch=epoch))
 
     def _remember(self, tracked: TrackedRun) -> None:
-        """Remembers how far the service has come, in the run's folder, too."""
+        """Records how far the service has come, also in the run's folder."""
         self._tracked = replace(tracked, run_id=self._run_id, folder=str(self._folder.resolve()))
         write_whole(self._path, json.dumps(asdict(self._tracked)) + "\n")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wandb import Run as WandbRun
 
 STORE = "mlflow.db"  # in the folder of runs
-ARTIFACTS = "mlartifacts"  # there, too
+ARTIFACTS = "mlartifacts"  # in the folder of runs as well
 EXPERIMENT = "lockstep"
 RUN_ID_TAG = "lockstep_run_id"  # of a run in MLflow
 FOLDER_TAG = "folder"  # of a run in MLflow
@@ -65,7 +65,7 @@ class Mlflow:
         return TrackedRun(self._run_id, max(epochs, default=0))
 
     def _open_experiment(self, folder: Path, uri: str | None) -> str:
-        """Returns the id of the experiment, which is made if it does not exist."""
+        """Returns the id of the experiment, which is created if it does not exist."""
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = self._client.get_experiment_by_name(title)
         if experiment:
@@ -94,7 +94,7 @@ class Mlflow:
 
     def _log_parameters(self, settings: Mapping[str, Any]) -> None:
         """Logs the settings that the run does not have: all of a new run, or those that an earlier process, killed
-        while it logged them, has left out. MLflow takes no other value for one that it has."""
+        while it logged them, has left out. MLflow takes no new value for a setting that it has."""
         from mlflow.entities import Param
 
         known = self._client.get_run(self._run_id).data.params
@@ -118,7 +118,7 @@ class Mlflow:
 
 
 def _metric_name(name: str) -> str:
-    """Replaces what MLflow refuses in ``name``, which may hold the name of a class (``--fitness``)."""
+    """Replaces characters that MLflow refuses in ``name``, which may contain the name of a class (``--fitness``)."""
     return posixpath.normpath(re.sub(r"[^\w.\- :/]", "_", name))[:MAX_NAME_CHARACTERS].rstrip("/")
 
 
@@ -130,7 +130,8 @@ class Wandb:
     _run: WandbRun  # set by `open`, which is called first
 
     def __init__(self) -> None:
-        # For a new run without an id. The service may have created it when `open` fails, and is then called again.
+        # For a new run without an id. If `open` fails after the service has created the run, the next call finds it by
+        # this id.
         self._new_id = uuid.uuid4().hex[:16]
 
     def open(self, folder: Path, tracked: TrackedRun, settings: Mapping[str, Any]) -> TrackedRun:
@@ -186,7 +187,7 @@ def open_services(names: Sequence[str]) -> list[Service]:
     if "wandb" in names:
         import wandb
 
-        try:  # without asking a server, nor the user
+        try:  # without asking a server or the user
             has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
         except Exception as error:  # a malformed key, or settings that it refuses
             raise UserError(f"--tracker wandb: {first_line(error)}") from None

@@ -20,7 +20,8 @@ log = logging.getLogger("lockstep")
 
 
 class ResultsCsv(Hook):
-    """results.csv, on rank 0: a row per epoch, from 1. A later column joins the header, with empty cells above.
+    """results.csv, on rank 0: a row per epoch, from 1. A column that comes later is added to the header, and is empty
+    in earlier rows.
 
     ``table``: content of the file at the start; empty if there is none.
     """
@@ -33,7 +34,7 @@ class ResultsCsv(Hook):
     def start(self, trainer: Training) -> None:
         """Drops the epochs that a resumed run repeats. Warns of epochs that the file has lost.
 
-        The file of an earlier run (``--exist-ok``) stays while its last.pt does, with which that run could continue:
+        The file of an earlier run (``--exist-ok``) stays while its last.pt does, from which that run could continue:
         see `engine.hooks.checkpointing.Checkpoints`.
         """
         recorded = _recorded_epochs(trainer)
@@ -51,8 +52,8 @@ class ResultsCsv(Hook):
         self._write()
 
     def _write(self) -> None:
-        """Replaces the file. It survives a power cut, unless the disk cannot tell when it has written a file: then one
-        warning says so, as that is no reason to end a run."""
+        """Replaces the file. It survives a power cut, unless the disk cannot confirm that it has written a file. In
+        that case, this only warns, once."""
         try:
             self.table.write(self.path, durable=True)
         except OSError as error:
@@ -64,7 +65,7 @@ class ResultsCsv(Hook):
 
 
 def _recorded_epochs(trainer: Training) -> int:
-    """Returns how many epochs of the run have been recorded before this start. A pending epoch has not."""
+    """Returns how many epochs of the run were recorded before this start. A pending epoch does not count."""
     started_from = trainer.run.started_from
     is_pending = started_from is not None and started_from.is_pending
     return trainer.progress.epoch - int(is_pending)

@@ -1,4 +1,4 @@
-"""Detection in the frames of a source: they are read ahead, processed in batches, and come out in order."""
+"""Detection in the frames of a source, which are read ahead, processed in batches and returned in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FrameBatch: TypeAlias = list[Frame | FileProblem]
 class DetectionStream:
     """Iterates over the frames of a source, in order, with the detections in each.
 
-    Whatever goes wrong comes out of the iteration, at its place among the frames:
+    The iteration also reports every problem, at its place among the frames:
 
     - a `FileProblem`, if a file cannot be read, in whole or in part;
     - a `FrameDetections` whose outcome is an exception, if detection in a frame fails;
@@ -58,9 +58,10 @@ class DetectionStream:
         """
         Args:
             source: frames and problems, which the stream closes.
-            ahead: limits a batch, and learns the size of each frame. While the model runs, the next batch is read and
-                letterboxed in another thread, but not of a live stream, whose frames are processed one by one.
-            tracks: leaves only the detections that belong to tracks, which may be below the threshold of ``settings``;
+            ahead: limits the size of a batch, and is told the size of each frame. While the model runs, the next batch
+                is read and letterboxed in another thread, except for a live stream, whose frames are processed one by
+                one.
+            tracks: keeps only the detections that belong to tracks, which may be below the threshold of ``settings``;
                 None: objects are not tracked.
         """
         self.ahead = ahead
@@ -99,7 +100,7 @@ class DetectionStream:
         self._skipped.add(path)
 
     def _batches(self) -> Iterator[FrameBatch]:
-        """Yields at most ``ahead()`` frames at once, one of a live stream, with the problems of files between them."""
+        """Yields batches of up to ``ahead()`` frames, or one of a live stream, with file problems between them."""
         batch: FrameBatch = []
         count = 0  # frames in the batch
         try:
@@ -129,7 +130,7 @@ class DetectionStream:
         return 0 if self._is_live else min(self.ahead(), 1)
 
     def _prepare(self, batch: FrameBatch) -> tuple[FrameBatch, list[Canvases] | None]:
-        """Letterboxes the frames of a batch; None if it fails, which `_detect` repeats for each frame."""
+        """Letterboxes the frames of a batch. If it fails, returns None, and `_detect` tries again for each frame."""
         images = [frame.image for frame in frames_of(batch)]
         try:
             return batch, list(self._detector.prepare(images, self._settings))
@@ -143,9 +144,10 @@ class DetectionStream:
                 yield self._tracked(next(detected)) if isinstance(item, Frame) else item
 
     def _detect(self, frames: Sequence[Frame], canvases: list[Canvases] | None = None) -> list[FrameDetections]:
-        """Detects in frames. If it fails, they are processed one by one, so that each error is that of one frame.
+        """Runs detection on frames. If it fails, they are processed one by one, so that each error belongs to one
+        frame.
 
-        ``canvases``: the frames, letterboxed; None: they are not yet.
+        ``canvases``: the letterboxed frames; None: they are not letterboxed yet.
         """
         try:
             if canvases is None:
@@ -158,7 +160,7 @@ class DetectionStream:
         return [FrameDetections(frame, table, speed) for frame, (table, speed) in zip(frames, detected)]
 
     def _tracked(self, item: FrameDetections) -> FrameDetections:
-        """Leaves the detections that belong to tracks, if objects are tracked."""
+        """Keeps only the detections that belong to tracks, if objects are tracked."""
         if self._tracks is None or isinstance(item.outcome, Exception):
             return item
         table, tracks = self._tracks.update(item.frame, item.outcome)
@@ -185,9 +187,9 @@ def open_detection_stream(
         source, color: see `Predictor.stream`.
         options: ``vid_stride`` and ``max_frames``; the others follow from the other arguments.
         tracks: see `DetectionStream`.
-        reads_ahead: read and process files in batches; otherwise each frame is read when it is asked for.
+        reads_ahead: read and process files in batches; otherwise each frame is read when it is requested.
 
-    Raises UserError as `open_source`.
+    Raises UserError like `open_source`.
     """
     if not isinstance(options.vid_stride, int | np.integer) or options.vid_stride < 1:
         raise UserError(f"vid_stride: must be at least 1, got {options.vid_stride!r}")

@@ -24,7 +24,7 @@ from utils.files.url import url_path
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
-FRACTION_DIGITS = 9  # of the image's size, in YOLO's labels: a hundred-thousandth of a pixel of 10,000
+FRACTION_DIGITS = 9  # of fractions of the image's size in YOLO's labels: 0.00001 px of 10,000
 MAX_FOLDER_BYTES = 200  # of a class's folder: file systems limit names to 255
 CROP_GAIN = 1.02
 CROP_MARGIN_PX = 10
@@ -70,7 +70,7 @@ class VideoFiles:
         return path
 
     def close(self) -> None:
-        """Finishes the open video. It cannot be played before."""
+        """Finishes the open video, which cannot be played before that."""
         if self._video is not None:
             self._video.release()
             self._video = None
@@ -120,13 +120,13 @@ class Window:
 class UniqueStems:
     """Assigns a file stem to each source.
 
-    It is the source's own, with a number where two sources share one, or where an image has the name of a video's frame
-    (STEM_000123).
+    This is the source's own stem, with a number appended if two sources share a stem, or if an image has the name of a
+    video's frame (STEM_000123).
     """
 
     def __init__(self) -> None:
         self._stems: dict[str, str] = {}  # by source
-        self._taken: set[str] = set()  # folded, as the two below
+        self._taken: set[str] = set()  # case-folded, like the two below
         self._videos: set[str] = set()  # stems of videos
         self._frame_prefixes: set[str] = set()  # STEM of images that are called STEM_000123
 
@@ -142,7 +142,7 @@ class UniqueStems:
         return self._stems[source]
 
     def _take(self, stem: str, *, is_video: bool) -> bool:
-        """Takes a stem unless another source may have the same file names. Returns True if it is taken."""
+        """Reserves a stem, unless another source may have the same file names. Returns True on success."""
         key = stem.casefold()  # some file systems ignore case
         frame = _FRAME.fullmatch(key)
         if is_video:
@@ -179,26 +179,26 @@ def safe_name(name: str) -> str:
 
 
 def class_folders(names: Mapping[int, str]) -> dict[int, str]:
-    """Returns the name of a folder for each class: its own (`safe_name`), cut to `MAX_FOLDER_BYTES`, with a number
-    where an earlier class has the same one. ``names``: of the classes."""
+    """Returns a folder name for each class: its name (`safe_name`), cut to `MAX_FOLDER_BYTES`, with a number appended
+    if an earlier class has the same folder."""
     folders: dict[int, str] = {}
-    taken: set[str] = set()  # folded, as some file systems ignore case
+    taken: set[str] = set()  # case-folded, because some file systems ignore case
     for c, name in names.items():
         base = safe_name(name)
         encoded = base.encode(errors="ignore")
         if len(encoded) > MAX_FOLDER_BYTES:
             base = encoded[:MAX_FOLDER_BYTES].decode(errors="ignore")
         numbered = (f"{base}-{number}" for number in itertools.count(2))
-        folder = next(each for each in itertools.chain([base], numbered) if each.casefold() not in taken)
+        folder = next(name for name in itertools.chain([base], numbered) if name.casefold() not in taken)
         taken.add(folder.casefold())
         folders[c] = folder
     return folders
 
 
 def crop_images(image: np.ndarray, boxes_xyxy_px: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the row and the pixels, a view, of each box (N, 4) that is not outside the image, with the margin that
-    YOLOv5 and Ultralytics give crops: a side is `CROP_GAIN` times as long, and `CROP_MARGIN_PX` longer; fractions of
-    pixels are cut off."""
+    """Yields the row and the pixels (a view) of each box (N, 4) that is not outside the image. Crops have the margin of
+    YOLOv5 and Ultralytics: a side is multiplied by `CROP_GAIN` and lengthened by `CROP_MARGIN_PX`; fractions of pixels
+    are cut off."""
     center, side = np.split(xyxy_to_cxcywh(boxes_xyxy_px), 2, 1)
     half = (side * CROP_GAIN + CROP_MARGIN_PX) / 2
     corners = np.concatenate([center - half, center + half], 1).astype(int)  # rounds towards zero
@@ -237,8 +237,8 @@ def write_yolo_labels(
     scores: bool = False,
     tracks: Sequence[int] | None = None,
 ) -> None:
-    """Writes a line per detection: class, cx cy w h as fractions of the image's size, with ``scores`` the score, and
-    with ``tracks`` the id of its track."""
+    """Writes a line per detection: class, cx cy w h as fractions of the image's size, then the score with ``scores``,
+    and the track id with ``tracks``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     height, width = image_hw
     boxes = scale_boxes(xyxy_to_cxcywh(table.boxes_xyxy_px), 1 / width, 1 / height)
@@ -256,7 +256,7 @@ def write_yolo_labels(
 
 def mot_lines(table: DetectionTable, tracks: np.ndarray, frame: int) -> str:
     """Returns the detections of a frame as lines of a MOT Challenge file: frame, id, left, top, width, height, score
-    and three times -1. ``tracks``: ids (N,). ``frame``: from 0 here, from 1 there."""
+    and three times -1. ``tracks``: ids (N,). ``frame``: counted from 0; the file counts from 1."""
     numbers = np.full(len(tracks), frame + 1)
     boxes = xyxy_to_xywh(table.boxes_xyxy_px)
     rows = np.concatenate([numbers[:, None], tracks[:, None], boxes, table.scores[:, None]], 1)

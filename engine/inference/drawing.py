@@ -26,7 +26,7 @@ def draw_detections(
 
     Args:
         classes, scores: (N,); without scores, labels do not show them.
-        tracks: ids (N,), each with a color of its own; None: each class has one.
+        tracks: ids (N,), each with its own color; None: one color per class.
         names: class names; None: without labels.
         line_width: pixels; 0: by image size.
     """
@@ -38,8 +38,8 @@ def draw_detections(
 def label_texts(
     names: ClassNames, classes: Iterable[int], scores: Iterable[float] | None, tracks: Iterable[int] | None = None
 ) -> list[str]:
-    """Makes the texts next to boxes, as ``#3 person 0.85``; ``scores`` None: without confidences; ``tracks`` None:
-    without ids."""
+    """Returns the labels of boxes, such as ``#3 person 0.85``; without confidences if ``scores`` is None, and without
+    ids if ``tracks`` is None."""
     texts = [names[c] for c in classes]
     if tracks is not None:
         texts = [f"#{track} {text}" for track, text in zip(tracks, texts)]
@@ -49,5 +49,5 @@ def label_texts(
 
 
 def describe_counts(counts: Mapping[int, int], names: ClassNames) -> str:
-    """Lists detections by class, as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
+    """Lists detections by class, such as ``person 2, bus 1``. Names are not inflected: they may be in any language."""
     return ", ".join(f"{names[c]} {count:,}" for c, count in sorted(counts.items())) or "nothing found"

@@ -53,9 +53,10 @@ def open_exported(path: Path, *, device: torch.device, nms: bool, trust: bool) -
 
 
 class ExportedModel(InferenceModel):
-    """An exported file. Batches are padded or cut to the number of images that it takes.
+    """A model in an exported file. Batches are padded or cut to the number of images that it takes.
 
-    A pickled model names its file, which is opened again when it is unpickled: runtimes cannot be pickled.
+    Runtimes cannot be pickled, so a pickled model stores only the path of its file, which is opened again on
+    unpickling.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ExportedModel(InferenceModel):
         reopen: Callable[[], InferenceModel],
     ) -> None:
         """``reopen`` opens the file again, from any working folder. Raises UserError for a file that is not a detector
-        of images, takes no canvas of its own stride, or far larger images than any detector."""
+        of images, accepts no canvas of its own stride, or needs far larger images than any detector."""
         super().__init__()
         self._reopen = reopen
         self._run = session.run
@@ -155,7 +156,7 @@ def _layout_and_names(shape: tuple[int, ...], metadata: ExportMetadata, path: Pa
     """Infers the layout of an output of this shape, "columns", "objectness" or "rows", and the class names. Raises
     UserError for a shape that no detector's output has."""
     if len(shape) != 3:
-        raise UserError(f"{path}: its output {list(shape)} is not one of a detector")
+        raise UserError(f"{path}: its output {list(shape)} is not a detector's")
     _, rows, width = shape
     layout = _layout_of(rows, width, metadata)
     if metadata.names is None:
@@ -180,7 +181,7 @@ def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
 
 
 def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
-    """Makes class names, numbers, for an output (B, rows, width) of a file that has none. Raises UserError if the
+    """Returns numbers as class names, for an output (B, rows, width) of a file without names. Raises UserError if the
     output does not show how many classes there are."""
     if layout == "rows":
         raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")

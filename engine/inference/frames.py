@@ -50,5 +50,5 @@ class SourceOptions(NamedTuple):
     ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
     pixels: PixelFormat = RGB8  # format of the frames
     # For tracking: the images of a folder come one after another, and frame2.jpg before frame10.jpg. Otherwise the
-    # files of folders and globs come by name, and those of a list as listed.
+    # files of folders and globs are sorted by name, and lists keep their order.
     in_sequences: bool = False

@@ -57,14 +57,14 @@ class _Output(NamedTuple):
 
 class ImageDetector:
     """Maps images to their detections. Several threads may call one detector; on a GPU one thread runs the model,
-    because cuDNN's plans belong to a thread: each new one would search kernels again (pytorch#191744), and their memory
-    is never freed (pytorch#169153).
+    because cuDNN's plans belong to a thread: each new thread would search for kernels again (pytorch#191744), and their
+    memory would never be freed (pytorch#169153).
 
     ``amp``: autocast type of the model. ``tiles``: how to cut images; None: scale them to the canvas.
     """
 
     def __init__(self, model: InferenceModel, amp: torch.dtype | None, tiles: Tiles | None = None) -> None:
-        """Raises UserError for tiles that the model does not take."""
+        """Raises UserError for tiles that the model cannot take."""
         if tiles:
             tiles.check(model.stride, model.input_hw)
         self.model = model
@@ -82,8 +82,8 @@ class ImageDetector:
     ) -> Iterator[Canvases]:
         """Letterboxes images of any sizes, uint8 (H, W, 3) RGB or in the model's pixel format.
 
-        At most ``batch_size`` of one canvas size are put together (0: 16, but 1 on a CPU). It needs no GPU, so another
-        thread may do it while the model runs.
+        Each batch holds at most ``batch_size`` images of one canvas size (0: 16, but 1 on a CPU). This needs no GPU, so
+        another thread can do it while the model runs.
         """
         size = self.images_at_once(batch_size)
         for canvas_hw, rows in self._rows_by_canvas(images, settings).items():
@@ -119,7 +119,7 @@ class ImageDetector:
         return Canvases(rows, pixels, image_hw, fits, time.perf_counter() - started)
 
     def detect(self, prepared: Iterable[Canvases], settings: ResolvedSettings) -> list[ImageDetections]:
-        """Detects in letterboxed images. Returns the detections of each image, in the order of the images."""
+        """Runs detection on letterboxed images. Returns the detections of each image, in the order of the images."""
         detected: dict[int, ImageDetections] = {}
         for canvases in prepared:
             started = time.perf_counter()
@@ -154,10 +154,11 @@ class ImageDetector:
         return 1 if self.model.device.type == "cpu" else min(available_cores(), MAX_THREADS)
 
     def _compute(self, canvases: Tensor, settings: ResolvedSettings) -> _Output:
-        """Detects on canvases (B, h, w, C)."""
+        """Runs detection on canvases (B, h, w, C)."""
         tiled = self._tiled(settings, self.tiles) if self.tiles else None
         with torch.inference_mode():
-            # The permuted tensor is in NHWC memory format, as the model is; on a GPU a quarter of the bytes are copied.
+            # The permuted tensor is in NHWC memory format, like the model. uint8 is a quarter of the bytes to copy to a
+            # GPU.
             pixels = canvases.to(self.model.device, non_blocking=True).permute(0, 3, 1, 2)
             pixels = pixels / 255 if self.model.pixels.bits == 8 else pixels.float() / 65535
             copied_at = self._now()
@@ -197,7 +198,7 @@ class ImageDetector:
         )
 
     def _now(self) -> float:
-        """Returns the time in seconds, after the GPU's queue is empty, so that each stage counts its own work."""
+        """Returns the time in seconds once the GPU has finished, so that each stage counts only its own work."""
         if self._on_gpu:
             torch.cuda.current_stream(self.model.device).synchronize()
         return time.perf_counter()

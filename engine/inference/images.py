@@ -35,13 +35,13 @@ def as_images(
     """Converts the images of ``source``, in order, to ``pixels``. Images that are not files are named by their numbers,
     from ``first_number`` on: image0.jpg, image1.jpg, ...
 
-    - A path is the path of an image file, decoded as `data.image_io.decode` describes.
+    - A path names an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
-    - A PIL image is turned as its EXIF data says; one of a file has the name of that.
-    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. B images count
-      as B, and one channel is gray.
+    - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
+    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. A batch counts
+      as B images; a single channel is gray.
     - A list or tuple holds any of these.
-    - For a format of other channels, arrays (H, W, C) and tensors (C, H, W) have these; gray is made of color.
+    - For a format with C other channels, arrays are (H, W, C) and tensors (C, H, W). For gray, color is converted.
 
     An alpha channel is dropped. An RGB array that needs no conversion is not copied. Raises UserError for anything
     else, and for files that cannot be read.
@@ -51,7 +51,7 @@ def as_images(
     frames: list[Frame] = []
     for item in source if isinstance(source, list | tuple) else [source]:
         name = f"image{first_number + len(frames)}.jpg"
-        pillow = sys.modules.get("PIL.Image")  # without it there is no PIL image
+        pillow = sys.modules.get("PIL.Image")  # without the module there can be no PIL image
         if isinstance(item, str | os.PathLike):
             path = os.fspath(item)
             frames.append(Frame(path, _read(path, pixels)))
@@ -71,7 +71,7 @@ def as_images(
 
 
 def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
-    """Yields the images of an iterable, each as `as_images` takes it, as frames that are processed one by one."""
+    """Yields the images of an iterable, converted by `as_images`, as frames that are processed one by one."""
     number = 0
     for item in images:
         for frame in as_images(item, color, pixels, first_number=number):

@@ -55,7 +55,7 @@ class InferenceModel(nn.Module):
         return None
 
     def stored_words(self, key: str) -> list[str]:
-        """Returns a list of words as `stored`, without anything else in it."""
+        """Returns the strings in the list that `stored` returns."""
         words = self.stored(key)
         return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
@@ -67,8 +67,8 @@ class InferenceModel(nn.Module):
 
     @property
     def trained_classes(self) -> list[int | str]:
-        """``--classes`` of the training, as names. Files of earlier versions have what was typed, maybe numbers; these
-        are returned where ``names`` are not those of the classes."""
+        """``--classes`` of the training, as names. Files of earlier versions store them as typed, possibly as numbers;
+        these are returned if ``names`` are not the names of these classes."""
         words = self.stored("used_classes")
         if words:
             return [word for word in words if type(word) in (int, str)] if isinstance(words, list) else []
@@ -94,7 +94,7 @@ class InferenceModel(nn.Module):
     def canvases(self, imgsz: int, *, rect: bool | None = None) -> CanvasRule:
         """Returns the rule for canvases of images whose longer side is scaled to ``imgsz`` pixels.
 
-        ``rect``: rectangles, or squares; None: as the model's head was trained.
+        ``rect``: True for rectangles, False for squares; None: as the model's head was trained.
         """
         is_square = self.squares if rect is None else not rect
         return CanvasRule(imgsz, self.stride, is_square, self.input_hw)
@@ -130,8 +130,8 @@ def _confidence_of(progress: dict[str, Any], name: str) -> float | None:
 def autocast_type(model: InferenceModel, amp: str) -> torch.dtype | None:
     """Returns the autocast type of ``model`` for ``--amp``; None: no autocast.
 
-    float16 on a CPU is replaced by float32 with a warning. Raises UserError for an unknown type, and for one that an
-    exported file does not take.
+    float16 on a CPU is replaced by float32 with a warning. Raises UserError for an unknown type, and for "bf16" or
+    "fp16" with an exported file.
     """
     if amp not in AMP_TYPES:
         raise UserError(f"amp: must be one of {', '.join(AMP_TYPES)}, got {amp!r}")
@@ -169,7 +169,7 @@ class CheckpointModel(InferenceModel):
         self.squares = detector.head.squares
         self.ignores_nms = not detector.spec.get("end2end")
         self.is_unscored_branch = not self.ignores_nms and self.nms_iou is not None
-        # Thresholds are those of the branch that training validates.
+        # Training stores the thresholds of the branch that it validates.
         progress = {} if self.is_unscored_branch else info.get("progress", {})
         self.confidence = _confidence_of(progress, "confidence")
         self.plain_confidence = _confidence_of(progress, "plain_confidence")

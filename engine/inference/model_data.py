@@ -1,4 +1,4 @@
-"""The data set on which a model is scored: that of the command line, or else the one that its file names."""
+"""The data set on which a model is scored: given on the command line, or else named in the model's file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from utils.strings import class_difference, class_key, counted, listed
 def open_model_data(
     model: InferenceModel, source: DataSource, ctx: DistributedContext, *, single_cls: bool, instead: str = ""
 ) -> DatasetSpec:
-    """Opens ``source`` or, if it names no data set, that of the model's file. Every process of the run must call this.
+    """Opens ``source`` or, if it names no data set, the one named in the model's file. Every process must call this.
 
     Args:
-        source: its classes, if it has any, are scored; otherwise those of `classes_to_score`.
+        source: its classes, if it names any, are scored; otherwise `classes_to_score` chooses.
         single_cls: all classes count as one, so that the names need not be the model's.
         instead: how to do without a data set, for messages.
 
@@ -49,9 +49,9 @@ def open_model_data(
 
 
 def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bool) -> Sequence[str]:
-    """Returns the names in ``spec`` of the classes whose boxes are scored where no flag names any; empty: all.
+    """Returns the names in ``spec`` of the classes whose boxes are scored if no flag names any; empty: all.
 
-    The first row that is true decides:
+    The first row that applies decides:
 
     | the model was trained      | classes whose boxes are scored                                                     |
     | -------------------------- | ---------------------------------------------------------------------------------- |
@@ -64,7 +64,7 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
     a model with ``--keep-old``, which also has the classes of its teacher, is scored on all. `open_model_data` adds
     these classes; where the data set does not label them, they are ignored.
 
-    Raises UserError if all classes count as one, and the data set has none of those of the training.
+    Raises UserError if all classes count as one, and the data set has none of the training's classes.
     """
     if not model.trained_classes:
         return ()
@@ -85,22 +85,20 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
 def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
     """Returns the names in ``spec`` of the training's ``--classes``, compared as in `DatasetSpec.extended`.
 
-    Files of earlier versions may have numbers, which are those of the training's data set. They are taken for numbers
-    of ``spec``, and a warning says so.
+    Files of earlier versions may store numbers in the training's data set. They are taken for numbers in ``spec``, with
+    a warning.
     """
     keys = {class_key(word) for word in model.trained_classes if isinstance(word, str)}
     numbers = {word for word in model.trained_classes if isinstance(word, int)}
     names = [name for number, name in enumerate(spec.names) if number in numbers or class_key(name) in keys]
     if numbers:
-        message = (
-            "%s: stores its --classes as numbers, which are taken for those of %s: %s; else name them with --classes"
-        )
+        message = "%s: stores its --classes as numbers, which are taken for classes of %s: %s; if wrong, use --classes"
         get_logger().warning(message, model.path, spec.source, listed(names) or "none")
     return names
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
-    """Raises UserError for images of other channels than the model takes."""
+    """Raises UserError unless the images have the number of channels that the model takes."""
     if model.pixels.channels != spec.pixels.channels:
         expected = counted(model.pixels.channels, "channel")
         raise UserError(
@@ -110,7 +108,7 @@ def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
-    """Returns the model's numbers of the classes of ``spec`` that are used; None: all its classes."""
+    """Returns the model's class indices of the used classes of ``spec``; None: all of its classes."""
     names = class_names(spec, single_cls=False)
     if not spec.classes or not set(names).issubset(model.names):
         return None
@@ -118,8 +116,8 @@ def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
 
 
 def check_names(names: Sequence[str], spec: DatasetSpec, weights: str) -> None:
-    """Raises UserError unless the model's classes are the data set's, in the same order, or the model has all of the
-    data set's that are used and more."""
+    """Raises UserError unless the model's classes are the data set's, in the same order. If only some of the data set's
+    classes are used, the model must have at least these."""
     used = class_names(spec, single_cls=False)
     if spec.classes:
         missing = [name for name in used if name not in names]

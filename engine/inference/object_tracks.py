@@ -29,7 +29,7 @@ TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRA
 
 
 class ObjectTracks:
-    """Assigns track ids to detections, frame after frame.
+    """Assigns track ids to detections, frame by frame.
 
     Each sequence of frames (`Frame.sequence`) has its own tracker and ids from 1 on. Its frames must come in order, and
     one after another: when another sequence begins, its tracker is dropped.
@@ -60,7 +60,7 @@ class ObjectTracks:
     def update(self, frame: Frame, table: DetectionTable) -> tuple[DetectionTable, np.ndarray]:
         """Returns the detections of ``frame`` that belong to tracks, highest score first, and their ids, int64 (N,).
 
-        ``table`` has the detections above `lowest_confidence`.
+        ``table`` holds the detections above `lowest_confidence`.
         """
         import supervision
 
@@ -73,7 +73,7 @@ class ObjectTracks:
             class_id=table.classes,
             data={"row": np.arange(len(table.scores))},
         )
-        # Frames of a live stream are skipped while the model runs, so the tracker is told the time.
+        # Frames of a live stream are skipped while the model runs, so the tracker needs the time.
         timestamp = frame.index / frame.fps if frame.is_live and frame.fps else None
         image = None
         if self._source == "botsort" or not isinstance(self._source, str):  # to measure the camera's motion, from BGR

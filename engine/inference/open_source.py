@@ -49,14 +49,14 @@ def open_source(source: str, options: SourceOptions = DEFAULT_OPTIONS) -> FrameS
 
 
 def _names_image(url: str, suffixes: frozenset[str]) -> bool:
-    """Returns whether an address is that of an image: by its suffix, whatever follows it (``?size=large``), or without
-    a suffix by the server's content type. OpenCV would take it for a video of one frame."""
+    """Returns whether a URL names an image: by its suffix, whatever follows it (``?size=large``), or without a suffix
+    by the server's content type. OpenCV would treat an image as a video of one frame."""
     suffix = os.path.splitext(url_path(url))[1].lower()
     if suffix:
         return suffix in suffixes
     with contextlib.suppress(*NETWORK_ERRORS, ValueError), open_url(url) as response:
         return response.headers.get_content_maintype() == "image"
-    return False  # if it is neither, OpenCV reports it
+    return False  # if it is not a video either, OpenCV reports it
 
 
 def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> FrameStream:

@@ -6,9 +6,9 @@ from utils.config.other_programs.table import python_hint
 
 
 def attribute_error(kind: str, owner: str, name: str) -> AttributeError:
-    """Makes the error for a missing attribute, with what to write instead if other programs have the attribute.
+    """Returns the error for a missing attribute, with its replacement if other programs have the attribute.
 
-    ``kind``: see `python_hint`. ``owner``: what lacks the attribute, with its article.
+    ``kind``: see `python_hint`. ``owner``: the object without the attribute, with an article.
     """
     message = f"{owner} has no attribute {name!r}"
     hint = "" if name.startswith("_") else python_hint(kind, name)

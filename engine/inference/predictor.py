@@ -35,7 +35,7 @@ class Predictor:
     model: InferenceModel
     device: torch.device  # of the model
     names: dict[int, str]  # class names by number
-    color: Color | None  # order of channels in arrays; None: each call says it
+    color: Color | None  # order of channels in arrays; None: each call gives it
     settings: DetectionSettings  # may be replaced between calls
     image_detector: ImageDetector
 
@@ -84,7 +84,7 @@ class Predictor:
         device: str | int | torch.device | None = None,
         **settings: Any,
     ) -> list[Results]:
-        """Detects in images. Returns a result for each, in order; a single image gives a list of one.
+        """Runs detection on images. Returns a result for each, in order; a single image gives a list of one.
 
         Up to rounding, detections do not depend on the batch. Raises UserError for an image that cannot be used, or a
         setting that does not fit.
@@ -162,15 +162,15 @@ class Predictor:
         ``boxes.id``.
 
         Args:
-            source: see `stream`. The images of a folder come in the order of their numbers; those of an iterable are
-                one sequence.
+            source: see `stream`. A folder's images come in the order of their numbers; an iterable's images are one
+                sequence.
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
             vid_stride, color: see `stream`.
             settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
                 tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
 
-        Raises UserError as `stream`, and at the call without the package.
+        Raises UserError like `stream`, and at the call if the package is missing.
         """
         resolved = self.settings.changed(settings).resolve(self.model)
         tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
@@ -226,7 +226,7 @@ def load(
         path: a checkpoint, an exported file, or the name of public weights such as yolov8n, which are downloaded.
         device: "cpu", "mps", a GPU's number, or "" for the best available device.
         nms: use the one-to-many head of NMS-free models, with NMS.
-        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for one that the device is fast in.
+        amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for a fast type on the device.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
         tiles: cut large images, as ``Tiles(640)``; True: as the model was trained; False: scale them to ``imgsz``.
         trust: as for `open_model`.

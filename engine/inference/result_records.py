@@ -1,4 +1,4 @@
-"""Detections as records: a list of dictionaries, and a table of pandas."""
+"""Detections as records: a list of dictionaries, or a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACK_COLUMN = "track_id"
 
 
 def records_of(boxes: Boxes, names: Mapping[int, str], *, normalize: bool, decimals: int) -> list[dict[str, Any]]:
-    """Makes a record of each detection: `SUMMARY_COLUMNS`, with x1, y1, x2, y2 in the box, and `TRACK_COLUMN` if
+    """Returns a record of each detection: `SUMMARY_COLUMNS`, with x1, y1, x2, y2 in the box, and `TRACK_COLUMN` if
     objects were tracked. Numbers are rounded to ``decimals``; ``normalize``: corners as fractions of the image."""
     xyxy = boxes.array[:, :4]
     if normalize:
@@ -36,7 +36,7 @@ def records_of(boxes: Boxes, names: Mapping[int, str], *, normalize: bool, decim
 
 
 def records_to_pandas(records: Sequence[dict[str, Any]], *, has_tracks: bool) -> DataFrame:
-    """Converts records to a table of pandas. Raises UserError without pandas."""
+    """Converts records to a pandas DataFrame. Raises UserError if pandas is not installed."""
     pandas = require_package("pandas", "to_df()", "use summary(), a list of records")
     columns = [*SUMMARY_COLUMNS, TRACK_COLUMN] if has_tracks else SUMMARY_COLUMNS
     return pandas.DataFrame(records, columns=columns)

@@ -1,7 +1,7 @@
 """The detections of one image, with the attributes that programs written for Ultralytics' results use.
 
-A `Results` has the data: an image and its `Boxes` (result_boxes.py). Its methods convert them (result_records.py), draw
-them (drawing.py) and write them (detection_writer.py).
+A `Results` holds the data: an image and its `Boxes` (result_boxes.py). Its methods convert them (result_records.py),
+draw them (drawing.py) and write them (detection_writer.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Results:
     """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
     ``path``: of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference, postprocess);
-    those of a batch are divided by its size.
+    times of a batch are divided by its size.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these
@@ -78,7 +78,7 @@ class Results:
         raise attribute_error("result", "a result", name)
 
     def verbose(self) -> str:
-        """Returns the number of detections by class, as ``person 2, bus 1``."""
+        """Returns the number of detections by class, such as ``person 2, bus 1``."""
         return describe_counts(Counter(self.boxes.class_numbers), self.names)
 
     def drawn(self, *, conf: bool = True, line_width: int | None = None, labels: bool = True) -> np.ndarray:
@@ -119,8 +119,8 @@ class Results:
         return cv2.imencode(".png", self.plot())[1].tobytes()
 
     def save_txt(self, txt_file: str | Path, save_conf: bool = False) -> str:
-        """Writes YOLO rows, replacing the file: class, cx, cy, w, h normalized, with ``save_conf`` the confidence, and
-        the id of the track if objects were tracked."""
+        """Writes YOLO rows, replacing the file: class, cx, cy, w, h normalized, then the confidence with ``save_conf``,
+        and the track id if objects were tracked."""
         boxes = self.boxes
         write_yolo_labels(Path(txt_file), self.orig_shape, boxes.table(), scores=save_conf, tracks=boxes.track_ids)
         return str(txt_file)
@@ -137,7 +137,7 @@ class Results:
         return records_of(self.boxes, self.names, normalize=normalize, decimals=decimals)
 
     def to_df(self, normalize: bool = False, decimals: int = 5) -> DataFrame:
-        """Converts `summary` to a table of pandas. Raises UserError without pandas."""
+        """Converts `summary` to a pandas DataFrame. Raises UserError if pandas is not installed."""
         return records_to_pandas(self.summary(normalize, decimals), has_tracks=self.boxes.is_track)
 
     def to_json(self, normalize: bool = False, decimals: int = 5) -> str:

@@ -29,7 +29,7 @@ class DetectionSettings:
     iou: float | None = None  # IoU threshold of NMS; None: 0.45, no NMS for NMS-free models
     max_det: int = 300  # per image
     classes: Sequence[int | str] | None = None  # return only these, by number or name; empty or None: all
-    agnostic: bool = False  # boxes of different classes suppress each other too
+    agnostic: bool = False  # boxes also suppress boxes of other classes
     box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
 
     @classmethod
@@ -41,7 +41,7 @@ class DetectionSettings:
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
         """Returns the settings with ``keywords``, of which None and an ``imgsz`` of 0 change nothing. Keywords of other
-        programs are accepted if they are switched off. Raises UserError for unknown ones."""
+        programs are accepted if they are False or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
             if name not in known and value not in (False, None):
@@ -118,7 +118,7 @@ class ResolvedSettings:
 
 
 def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:
-    """Raises UserError for ``--no-box-voting`` and a file whose own NMS votes."""
+    """Raises UserError if ``--no-box-voting`` is given for a file whose own NMS votes."""
     if model.has_builtin_voting and not box_voting:
         raise UserError(f"{model.path}: box voting is part of the file; export it with --no-box-voting")
 

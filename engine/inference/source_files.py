@@ -1,6 +1,6 @@
 """The files that a source names: an image, a video, a folder, a glob or a list of files.
 
-It is also known from the name alone whether a source is a webcam or a stream, which has no files.
+Webcams and streams, which have no files, are recognized by their names alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def list_files(
     source: str, image_suffixes: frozenset[str], order: Callable[[Path], Any] | None = None
 ) -> tuple[list[Path], list[str]]:
     """Lists the images and videos that ``source`` names, at least one; and other images, as `unread_summary` takes
-    them. ``order``: key by which those of folders and globs are sorted; None: by name. Raises UserError."""
+    them. ``order``: key for sorting the files of folders and globs; None: by name. Raises UserError."""
     if not source.strip():
         raise UserError("--source: is empty; name an image, folder, glob, video, list, webcam or URL")
     path = Path(os.path.expanduser(source))

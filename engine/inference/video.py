@@ -28,7 +28,7 @@ MIN_READ_FRACTION = 0.95  # of the frames that a container states, which is an e
 
 
 def video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
-    """Yields the frames of a video, or the problem why it cannot be read."""
+    """Yields the frames of a video, or the problem that prevents reading it."""
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
@@ -82,7 +82,7 @@ def open_stream(source: str) -> cv2.VideoCapture:
 
 
 def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
-    """Yields all frames of a URL of known length, which is a video, or the newest ones of a live stream."""
+    """Yields all frames of a video, which is a URL of known length, or the newest frames of a live stream."""
     if _length(capture) is not None:
         is_empty = True
         with contextlib.closing(iterate_ahead(_video_frames(source, capture, options), options.ahead)) as items:
@@ -110,7 +110,7 @@ def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions
 
 def newest_frames(capture: cv2.VideoCapture, source: str) -> Generator[tuple[int, np.ndarray], None, None]:
     """Yields the numbers, from 0, and BGR images of the frames of a live stream. A slow reader gets the newest frame,
-    and skips those before it. Releases ``capture`` at the end.
+    and skips older ones. Releases ``capture`` at the end.
 
     Raises UserError if a frame cannot be read, or none comes for `STREAM_TIMEOUT_S`.
     """

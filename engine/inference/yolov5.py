@@ -17,8 +17,8 @@ from utils.errors import UserError
 
 
 def _setting(name: str) -> property:
-    """Returns a field of `DetectionSettings` as an attribute that is checked when it is assigned. Where None stands for
-    the model's default, that is read."""
+    """Returns a field of `DetectionSettings` as an attribute that is checked when it is assigned. Reading ``conf`` or
+    ``iou`` resolves None to the model's default."""
 
     def read(model: Yolov5Model) -> Any:
         has_default = name in ("conf", "iou")
@@ -33,7 +33,7 @@ def _setting(name: str) -> property:
 
 
 class Yolov5Model(Predictor):
-    """A predictor whose numpy arrays are RGB and whose settings are attributes, as of YOLOv5's models.
+    """A predictor whose numpy arrays are RGB and whose settings are attributes, as in YOLOv5's models.
 
     Calls return `Yolov5Results`.
     """
@@ -60,14 +60,14 @@ class Yolov5Model(Predictor):
         Args:
             source: an image or a list of them, see `as_images`.
             size: longer side on the canvas, pixels, also called ``imgsz``; 0: the model's.
-            augment, profile: must be False; there is no test-time augmentation here, and results have their times.
+            augment, profile: must be False; there is no test-time augmentation here, and results always hold times.
             color: the order of channels in arrays; None: that of ``load``, or RGB.
             settings: see `Predictor.__call__`.
 
         Raises UserError for an image that cannot be used, or a setting that does not fit.
         """
-        given = {"augment": augment, "profile": profile, "imgsz": size or imgsz, **settings}
-        results = super().__call__(source, color=color or self.color or "rgb", **given)
+        keywords = {"augment": augment, "profile": profile, "imgsz": size or imgsz, **settings}
+        results = super().__call__(source, color=color or self.color or "rgb", **keywords)
         return Yolov5Results(results, self.names)
 
     def eval(self) -> Yolov5Model:

@@ -1,4 +1,4 @@
-"""The results of some images as programs for YOLOv5's torch.hub interface use them.
+"""The results of several images, as programs for YOLOv5's torch.hub interface use them.
 
 Frame: original pixels; values whose name ends in ``n`` are divided by the image's width and height. N detections of one
 image, highest confidence first.
@@ -40,7 +40,7 @@ _COLUMNS = {"xyxy": _CORNERS, "xyxyn": _CORNERS, "xywh": _CENTERS, "xywhn": _CEN
 
 @dataclass(frozen=True)
 class PandasTables:
-    """Detections as tables of pandas, one for each image. Columns: the box, confidence, class, name."""
+    """Detections as pandas DataFrames, one for each image. Columns: the box, confidence, class, name."""
 
     xyxy: list[DataFrame]
     xyxyn: list[DataFrame]
@@ -49,7 +49,7 @@ class PandasTables:
 
 
 class Yolov5Results(ResultList):
-    """The results of some images: a list of `Results` with the attributes of YOLOv5's ``Detections``.
+    """The results of several images: a list of `Results` with the attributes of YOLOv5's ``Detections``.
 
     ``names``: class names by number. ``ims``: the images, uint8 (H, W, 3) RGB, with boxes after `render`.
     """
@@ -71,7 +71,7 @@ class Yolov5Results(ResultList):
 
     @property
     def imgs(self) -> list[np.ndarray]:
-        """``ims``, as older versions of YOLOv5 call it."""
+        """``ims`` under its name in older versions of YOLOv5."""
         return self.ims
 
     @property
@@ -87,7 +87,7 @@ class Yolov5Results(ResultList):
 
     @property
     def xyxyn(self) -> list[Tensor]:
-        """As `xyxy`, with corners as fractions of the image."""
+        """Like `xyxy`, with corners as fractions of the image."""
         return self._rows("xyxyn")
 
     @property
@@ -97,7 +97,7 @@ class Yolov5Results(ResultList):
 
     @property
     def xywhn(self) -> list[Tensor]:
-        """As `xywh`, with boxes as fractions of the image."""
+        """Like `xywh`, with boxes as fractions of the image."""
         return self._rows("xywhn")
 
     @property
@@ -105,7 +105,7 @@ class Yolov5Results(ResultList):
         return self.xyxy
 
     def pandas(self) -> PandasTables:
-        """Returns the detections as tables. Raises UserError without pandas."""
+        """Returns the detections as tables. Raises UserError if pandas is not installed."""
         module = require_package("pandas", "pandas()", "use xyxy, whose rows are tensors")
         tables = {
             form: [self._table(module, rows, columns) for rows in self._rows(form)]
@@ -114,7 +114,7 @@ class Yolov5Results(ResultList):
         return PandasTables(**tables)
 
     def tolist(self) -> list[Yolov5Results]:
-        """Returns results of one image each."""
+        """Returns a `Yolov5Results` for each image."""
         return [Yolov5Results([result], self.names) for result in self]
 
     def render(self, labels: bool = True) -> list[np.ndarray]:
@@ -147,8 +147,8 @@ class Yolov5Results(ResultList):
 
     def crop(self, save: bool = True, save_dir: str | Path = SAVE_DIR, exist_ok: bool = False) -> list[dict[str, Any]]:
         """Returns a record of each detection: ``box`` (x1, y1, x2, y2), ``conf``, ``cls``, ``label``, and ``im``, its
-        pixels, uint8 BGR, see `crop_images`. ``save`` also writes them to crops/CLASS/STEM_ROW.jpg in a
-        new folder, as `save` makes it."""
+        pixels, uint8 BGR, see `crop_images`. With ``save``, the crops are also written to crops/CLASS/STEM_ROW.jpg in a
+        new folder, which is named as by the method `save`."""
         folder = _new_folder(save_dir, exist_ok) if save else None
         stem_of = UniqueStems()
         folder_of_class = class_folders(self.names)

@@ -29,7 +29,7 @@ class LabelBox:
     class_name: str
     class_id: int
     xyxy_px: tuple[float, ...]  # original pixels
-    number: int | None = None  # position in the image's labels, from 0, without rows that the scan dropped; else None
+    number: int | None = None  # position in the image's labels without dropped rows, from 0; None: a suggestion
     where: str | None = None  # label file and line (COCO: and annotation id)
 
     @property
@@ -128,7 +128,7 @@ class CheckedSplit:
         return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 
     def relative(self, part: Scan, name: str) -> str:
-        """Converts ``name`` from relative to the folder of ``part`` to relative to that of the data set."""
+        """Converts ``name``, a path relative to the folder of ``part``, to a path relative to the data set's folder."""
         if part.root == self.index.root:
             return name
         return relative_name(path_of(name, part.root), self.index.root)

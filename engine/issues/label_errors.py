@@ -1,12 +1,13 @@
 """Labels that a trained model disagrees with, ranked over a whole split.
 
-The kinds are those of ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), overlooked, swapped and badly located, and
-labels where the model sees nothing. A score is the posterior probability of the error if `ERROR_RATE` of the labels
-have it: how probable is what the model sees if the label is wrong, and how probable if it is right? The latter is
-estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). So scores of
-different kinds can be compared. They are lowered for classes that the model does not know well, since it contradicts
-more right labels of them than wrong ones; labels of classes that it hardly knows are not judged at all, nor positions
-in classes that it places badly. Some boxes always fit worst, so for positions the rate of errors is estimated, too.
+There are four kinds: overlooked, swapped and badly located, as in ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), and
+labels where the model detects nothing. A score is the posterior probability of the error, with `ERROR_RATE` as the
+prior. It compares the likelihood of the model's detections if the label is wrong and if it is right; the latter is
+estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). Scores of different
+kinds are therefore comparable. They are lowered for classes that the model detects poorly, since it contradicts more
+correct labels of these classes than wrong ones. Labels of classes that it hardly detects are not judged at all, nor are
+positions in classes whose boxes it places badly. Some boxes always fit worst, so the prior for positions is estimated
+as well.
 
 Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in original pixels.
 """
@@ -27,14 +28,14 @@ from utils.labels import GroundTruth
 from utils.strings import counted, listed
 
 SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
-NEAR_OBJECT = 0.25  # IoU from which the label may be a badly placed one of the detected object
+NEAR_OBJECT = 0.25  # IoU from which a label may be a badly placed box of the detected object
 TOUCHING = 0.1  # IoU from which a detection supports a label a little
 MIN_AP = 0.4  # AP50 and AP75 of a class on the split below which its labels are not judged
-GOOD_AP50 = 0.7  # AP50 of a class from which on the model is fully trusted about it
-GOOD_AP75 = 0.9  # the same for positions, by AP75, as AP50 does not tell how exactly boxes are placed
+GOOD_AP50 = 0.7  # AP50 of a class from which on the model is fully trusted
+GOOD_AP75 = 0.9  # the same for positions, by AP75, because AP50 says little about how exactly boxes are placed
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 MIN_DETECTION_SCORE = 0.01  # even detections with low scores show that the model sees something
-ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly that within a kind
+ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly the order within one
 MIN_MOVED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
 RATE_STEPS = 100  # iterations of `_estimated_rate`
 MIN_DEVIATION = 0.06  # lower limit of a class's deviation of IoUs: people do not draw boxes more exactly
@@ -77,7 +78,7 @@ def find_label_errors(
     evidence = _Evidence(truth, table, pairs, _match(truth, table, pairs))
     trust = _ClassTrust(_trust(class_metrics["AP50"], GOOD_AP50), _trust(class_metrics["AP75"], GOOD_AP75))
     is_examined = ~truth.crowd & ~is_repeated
-    min_score = max(min_score, np.finfo(float).tiny)  # a score of 0 is no error
+    min_score = max(min_score, np.finfo(float).tiny)  # a score of 0 is not an error
     errors = _wrong_labels(evidence, trust, is_examined, min_score)
     errors += _missing_labels(evidence, trust, min_score)
     errors.sort(key=lambda error: -error.score)
@@ -97,7 +98,7 @@ def _trust(class_ap: np.ndarray, good_ap: float) -> np.ndarray:
 
 
 class _Evidence(NamedTuple):
-    """The labels of a split, and the detections about them."""
+    """The labels of a split, and the model's detections."""
 
     truth: GroundTruth  # M labels
     table: DetectionTable  # D detections
@@ -172,7 +173,7 @@ def _suspect_swapped(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
 
 
 def _suspect_moved(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
-    """Compares how much labels overlap the detection of their class with how much others of the class do."""
+    """Compares how well each label overlaps its detection with how well other labels of the class overlap theirs."""
     truth, table, _, matched = evidence
     count = len(truth.classes)
     rows = np.flatnonzero(matched.detection >= 0)
@@ -182,7 +183,7 @@ def _suspect_moved(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     moved_to[rows] = matched.detection[rows]
     deviations = _deviations_below(matched.overlap[rows], truth.classes[rows])
     overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
-    # People draw boxes loosely, too.
+    # People also draw boxes loosely.
     offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
     if_moved = table.scores[moved_to[rows]] * offset_likelihood
     if_placed = np.maximum(overlaps_less, np.exp(-deviations))
@@ -192,7 +193,7 @@ def _suspect_moved(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
 
 
 def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
-    """Measures how little the model sees near labels, of any class."""
+    """Measures how little the model detects, of any class, near each label."""
     truth, table, pairs, _ = evidence
     pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
     is_any = np.ones(len(pair_support), bool)
@@ -216,7 +217,7 @@ def _missing_labels(evidence: _Evidence, trust: _ClassTrust, min_score: float) -
 
 
 def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np.ndarray, np.ndarray]:
-    """Finds detections without a label, and of those that overlap each other only the best.
+    """Finds detections without a label; only the best of several that overlap each other.
 
     Returns them, int64 (n,), the most confident first, and the scores (n,) of their missing labels.
     """
@@ -297,7 +298,7 @@ def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns how many robust standard deviations of their class IoUs (n,) are below its median; at least 0."""
+    """Returns how many robust standard deviations each IoU (n,) is below the median of its class; at least 0."""
     result = np.zeros(len(overlap))
     for rows in _rows_by_class(classes):
         agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
@@ -351,11 +352,11 @@ def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | Non
 def trust_lines(
     model: str, results: Mapping[str, EvalResult], names: Sequence[str], issues: Iterable[Issue]
 ) -> list[str]:
-    """Describes how far a model can be trusted about labels.
+    """Describes how far a model can be trusted to judge labels.
 
     Args:
         model: how the sentences name the model.
-        results: by split, of the detections that `find_label_errors` gets.
+        results: by split, of the detections that `find_label_errors` receives.
         issues: all that are listed.
     """
     with_objects = {split: result for split, result in results.items() if result.class_targets.any()}

@@ -10,7 +10,7 @@ from data.index.index import DatasetIndex
 from utils.logger import get_logger
 
 SMALL_PX = 16.0  # two cells of stride 8, the finest of most models
-LARGEST_ADVISED = 2048  # px; larger images leave few models and GPUs a batch
+LARGEST_ADVISED = 2048  # px; with larger images, few GPUs have memory for a batch
 
 
 def median_side(sides_px: np.ndarray) -> float | None:

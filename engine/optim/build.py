@@ -1,4 +1,4 @@
-"""Builds optimizers: which parameter is updated by which rule."""
+"""Builds optimizers, and decides which rule updates which parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 def resolve_optimizer(name: str, total_steps: float) -> str:
     """Resolves ``auto`` by the length of the run: Muon learns fastest in a short one, SGD generalizes best in a long
-    one. A run whose length is unknown (inf) ends by the clock: Muon has learned more by then."""
+    one. A run whose length is unknown (inf) ends by the clock, and Muon has learned more by then."""
     if name != "auto":
         return name
     is_short = total_steps <= SHORT_RUN or math.isinf(total_steps)
@@ -93,7 +93,7 @@ RULES = {
 class OptimizerSettings:
     """Settings of the updates of an optimizer, whatever its rule."""
 
-    lr: float | None = None  # initial learning rate; None: that of the rule
+    lr: float | None = None  # initial learning rate; None: the rate of the rule
     lr_factor: float = 1.0  # multiplies it in either case
     momentum: float  # of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule
     weight_decay: float
@@ -105,7 +105,7 @@ class LoadedParameters:
     """Parameters that come from weights, and the rates at which they and the others learn."""
 
     new_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name, rows that are not loaded (classes)
-    lr_mult: float = 1.0  # multiplies the rate of all their other rows
+    lr_mult: float = 1.0  # multiplies the rate of all rows that are loaded
     new_lr_mult: float = 1.0  # multiplies the rule's rate for parameters and rows that are not loaded, if others are
 
     def row_rates(self, model: nn.Module, new_lr_mult: float) -> list[RowRates]:
@@ -131,7 +131,7 @@ def build_optimizer(
 ) -> OptimizerSet:
     """Builds the optimizer ``name`` of `RULES`.
 
-    An explicit ``lr`` is also that of new parameters: `LoadedParameters.new_lr_mult` has no effect on it.
+    An explicit ``lr`` also applies to new parameters: `LoadedParameters.new_lr_mult` has no effect on it.
     """
     rule = RULES[name]
     has_own_rate = settings.lr is None and loaded.new_rows
@@ -141,7 +141,7 @@ def build_optimizer(
     def construct(optimizer_class: type, groups: Groups, **options: Any) -> torch.optim.Optimizer:
         if not settings.sharded:
             return optimizer_class(groups, lr=lr, **options)
-        from engine.optim.zero import ShardedOptimizer  # here, as importing torch.distributed.optim takes seconds
+        from engine.optim.zero import ShardedOptimizer  # here, because importing torch.distributed.optim takes seconds
 
         return ShardedOptimizer(groups, optimizer_class=optimizer_class, lr=lr, **options)
 

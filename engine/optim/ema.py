@@ -15,8 +15,8 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 class ModelEma(Generic[ModelT]):
     """Keeps the exponential moving average of ``model`` (unwrapped), whose tensors may only be changed in place.
 
-    Every rank updates its own, so no step sends it. The decay ramps up, so that early weights are soon forgotten:
-    ``decay * (1 - exp(-updates / tau))``, with updates counted from 1. Integer tensors are copied.
+    Every rank updates its own average, so no step communicates it. The decay ramps up, so that early weights are soon
+    forgotten: ``decay * (1 - exp(-updates / tau))``, with updates counted from 1. Integer tensors are copied.
     """
 
     def __init__(self, model: ModelT, *, decay: float, tau: float) -> None:

@@ -62,7 +62,7 @@ def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
     """Returns views of ``vector`` (1-D, the concatenation of what `flatten_as` returns) with the shapes and strides of
     ``likes``. Fused optimizers require a gradient to have the strides of its parameter."""
     views = []
-    start = int(vector.storage_offset())  # to its stubs, an offset may be symbolic
+    start = int(vector.storage_offset())  # torch's stubs allow a symbolic offset
     for like in likes:
         views.append(vector.as_strided(like.shape, like.stride(), start))
         start += like.numel()
@@ -70,13 +70,13 @@ def views_as(vector: Tensor, likes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient_vector(parameters: Sequence[nn.Parameter], *others: Tensor) -> Tensor:
-    """Returns one vector to be added up: the gradients, zeros where a parameter has none, and then ``others`` (n,)."""
+    """Concatenates the gradients, with zeros where a parameter has none, and ``others`` (n,) into one vector."""
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     return torch.cat([*flatten_as(gradients, parameters), *(tensor.to(gradients[0]) for tensor in others)])
 
 
 def set_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Tensor:
-    """Makes the gradients views of ``vector``, as `gradient_vector` returns it. Returns what follows them there."""
+    """Makes the gradients views of ``vector``, as `gradient_vector` returns it. Returns the values that follow them."""
     for parameter, gradient in zip(parameters, views_as(vector, parameters)):
         parameter.grad = gradient
     return vector[sum(p.numel() for p in parameters) :]

@@ -126,7 +126,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates all parameters that have a gradient. ``closure`` must be None: nothing here computes a loss again."""
+        """Updates all parameters that have a gradient. ``closure`` must be None: the loss is not computed again."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:

@@ -41,7 +41,7 @@ class OptimizerSet:
         for optimizer in self.optimizers:
             if isinstance(optimizer, _Sharded):
                 optimizer.consolidate_state_dict(to=0)
-        if self.parameters[0].is_cuda:  # it copies to the host without waiting
+        if self.parameters[0].is_cuda:  # gathering copies to the host without waiting
             torch.cuda.synchronize(self.parameters[0].device)
 
     @torch.no_grad()
@@ -68,7 +68,7 @@ class OptimizerSet:
         """Sets the learning rates and momenta of all groups to those of ``step``."""
         momentum = schedule.momentum_at(step)
         for group in self.param_groups:
-            # An absolute rate, as in YOLOv5: `lr_factor` does not multiply it. Loaded biases are slower there, too.
+            # An absolute rate, as in YOLOv5: `lr_factor` does not multiply it. Loaded biases start slower as well.
             start = schedule.warmup_bias_lr * group["lr_mult"] if group["kind"] == "bias" else 0.0
             group["lr"] = schedule.learning_rate(step, group["initial_lr"], start=start)
             if "momentum" in group:
@@ -136,7 +136,7 @@ def _rule_of(groups: list[dict[str, Any]]) -> list[tuple[bool, ...]]:
 @torch.no_grad()
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Gives loaded state the strides of its parameter, which fused kernels do not check. Raises ValueError for state of
-    another shape: torch matches it by position alone, and with fused kernels it crashes the process."""
+    another shape: torch matches state by position alone, and fused kernels would crash the process."""
     for parameter, values in _local(optimizer).state.items():
         for name, value in values.items():
             if not isinstance(value, Tensor) or not value.ndim:
@@ -150,9 +150,9 @@ def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def fill_momentum_buffers(optimizer: torch.optim.Optimizer) -> None:
-    """Gives SGD's parameters without a momentum buffer one of zeros, with which a first step has the same result.
-    torch leaves the buffer uninitialized if the first step is skipped on the device, and cannot update parameters with
-    and without a buffer in one step."""
+    """Gives SGD's parameters a momentum buffer of zeros if they have none; the first step has the same result. torch
+    leaves the buffer uninitialized if the first step is skipped on the device, and cannot update parameters with and
+    without a buffer in one step."""
     local = _local(optimizer)
     if isinstance(local, torch.optim.SGD):
         parameters = [parameter for group in local.param_groups for parameter in group["params"]]

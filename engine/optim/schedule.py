@@ -1,4 +1,4 @@
-"""Steps, learning rate and momentum as pure functions of the settings and the step: there is nothing to restore."""
+"""Steps, learning rate and momentum as pure functions of the settings and the step, so there is no state to restore."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MIN_STEPS_FROM_WEIGHTS = 100
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The optimizer steps that batches become."""
+    """The division of batches into optimizer steps."""
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     per_epoch: int  # steps
-    epochs: int  # of the run; with ``--time`` they change when an epoch has shown how long it takes
+    epochs: int  # of the run; with ``--time``, changes once the duration of an epoch is known
     is_timed: bool = False  # with ``--time``
 
     @property
@@ -46,7 +46,7 @@ def step_plan(config: TrainConfig, epoch_batches: int) -> StepPlan:
 def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
     """Returns how many epochs, at least ``done``, fit into ``total_s`` seconds if ``done`` epochs took ``seconds``.
 
-    An epoch that would exceed the time by less than a twentieth of itself counts, as durations vary.
+    An epoch that would exceed the time by less than a twentieth of itself counts, because durations vary.
     """
     return done + max(math.floor((total_s - seconds) / seconds * done + 0.05), 0)
 
@@ -67,8 +67,8 @@ def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
 def new_layers_lr_mult(total_steps: float) -> float:
     """Returns the factor on the learning rate of new layers in a run from weights.
 
-    It is above 1, and at most 2, for fewer than `MIN_STEPS_FROM_WEIGHTS` steps, so that the layers move as far as in as
-    many. ``total_steps``: inf if not known.
+    It is above 1, and at most 2, for fewer than `MIN_STEPS_FROM_WEIGHTS` steps, so that the layers move as far as they
+    would in that many. ``total_steps``: inf if not known.
 
     Measured on four data sets: twice the rate adds 0.04 AP in runs of 36 to 60 steps, nothing in longer ones.
     """

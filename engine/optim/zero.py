@@ -1,4 +1,4 @@
-"""``--zero``: each process updates its part of the parameters and sends it to the others."""
+"""``--zero``: each process updates its shard of the parameters and sends it to the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from engine.optim.model_tensors import copy_from_flat, flatten
 class ShardedOptimizer(ZeroRedundancyOptimizer):
     """ZeRO stage 1 (Rajbhandari et al. 2020) that sends a process's parameters in one message.
 
-    torch sends each by itself, 184 of them for yolov8n, or keeps all as views of a buffer, which are not channels_last.
+    torch sends each parameter by itself, 184 of them for yolov8n, or keeps all as views of a buffer, which are not
+    channels_last.
     """
 
     if TYPE_CHECKING:  # torch's decorator hides the type of the parent's method

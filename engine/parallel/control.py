@@ -25,12 +25,12 @@ POLL_EVERY_S = 1.0
 
 
 class Action(enum.Flag):
-    """The next actions of every rank; a flag set, so that the actions of several hooks combine."""
+    """Actions that every rank takes next. These are flags, so that the actions of several hooks can be combined."""
 
     CONTINUE = 0
     SAVE = enum.auto()  # at once
     END = enum.auto()  # take no more steps
-    BREAK_OFF = enum.auto()  # leave the rest of an epoch's end to a resumed run
+    BREAK_OFF = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
     STOP = SAVE | END | BREAK_OFF  # by a signal or a request: a resumed run continues here
 
     @property
@@ -45,13 +45,13 @@ class Action(enum.Flag):
 
     @property
     def breaks_off(self) -> bool:
-        """True if nothing else is done at this point, not even what ends an epoch."""
+        """True if nothing else is done at this point, not even the end-of-epoch work."""
         return Action.BREAK_OFF in self
 
 
 class RunControl:
-    """Turns signals and requests of single ranks into actions that all ranks take alike. Every rank has one and makes
-    the same calls. ``watchdog`` is entered.
+    """Turns signals and requests of single ranks into actions that all ranks take together. Every rank creates one and
+    makes the same calls. ``watchdog`` has already been entered.
 
     Requests travel with the sums of a step (`StepFlags`); during validation, when ranks do not communicate, by a key in
     the run's store.
@@ -59,23 +59,23 @@ class RunControl:
 
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.is_stopped = False  # whether the ranks have agreed to stop
-        self.exit_code = 0  # of the signal that stopped them; 0: none did
+        self.exit_code = 0  # of the signal that stopped them, or 0
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
         # Requests of this rank:
         self._save_requested = False
         self._stop_requested = False
-        self._failure = ""  # message of a hook of this rank that has failed
-        self._cause: BaseException | None = None  # and its error
+        self._failure = ""  # message of a hook that failed on this rank
+        self._cause: BaseException | None = None  # the error behind it
         self._polled_at = 0.0
         self._validation_stopped = False
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
-        """Defers signals within the block, in which the watchdog expects steps. ``is_writing``: whether a checkpoint is
-        being written, to whose end the watchdog waits. What follows a training that has ended by itself, such as the
-        report, is completed in spite of SIGTERM and SIGUSR1."""
+        """Defers signals within the block, during which the watchdog expects steps. ``is_writing`` returns whether a
+        checkpoint is being written, which the watchdog waits for. After training has ended normally, later work such as
+        the report is completed in spite of SIGTERM and SIGUSR1."""
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
         self._signals.ignore_requeue()
@@ -101,21 +101,21 @@ class RunControl:
         self._stop_requested = True
 
     def flags(self) -> StepFlags:
-        """Returns what this rank requests with the step that begins."""
+        """Returns this rank's requests for the step that begins."""
         flags = StepFlags(
             save=self._save_requested,
             stop=self._signals.requeue or self._stop_requested,
             interrupt=self._signals.interrupt,
         )
-        self._save_requested = False  # a save is requested once, a stop until the run ends
+        self._save_requested = False  # a save is requested once, a stop in every step until the run ends
         return flags
 
     def after_step(self, flags: StepFlags, action: Action, read_newest: Callable[[], StepFlags]) -> Action:
-        """Returns what to do after a step.
+        """Returns the action to take after a step.
 
         Args:
             flags: of all ranks, read after this step.
-            action: of the hooks, which is that of all ranks.
+            action: of the hooks; the same on all ranks.
             read_newest: reads the flags of the steps that have not been read yet; called before a save.
         """
         self._watchdog.beat()
@@ -135,14 +135,14 @@ class RunControl:
         return Action.CONTINUE
 
     def stops_validation(self) -> bool:
-        """Returns whether a signal has reached this rank or, as of the last poll, another. Called before each batch of
-        a validation."""
+        """Returns whether a signal has reached this rank or, by the last poll, another. Called before each batch of a
+        validation."""
         self._watchdog.beat()
         return self.stops_waiting()
 
     def stops_waiting(self) -> bool:
-        """Returns the same as `stops_validation`, for ranks that wait for the scores of a validation. It does not beat
-        the watchdog, which must notice if one of the ranks has died."""
+        """Returns the same as `stops_validation`, for ranks that wait for validation scores. Does not call
+        `Watchdog.beat`, because the watchdog must notice if another rank dies."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal
@@ -162,15 +162,15 @@ class RunControl:
         return Action.CONTINUE
 
     def raise_if_stopped(self, position: str, last: Path) -> None:
-        """Logs and raises what has stopped the run, a signal or a failure. Returns if all epochs are done, or if a
+        """Raises an error if a signal or a failure has stopped the run. Returns if all epochs are done, or if a
         callback has ended the run.
 
         Args:
             position: progress text, such as ``2 epochs``.
             last: the checkpoint to resume from.
 
-        Raises Stopped if a signal to any rank has stopped it, and UserError if a hook has failed; on the other ranks
-        `PeerFailure`.
+        Raises Stopped if a signal to any rank has stopped the run, UserError if a hook has failed on this rank, and
+        `PeerFailure` if one has failed on another rank only.
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
@@ -184,8 +184,9 @@ class RunControl:
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(last))
 
     def late_failure(self) -> UserError | None:
-        """Returns on rank 0 the error of a hook that has failed on any rank when the run was complete, or None. Every
-        rank must call this. The log has the error at once, as what is left to do may fail, too."""
+        """Returns the error of a hook that failed on any rank after the run was complete; None if there is none, and on
+        all ranks but 0. Every rank must call this. The error is logged at once, because the remaining work may fail as
+        well."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
             return None
@@ -195,10 +196,10 @@ class RunControl:
         return error
 
     def end_interrupted(self, error: Exception, last: Path) -> NoReturn:
-        """Ends a run after an ``error`` in a step during which a signal has come. Raises Stopped.
+        """Ends a run after an ``error`` in a step during which a signal arrived. Raises Stopped.
 
-        A signal to all processes also ends the compiler that ``--compile`` has started and the like, for which
-        libraries raise: that is no failure of the run. The state may be that of half a step, so nothing is saved.
+        A signal to all processes also ends subprocesses, such as the compiler that ``--compile`` starts. Libraries then
+        raise, but that does not count as a failure of the run. The step may be half done, so nothing is saved.
         """
         own_last = checkpoint_of_newest_run(last.parent)
         checkpoint = f"continue with: {resume_flag(own_last)}" if own_last else "there is no checkpoint yet"

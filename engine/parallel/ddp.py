@@ -23,10 +23,10 @@ log = logging.getLogger("lockstep")
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
-    """Freezes the parameters that no output in training depends on, for images ``example`` (B, C, H, W) on the CPU:
-    they are not trained anyway, and DDP would wait for their gradients. B is at least 2, for batch norm after pooling.
+    """Freezes the parameters that no training output depends on. They would not be trained anyway, and DDP would wait
+    for their gradients. ``example``: images (B, C, H, W) on the CPU, with B at least 2 for batch norm after pooling.
 
-    A copy runs there: on a GPU, cuDNN would search for kernels of this size, which training does not use.
+    Runs a copy of the model on the CPU: on a GPU, cuDNN would search for kernels for a size that training does not use.
     """
     copied = copy.deepcopy(model).cpu().train()
     named = [(name, p) for name, p in copied.named_parameters() if p.requires_grad]
@@ -38,12 +38,12 @@ def freeze_unused(model: nn.Module, example: Tensor) -> None:
 
 
 def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, static: bool = False) -> nn.Module:
-    """Returns ``model`` in DistributedDataParallel in a distributed run, in DataParallel for several devices, else
-    itself.
+    """Wraps ``model`` in DistributedDataParallel in a distributed run, or in DataParallel for several devices;
+    otherwise returns it unchanged.
 
-    All trainable parameters have gradients (`freeze_unused`). BatchNorm buffers stay local during training
-    (`average_buffers` averages them). ``static``: the graph is the same in every step and always sends its gradients,
-    so none may run under `Strategy.without_gradient_sync`; DDP then checks less.
+    All trainable parameters must receive gradients (`freeze_unused`). BatchNorm buffers stay local during training
+    (`average_buffers` averages them). ``static``: every backward pass has the same graph and sends its gradients, so
+    none may run under `Strategy.without_gradient_sync`; DDP then checks less.
     """
     if ctx.is_distributed:
         if sync_bn:
@@ -66,7 +66,7 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
 
 
 def _buffer_option() -> str:
-    """Returns the name of DDP's option to send buffers with each forward pass, which torch 2.15 has renamed."""
+    """Returns the name of DDP's option for broadcasting buffers in each forward pass, which torch 2.15 renamed."""
     options = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     return "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
 
@@ -74,9 +74,9 @@ def _buffer_option() -> str:
 class DataParallel(nn.DataParallel):
     """`torch.nn.DataParallel` with one thread per device for the whole run, in the caller's autocast type.
 
-    torch starts new threads at each call. cuDNN's plans belong to a thread: their kernels would be searched again at
-    each step (pytorch#191744), and their memory is never freed (pytorch#169153). torch also passes on whether autocast
-    is on but not its type: replicas would run in float16 without a gradient scaler.
+    torch starts new threads in each call. cuDNN's plans belong to a thread, so their kernels would be searched for
+    again in each step (pytorch#191744), and their memory would never be freed (pytorch#169153). torch also passes on
+    whether autocast is enabled, but not its dtype: replicas would run in float16 without a gradient scaler.
     """
 
     def __init__(self, module: nn.Module, device_ids: Sequence[int] | None = None) -> None:
@@ -84,7 +84,7 @@ class DataParallel(nn.DataParallel):
         self._threads: list[ThreadPoolExecutor] = []  # one per device
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Sequence[Any]) -> list[Any]:
-        # What belongs to the caller's thread, and must be set in the others:
+        # Thread-local state of the caller, to be set in the other threads:
         device_type = inputs[0][0].device.type
         has_gradients = torch.is_grad_enabled()
         has_autocast = torch.is_autocast_enabled(device_type)
@@ -108,16 +108,17 @@ class DataParallel(nn.DataParallel):
 
 
 def bucket_mebibytes(model: nn.Module) -> float:
-    """Returns DDP's bucket size: within bounds a quarter of the gradients, so that three are sent before backward ends.
-    DDP's default of 25 MiB holds all of a small model (measured: benchmarks/LOG.md)."""
+    """Returns DDP's bucket size: a quarter of the gradients, within bounds, so that three buckets are sent before the
+    backward pass ends. DDP's default of 25 MiB holds all gradients of a small model (measured: benchmarks/LOG.md)."""
     total = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     return min(max(total / 4 / 2**20, 1.0), 25.0)
 
 
 @torch.no_grad()
 def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
-    """Averages float buffers (BatchNorm statistics) over ranks. Those with one value on all ranks, such as anchors and
-    the statistics of frozen layers, keep it: dividing the sum of equal values by 3, 6 or 7 rounds."""
+    """Averages float buffers (BatchNorm statistics) over ranks. Buffers that are equal on all ranks, such as anchors
+    and the statistics of frozen layers, keep their values: dividing the sum of equal values by 3, 6 or 7 would
+    round."""
     buffers = float_buffers(model)
     if not ctx.is_distributed or not buffers:
         return
@@ -132,8 +133,8 @@ def average_buffers(model: nn.Module, ctx: DistributedContext) -> None:
 
 @torch.no_grad()
 def broadcast_parameters(model: nn.Module, ctx: DistributedContext) -> None:
-    """Sends rank 0's parameters to all ranks. Devices of one model round alike, and nothing changes. Others round
-    differently (Newton-Schulz iterations in bfloat16 most of all), and their ranks would drift apart."""
+    """Sends rank 0's parameters to all ranks. Devices of the same model round alike, so nothing changes. Different
+    devices round differently (Newton-Schulz iterations in bfloat16 most of all), so their ranks would drift apart."""
     if ctx.is_distributed:
         parameters = list(model.parameters())
         flat = flatten(parameters)

@@ -1,27 +1,29 @@
 """``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
 
 Processes 2i and 2i + 1 train on the same images: the first computes the first layers, the second the others and the
-loss. Both have all weights and the state of the optimizer, so everything outside of the step is as in other runs. One
-sum over all processes gives each of them all gradients; a process adds zeros for layers that it does not compute.
+loss. Both hold all weights and the optimizer state, so everything outside the step is as in other runs. One all-reduce
+over all processes gives each of them all gradients; a process contributes zeros for layers that it does not compute.
 
-Each micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both processes. The first sends its
-maps at the cut (m), and receives their gradients (g). A step of four, with time to the right:
+Each micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both processes. The first process
+sends its maps at the cut (m), and receives their gradients (g). A step of four micro-batches, with time running to the
+right:
 
     first process     F0    F1          B0 F2       B1 F3       B2          B3
                          m0    m1    g0       m2 g1       m3 g2          g3
     second process          F0 B0          F1 B1       F2 B2       F3 B3
 
-A call of `FirstStage.forward` is F of a micro-batch and B of the one before, and the end of the step the last B. A call
-of `LastStage.forward` is F; B is the backward pass of the loss, which ends with the gradients of the maps.
+A call of `FirstStage.forward` runs F of a micro-batch and B of the previous one; the end of the step runs the last B. A
+call of `LastStage.forward` runs F; B is the backward pass of the loss, which ends with the gradients of the maps.
 
-Both processes start to send and to receive in the same order, as NCCL requires: m0 m1 g0 m2 g1 m3 g2 g3. So the second
-one starts to receive the next maps before F, one micro-batch ahead.
+Both processes start their sends and receives in the same order, as NCCL requires: m0 m1 g0 m2 g1 m3 g2 g3. The second
+process therefore starts to receive the next maps before F, one micro-batch ahead.
 
-Between F and B of a micro-batch the first process keeps only its images, and computes its activations again in B, so
-that it never holds those of two. With a single micro-batch it keeps them, and the processes take turns.
+Between F and B of a micro-batch, the first process keeps only the images and recomputes the activations in B, so that
+it never holds the activations of two micro-batches. With a single micro-batch it keeps them, and the processes take
+turns.
 
-torch.distributed.pipelining has such schedules, but all micro-batches of a step must have one shape there; here the
-last one of an epoch may be smaller, and with ``--multi-scale`` and ``--rect`` all differ.
+torch.distributed.pipelining offers such schedules, but requires all micro-batches of a step to have the same shape;
+here the last one of an epoch may be smaller, and with ``--multi-scale`` and ``--rect`` all of them differ.
 """
 
 from __future__ import annotations
@@ -67,11 +69,11 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Where a model is cut in two."""
+    """The position at which a model is cut in two."""
 
-    layer: int  # the first one of the second process
-    taken: Sequence[int]  # layers before it whose outputs are taken by it and later ones
-    side: int  # pixels of the image that `examples` are of
+    layer: int  # first layer of the second process
+    taken: Sequence[int]  # earlier layers whose outputs the second process needs
+    side: int  # side in pixels of the image that `examples` were computed from
     examples: list[Tensor]  # (1, C, H, W) outputs of the layers `taken`
 
 
@@ -84,7 +86,7 @@ def build_stage(
 
 
 class Stage(Strategy):
-    """The part of the model that a process computes. All processes make one."""
+    """The part of the model that a process computes. Every process creates one."""
 
     def __init__(
         self, ctx: DistributedContext, model: Detector, autocast: Autocast, parameters: Sequence[nn.Parameter]
@@ -103,13 +105,13 @@ class Stage(Strategy):
         self._peer_statistics = _statistics(self._peer_norms())
 
     def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
-        """Yields ``batches``, which the peer has as well."""
+        """Yields ``batches``; the peer yields the same ones."""
         self._start_step([batch.images.shape for batch in batches])
         yield batches
         self._finish_step()
 
     def reduce(self) -> Tensor:
-        """As `Strategy.reduce`; also leaves the mean over the copies of the model in the batch norms' statistics."""
+        """Like `Strategy.reduce`, but also averages the batch norms' statistics over the copies of the model."""
         for statistic in self._peer_statistics:
             statistic.zero_()
         statistics = flatten(self._statistics)
@@ -123,11 +125,11 @@ class Stage(Strategy):
         raise NotImplementedError
 
     def _start_step(self, shapes: list[torch.Size]) -> None:
-        """Is called before the first `forward` of a step, with the shapes of its micro-batches' images."""
+        """Called before the first `forward` of a step, with the shapes of its micro-batches' images."""
         raise NotImplementedError
 
     def _finish_step(self) -> None:
-        """Is called after the last `forward` of a step and its backward pass."""
+        """Called after the last `forward` of a step and its backward pass."""
         raise NotImplementedError
 
     def _send(self, maps: Sequence[Tensor]) -> _Message:
@@ -145,7 +147,8 @@ class Stage(Strategy):
         return _Message(maps, works=dist.batch_isend_irecv(operations) if operations else [])
 
     def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
-        """Returns uninitialized maps, for what the second process takes from the first for images of this shape."""
+        """Returns uninitialized maps, to receive those that the second process takes from the first for images of this
+        shape."""
         images, _, height, width = shape
         side = self._split.side
         maps = []
@@ -158,7 +161,7 @@ class Stage(Strategy):
 
 
 class _Message(NamedTuple):
-    """Maps, or their gradients, on the way between the two processes."""
+    """Maps, or their gradients, in transit between the two processes."""
 
     maps: Sequence[Tensor]
     works: Sequence[dist.Work]
@@ -194,7 +197,7 @@ class FirstStage(Stage):
         self._forwarded = None
 
     def forward(self, images: Tensor) -> None:
-        """Runs F of a micro-batch, then B of the one before."""
+        """Runs F of a micro-batch, then B of the previous one."""
         with torch.set_grad_enabled(not self._recomputes):
             maps = self._maps(images)
         previous = self._forwarded
@@ -231,7 +234,7 @@ class FirstStage(Stage):
 class LastStage(Stage):
     """Computes the layers from the cut on."""
 
-    _shapes: deque[torch.Size]  # of the images of the micro-batches whose maps it has not started to receive
+    _shapes: deque[torch.Size]  # image shapes of the micro-batches whose maps it has not started to receive
     _arriving: _Message  # the maps of the next micro-batch
     _sent: _Message  # the newest gradients
 
@@ -269,7 +272,7 @@ class LastStage(Stage):
 
 
 class _Received(torch.autograd.Function):
-    """Identity, whose backward pass hands the gradients over to ``send_gradients``."""
+    """Identity whose backward pass calls ``send_gradients`` with the gradients."""
 
     @staticmethod
     def forward(ctx: Any, send_gradients: Callable[[Sequence[Tensor]], None], *maps: Tensor) -> tuple[Tensor, ...]:
@@ -284,14 +287,14 @@ class _Received(torch.autograd.Function):
 
 
 def choose_split(model: Detector, autocast: Autocast) -> Split:
-    """Cuts the model where each process gets about half of the activations."""
+    """Cuts the model so that each process holds about half of the activations."""
     side = 2 * model.stride
     outputs, counts = _activations(model, side, autocast)
     total = sum(counts)
     layer = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
     taken = model.inputs_from_before(layer)
     get_logger().info(
-        "pipeline: layers 0 to %d (%.0f%% of the activations) on every first process, %d to %d on every second",
+        "pipeline: layers 0 to %d (%.0f%% of the activations) on the first process of a pair, %d to %d on the second",
         layer - 1,
         100 * sum(counts[:layer]) / total,
         layer,
@@ -302,8 +305,9 @@ def choose_split(model: Detector, autocast: Autocast) -> Split:
 
 @torch.no_grad()
 def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[Tensor], list[int]]:
-    """Returns the outputs of the layers but the head for one image of ``side`` pixels, and for all layers the number of
-    values that their elementary modules put out. That is close to what autograd keeps (measured: benchmarks/LOG.md)."""
+    """Returns the outputs of all layers except the head for one image of ``side`` pixels, and for every layer the
+    number of values that its leaf modules output. This number is close to what autograd saves (measured:
+    benchmarks/LOG.md)."""
     counts: list[int] = []
 
     def count(module: nn.Module, _: Any, output: Any) -> None:
@@ -320,7 +324,7 @@ def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[T
         for layer in range(len(model.model)):
             counts.append(0)
             output = model.run_layers(layer, layer + 1, x, kept)
-            if isinstance(output, Tensor):  # all but that of the head, which no layer takes
+            if isinstance(output, Tensor):  # all but the head's, which no layer takes
                 x = output
                 outputs.append(output)
     for handle in handles:
@@ -329,7 +333,7 @@ def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[T
 
 
 def _trained_norms(layers: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:
-    """Returns the batch norms of layers, but for those of frozen ones."""
+    """Returns the batch norms of layers, except for frozen ones."""
     modules = [module for layer in layers for module in layer.modules()]
     return [module for module in modules if isinstance(module, nn.BatchNorm2d) and module.weight.requires_grad]
 
@@ -344,7 +348,7 @@ def _statistics(norms: Sequence[nn.BatchNorm2d]) -> list[Tensor]:
 
 @contextmanager
 def _fixed_statistics(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
-    """Keeps the statistics of batch norms as they are; they normalize as always."""
+    """Keeps the running statistics of batch norms unchanged; normalization is not affected."""
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

@@ -35,7 +35,7 @@ class StepFlags(NamedTuple):
 
     @staticmethod
     def from_counts(counts: Sequence[float]) -> StepFlags:
-        """Reads sums of `as_counts` over ranks."""
+        """Converts sums of `as_counts` over ranks back to flags."""
         return StepFlags(*(count > 0 for count in counts))
 
 
@@ -44,7 +44,7 @@ NO_FLAGS = StepFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class StepSums:
-    """Sums of a step over its micro-batches, and then over all ranks, which add them as one vector."""
+    """Sums over a step's micro-batches, and then over all ranks, which all-reduce them as one vector."""
 
     normalizer: Tensor  # ()
     parts: Tensor  # (P,) of the loss
@@ -106,7 +106,7 @@ class StepValues:
 class _Copy(NamedTuple):
     """A vector on its way to the host."""
 
-    vector: Tensor  # on the host, complete once the event has happened
+    vector: Tensor  # on the host, complete once the event is reached
     event: torch.cuda.Event | None  # None: it is complete
     paths: tuple[str, ...]
 

@@ -19,7 +19,7 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 class Strategy:
     """Plain data parallelism: a process computes its shard of the batch, and DDP, if it wraps the model, adds the
-    gradients. Subclasses change which shards of a step a process computes, and how they become one step.
+    gradients. Subclasses change which shards of a step a process computes, and how they are combined.
 
     A step computes one shard after another, then reduces:
 
@@ -29,9 +29,9 @@ class Strategy:
         sums = strategy.reduce()
 
     Attributes:
-        model: on its device, wrapped for it.
-        autocast: makes the context of forward passes.
-        ddp_divides_by: what DDP divides the sum of the gradients by; the loss is multiplied by it.
+        model: on its device, wrapped in DDP or DataParallel if needed.
+        autocast: returns the context of forward passes.
+        ddp_divides_by: DDP's divisor of the sum of the gradients; the loss is multiplied by it.
     """
 
     def __init__(self, ctx: DistributedContext, model: nn.Module, autocast: Autocast) -> None:
@@ -55,12 +55,11 @@ class Strategy:
         self._sums = sums
 
     def reduce(self) -> Tensor:
-        """Leaves the gradients of the step's total in ``.grad``, equal on all ranks. Returns the sums over all
-        ranks."""
+        """Leaves the total gradients of the step in ``.grad``, equal on all ranks, and returns the sums over them."""
         return all_reduce_sum(self.ctx, self._sums)
 
     def forward(self, images: Tensor) -> list[Tensor] | None:
-        """Returns the raw maps of a micro-batch; None if another process computes them, and the loss."""
+        """Returns the raw maps of a micro-batch; None if another process computes the maps and the loss."""
         with self.autocast():
             return self.model(images)
 

@@ -1,7 +1,7 @@
 """Batch normalization over the whole global batch, with NCCL and gloo.
 
-torch.nn.SyncBatchNorm takes GPU tensors only, and its host waits three times per norm to learn which shards are empty.
-On a GPU only its kernels are used here.
+torch.nn.SyncBatchNorm accepts only GPU tensors, and needs three host syncs per norm to find empty shards. Here only its
+kernels are used, on GPUs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.layers.conv import BatchNorm2d
 
-# Count of an empty shard, by which a kernel divides. Added to another count it is lost, and as an integer it is 0.
+# Count of an empty shard, by which a kernel divides. Rounding absorbs it in sums, and as an integer it is 0.
 _EMPTY = 1e-30
 
 
@@ -62,9 +62,9 @@ class _GlobalNorm(torch.autograd.Function):
 
 
 class _GlobalNormByKernels(torch.autograd.Function):
-    """Does what `_GlobalNorm` does, with the kernels of torch.nn.SyncBatchNorm, on GPUs only.
+    """Computes the same as `_GlobalNorm` with the kernels of torch.nn.SyncBatchNorm, on GPUs only.
 
-    Activations are saved in their own type, not as float32. Also updates the running statistics.
+    Saves activations in their own dtype instead of float32, and also updates the running statistics.
     """
 
     @staticmethod

@@ -43,7 +43,7 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
             f"--virtual-ranks {count}: must be a power of two and a multiple of the number of processes ({processes})"
         )
     if config.batch_size != FIND_BATCH_SIZE and count > config.batch_size:
-        raise UserError(f"--virtual-ranks {count}: more than the images of a batch ({config.batch_size})")
+        raise UserError(f"--virtual-ranks {count}: exceeds the batch size ({config.batch_size})")
     if config.sync_bn:
         raise UserError("--sync-bn takes statistics over the whole batch, virtual ranks over a shard: choose one")
     return count
@@ -52,8 +52,8 @@ def resolve_virtual_ranks(ctx: DistributedContext, config: TrainConfig) -> int:
 class VirtualRanks(Strategy):
     """Cuts every global micro-batch into ``count`` shards with batch statistics of their own.
 
-    Gradients, the sums of the step and running statistics are added in the order of the tree; running statistics become
-    their mean. The number of processes is a power of two that divides ``count``; ``model`` is not wrapped.
+    Gradients, the sums of the step and running statistics are added in the order of the tree; running statistics are
+    then averaged. The number of processes is a power of two that divides ``count``; ``model`` is not wrapped.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class VirtualRanks(Strategy):
 
 
 class SubtreeSum:
-    """Adds tensors one after another in the order of a binary tree, keeping at most log2 of their number at a time."""
+    """Adds tensors one after another in the order of a binary tree, keeping about log2 of their number at a time."""
 
     def __init__(self) -> None:
         self._stack: list[tuple[int, Tensor]] = []  # (levels below, sum), from the left
@@ -149,7 +149,7 @@ def _exchanges(rank: int, world_size: int, length: int) -> list[_Exchange]:
 
 
 def _send_and_receive(sent: Tensor, like: Tensor, peer: int) -> Tensor:
-    """Returns what ``peer`` sends, a tensor like ``like``."""
+    """Sends ``sent`` to ``peer``, and returns the tensor that ``peer`` sends, which is like ``like``."""
     received = torch.empty_like(like)
     operations = [dist.P2POp(dist.isend, sent.contiguous(), peer), dist.P2POp(dist.irecv, received, peer)]
     for work in dist.batch_isend_irecv(operations):
@@ -160,8 +160,8 @@ def _send_and_receive(sent: Tensor, like: Tensor, peer: int) -> Tensor:
 def sum_over_processes(ctx: DistributedContext, flat: Tensor) -> Tensor:
     """Returns ``flat`` (1-D, of the same length everywhere) summed over 2^n processes in the order of the tree.
 
-    Each sends and receives about twice the vector whatever their number: at every level a pair halves the range it
-    adds up, then the sums are exchanged back.
+    Each process sends and receives about twice the vector, regardless of the number of processes: at every level a pair
+    halves the range that it adds up, then the sums are exchanged back.
     """
     world_size = ctx.world_size
     if world_size == 1:

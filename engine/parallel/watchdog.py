@@ -38,8 +38,9 @@ class Watchdog:
     """Watches this process from `__enter__` until training is over or an exception leaves the block.
 
     - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
-      collective that will never end, so this process is ended, once it has written its checkpoint.
-    - If a signal has arrived and no step has ended since, likewise; before training starts, after a shorter time.
+      collective that will never end. This process is ended, once a checkpoint that is being written is complete.
+    - If a signal has arrived and no step has ended since, this process is ended likewise; sooner before training
+      starts.
     - If torchrun itself has died, nobody would stop this process, so it sends itself SIGTERM.
     - While `training`, if there is no step or validation batch (`beat`) for some time, every rank writes the stacks of
       all threads to ``stall_rankN.txt``, once per stall.
@@ -48,7 +49,7 @@ class Watchdog:
     def __init__(self, signals: StopSignals) -> None:
         self.signals = signals
         self._ctx: DistributedContext | None = None
-        self._stall_s = 0.0  # without a step, after which stacks are written; 0: never
+        self._stall_s = 0.0  # seconds without a step, after which stacks are written; 0: never
         self._folder = Path()
         self._beat_at = time.monotonic()
         self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
@@ -100,11 +101,11 @@ class Watchdog:
         self._closed.set()
 
     def stop_agreed(self) -> None:
-        """Waits without limit from now on: the ranks have agreed to stop, and write the checkpoint."""
+        """Removes the time limit: the ranks have agreed to stop, and are writing the checkpoint."""
         self._stop_timeout_s = math.inf
 
     def _watch(self) -> None:
-        """Checks what the class lists, until closed. Runs in the thread."""
+        """Runs the checks that the class lists, in the thread, until closed."""
         while not self._closed.wait(CHECK_EVERY_S):
             now = time.monotonic()
             self._report_stall(now)
@@ -127,8 +128,7 @@ class Watchdog:
             self._signal_at = now
 
     def _follow_launcher(self) -> None:
-        """Sends this process SIGTERM, unless a signal has come already, if torchrun, which would have stopped it, is
-        gone."""
+        """Sends this process SIGTERM if torchrun, which would have sent it, is gone and no signal has arrived yet."""
         has_launcher = self._ctx is not None and bool(self._ctx.launcher)
         if has_launcher and os.getppid() != self._parent and self._signal_at is None:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -151,7 +151,7 @@ class Watchdog:
             self._dead_peer = dead[0] if dead else None
             self._peer_died_at = now
         if self._dead_peer is not None and now - max(self._peer_died_at, self._beat_at) > PEER_DEAD_S:
-            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has ended; ended", USER_ERROR)
+            self._end(f"process {self._dead_peer} of {len(self._peers) + 1} has died; this one ends, too", USER_ERROR)
 
     def _write_stacks(self, silent_s: float) -> None:
         """Appends the stacks of all threads to this rank's file. ``silent_s``: seconds without a step."""

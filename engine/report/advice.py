@@ -1,6 +1,6 @@
 """The sentences of a report's summary: how training went, where the model is wrong, and what to do next.
 
-Each sentence follows by a rule from numbers, the `RunFacts`; a rule whose numbers are unknown yields nothing. The three
+A rule derives each sentence from the numbers in `RunFacts`; a rule whose numbers are unknown yields nothing. The three
 functions at the top list the rules, in the order of their sentences.
 """
 
@@ -26,12 +26,12 @@ NEARLY_WORST = 0.8  # kinds of errors with this fraction of the highest cost are
 FEW_BOXES = 50  # training boxes of a class
 IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
 WEAK = 0.6  # fraction of the mean AP below which a class is weak
-SMALL_SIDE_PX = 32  # at --imgsz, as the sides of COCO's small objects
+SMALL_SIDE_PX = 32  # at --imgsz, like the sides of COCO's small objects
 SOME_SMALL = 0.1  # fraction of small boxes from which on they are mentioned
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
     "location": "boxes are inaccurate: check that labels are tight and consistent",
-    "both": "objects are taken for others nearby: check whether their labels are complete",
+    "both": "objects are mistaken for others nearby: check whether their labels are complete",
     "duplicate": "objects are detected twice: lower the IoU threshold of NMS, or check for objects labeled twice",
     "background": "the model sees objects where no label is: check for missing labels, or add images without objects",
     "missed": "objects are not found: add images of such objects, train longer, or with a larger --imgsz or model",
@@ -135,7 +135,7 @@ def _recommended_threshold(facts: RunFacts) -> Iterator[str]:
         yield (
             f"Recommended confidence threshold: {result.threshold:.3f} (the best mean F1, {result.metrics['f1']:.3f}); "
             f"there precision is {result.metrics['precision']:.3f} and recall {result.metrics['recall']:.3f}. "
-            f"{'detect.py uses it.' if facts.epochs else 'Give it to detect.py with --conf-thres.'}"
+            f"{'detect.py uses it.' if facts.epochs else 'Pass it to detect.py with --conf-thres.'}"
         )
 
 

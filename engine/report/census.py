@@ -45,7 +45,7 @@ class Census(NamedTuple):
 
 
 def take_census(index: DatasetIndex, split: str, imgsz: int) -> Census:
-    """Counts the boxes of a split. Sizes are those after the images' longer sides are scaled to ``imgsz``."""
+    """Counts the boxes of a split. Sizes are measured after the images' longer sides are scaled to ``imgsz``."""
     truth = index.ground_truth()
     classes = len(index.names)
     image = truth.image_of_box[~truth.crowd]

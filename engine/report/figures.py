@@ -50,7 +50,7 @@ def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
         "R": _Curves("Recall", confidence, result.curve_recall, axis, recall),
     }
     by_ap = with_objects[np.argsort(class_ap50[with_objects], kind="stable")]
-    charts = {name: each.chart(by_ap, names, "mean") for name, each in curves.items()}
+    charts = {name: curve.chart(by_ap, names, "mean") for name, curve in curves.items()}
     charts["PR"] = curves["PR"].chart(by_ap, ap_names, f"mean AP50 {result.metrics['AP50']:.3f}")
     return charts
 
@@ -66,7 +66,7 @@ class _Curves(NamedTuple):
     mark: Mark | None = None
 
     def chart(self, classes: np.ndarray, class_labels: Sequence[str], mean_label: str) -> Chart:
-        """Draws the curves of ``classes``, int64 (n,), those of the lowest AP50 first, and their mean."""
+        """Draws the curves of ``classes``, int64 (n,), sorted by ascending AP50, and their mean."""
         note = ""
         if len(classes) == 1:
             note = class_labels[classes[0]]  # a single line has no legend

@@ -34,8 +34,8 @@ class DrawnDetections(NamedTuple):
 
 
 class Galleries:
-    """Makes the gallery of label errors; base of galleries of other issues. ``detections``: by split, if there is a
-    model."""
+    """Makes the gallery of label errors; base class of galleries of other issues. ``detections``: by split, if there is
+    a model."""
 
     def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DrawnDetections]) -> None:
         self._detections = detections
@@ -59,7 +59,7 @@ class Galleries:
         return source_of(self._splits[split], number), rows
 
     def _labels(self, split: str, rows: np.ndarray, excluded: Sequence[LabelBox] = ()) -> list[Outline]:
-        """Outlines the labels of an image, ``rows`` of the index, without ``excluded``."""
+        """Outlines the labels of an image, ``rows`` of the index, except ``excluded``."""
         boxes = xywh_to_xyxy(self._splits[split].index.boxes_xywh_px[rows])
         boxes = np.delete(boxes, [box.number for box in excluded if box.number is not None], axis=0)
         return outlines(boxes[:MAX_DRAWN_LABELS], "correct")

@@ -31,7 +31,8 @@ _PANELS = {
 
 def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
     """Returns charts of the columns of results.csv that have a finite value. ``train/box`` and ``val/box`` share a
-    chart, and so do all learning rates. Lines join the epochs that have a value, as not each epoch is validated."""
+    chart, and so do all learning rates. Lines join the epochs that have a value, because not every epoch is
+    validated."""
     lines: dict[_Panel, list[str]] = {}  # columns by their chart
     for name, values in columns.items():
         if name != "epoch" and np.isfinite(values).any():

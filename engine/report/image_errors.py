@@ -80,8 +80,8 @@ class ImageErrors:
 def worst_images(errors: ImageErrors, max_images: int) -> list[int]:
     """Selects images with errors.
 
-    The first half are those with the most errors (ties: the highest confidences of false positives). The others are
-    the worst image of each pair of class and kind without an example among them, the most frequent pairs first.
+    The first half are those with the most errors (ties: the highest confidences of false positives). The others are the
+    worst image for each pair of class and kind that has no example among these, the most frequent pairs first.
     """
     count = errors.counts().sum(1)
     false = errors.outcome >= 0
@@ -125,8 +125,8 @@ def _card(split: CheckedSplit, errors: ImageErrors, image: int, album: Album) ->
 
 
 def _summary(errors: ImageErrors, image: int) -> str:
-    """Counts the errors of an image, the most frequent kind first; of equally frequent ones, that of the most confident
-    detection."""
+    """Counts the errors of an image, the most frequent kind first; equally frequent kinds are ordered by their most
+    confident detection."""
     counts = Counter(KIND_WORDS[kind] for kind in errors.outcome[_wrong_detections(errors, image)].tolist())
     counts += Counter({KIND_WORDS[MISSED]: int(errors.missed[errors.object_image == image].sum())})
     return ", ".join(f"{count} {words}" for words, count in counts.most_common())
@@ -139,7 +139,7 @@ def _wrong_detections(errors: ImageErrors, image: int) -> np.ndarray:
 
 
 def _label_outlines(errors: ImageErrors, image: int, names: Sequence[str]) -> list[Outline]:
-    """Outlines the labels of an image, but for crowd regions; those that are not detected are on top."""
+    """Outlines the labels of an image, except crowd regions; undetected ones are on top."""
     objects = np.flatnonzero((errors.object_image == image) & ~errors.crowd)
     is_detected = errors.detected[objects]
     boxes = errors.object_boxes_xyxy_px

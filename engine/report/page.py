@@ -1,8 +1,9 @@
 """report.html: one page that explains a training run, or the validation of a checkpoint. It needs no network and no
 other file; its figures are also PNG files in the folder of the run.
 
-What is reported (subject.py) becomes sections: the data (census.py), the history, a validation (validation.py), and a
-summary, whose sentences (advice.py) follow from the numbers in the others (run_facts.py). `ReportPage` writes them.
+The subject (subject.py) is presented in sections: the data (census.py), the history, a validation (validation.py), and
+a summary, whose sentences (advice.py) follow from the numbers in the other sections (run_facts.py). `ReportPage` writes
+them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Sections:
 
 
 class ReportPage:
-    """Writes `FILE_NAME` and its figures into ``folder``, and rewrites them while a run goes on.
+    """Writes `FILE_NAME` and its figures into ``folder``, and rewrites them during a run.
 
     A resumed run keeps the page of the previous process until its first validation.
     """
@@ -64,8 +65,8 @@ class ReportPage:
         self.is_written = False  # whether the newest call of `write` has replaced the page
 
     def set_validation(self, validation: ScoredValidation) -> None:
-        """Sets the newest validation. With few objects, the epochs that are set are compared on the same draws of the
-        images, which takes seconds."""
+        """Sets the newest validation. With few objects, epochs are compared on the same bootstrap draws of the images,
+        which takes seconds."""
         self.validation = validation
         index = self._subject.validated.index
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
@@ -113,7 +114,7 @@ class ReportPage:
             get_logger().info("report: %s", self.path)
 
     def _sections(self, history: dict[str, np.ndarray]) -> Sections:
-        """Makes the sections; the summary last, as its sentences are about the others."""
+        """Makes the sections; the summary last, because its sentences are about the others."""
         subject = self._subject
         data = self._data_section()
         validation = None

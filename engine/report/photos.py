@@ -20,13 +20,13 @@ PHOTO_SIDE = 420  # longer side of a whole image, pixels
 CROP_SIDE = 300  # longer side of a part, pixels
 DENSITY = 1.3  # pixels of a photo per pixel of the page
 MAX_ENLARGEMENT = 3.0  # scale
-DARK = 64  # an image whose values are all below is stretched
+DARK = 64  # images with only lower values are brightened
 JPEG_QUALITY = 80
 MIN_BOX_SIDE = 8  # pixels; smaller boxes would be drawn as dots
 LINE_PX = 2
 TEXT_PX = 14
 MAX_OUTLINES = 150  # in a photo; more would hide it
-# Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for those of errors.
+# Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for the styles of errors.
 COLORS = {
     "correct": "#20c05c",
     "label": "#ffffff",
@@ -70,8 +70,8 @@ class PhotoFile(NamedTuple):
     def around(self, boxes_xyxy_px: np.ndarray) -> np.ndarray:
         """Returns a window around boxes, float (n, 4), with a margin: int64 (4,), x0, y0, x1, y1.
 
-        Where a box exceeds the image, so does the window, by at most a fifth more; of a box that lies far outside, the
-        part within a quarter of the image's size is shown. Examples of one box along x, in an image that is 400 wide:
+        If a box exceeds the image, so does the window, by at most a fifth more. Of a box far outside, only the part
+        within a quarter of the image's size is shown. Examples of one box along x, in an image that is 400 wide:
 
             box         in reach    margin   window      limited by
             100 to 200  100 to 200  60       40 to 260
@@ -85,7 +85,7 @@ class PhotoFile(NamedTuple):
         low = boxes[:, :2].min(0)
         high = boxes[:, 2:].max(0)
         margin = max(0.6 * float((high - low).max()), 16.0)
-        shown_image = np.minimum(reach, margin)  # a window has at least so much of the image
+        shown_image = np.minimum(reach, margin)  # a window shows at least this much of the image
         before_image = np.minimum(1.2 * low, 0)
         behind_image = 1.2 * np.maximum(high - size, 0)
         low = np.clip(low - margin, before_image, size - shown_image)
@@ -101,7 +101,7 @@ class Album:
         self._is_full = False  # a photo did not fit
 
     def add_bytes(self, count: int) -> None:
-        """Raises the limit by ``count`` for the next gallery, which may also use what earlier ones have left."""
+        """Raises the limit by ``count`` for the next gallery, which may also use bytes that earlier ones left."""
         self._left += count
         self._is_full = False
 

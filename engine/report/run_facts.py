@@ -1,4 +1,4 @@
-"""The facts of a report's summary: the numbers from which each of its sentences follows."""
+"""The facts of a report's summary: the numbers from which its sentences follow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
 FEW_OBJECTS = 100  # in a validation split with fewer, changes of AP may be chance
 SURE = 0.975  # fraction of the draws, as in a two-sided interval of 95 %
-MIN_IMAGES = 10  # with fewer, draws do not show how far chance goes
+MIN_IMAGES = 10  # with fewer, draws do not show the range of chance
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 
 
@@ -46,7 +46,7 @@ class RunFacts:
     ap_of_draws: Mapping[int, np.ndarray] = field(default_factory=dict)
     few_steps: str = ""  # warning that the run has too few steps, or ""
     tile: int = 0  # side of the tiles that the model sees, pixels of the images; 0: whole images
-    ignored: Sequence[str] = ()  # classes that the training images do not label, as the old ones of --keep-old
+    ignored: Sequence[str] = ()  # classes that the training images do not label, such as the old ones of --keep-old
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the epochs at which a column of the history is known, and its values there."""
@@ -75,7 +75,7 @@ class RunFacts:
         return self.result if self.objects else None
 
     def chance(self, ap: float) -> float:
-        """Returns half of the 95 % interval of an AP, as if it were the fraction of the objects that is detected; 0 for
+        """Returns half the width of the 95 % interval of an AP, as if it were the fraction of detected objects; 0 for
         many objects."""
         if not 0 < self.objects < FEW_OBJECTS:
             return 0.0
@@ -105,8 +105,8 @@ class RunFacts:
         """Returns whether the fitness in row ``high`` of `fitness_values` exceeds that in row ``low`` by more than
         ``margin`` and chance.
 
-        Both are scored on the same images, so what makes these hard cancels: the difference is no chance if the AP is
-        higher on `SURE` of the draws of these images. Where draws are unknown, or the fitness is not an AP, the
+        Both are scored on the same images, so the difficulty of the images cancels: the difference is not chance if the
+        AP is higher on `SURE` of the draws of these images. If draws are unknown, or the fitness is not an AP, the
         interval of one AP decides.
         """
         epochs, values = self.fitness_values()

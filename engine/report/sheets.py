@@ -29,7 +29,7 @@ CAPTION_COLOR = np.array([40, 40, 40])
 def write_validation_report(
     folder: Path, subject: Subject, result: EvalResult, evaluator: Evaluator, errors: ErrorSplit
 ) -> None:
-    """Writes the report and the picture of predictions of a validation, on rank 0, whose ``evaluator`` has run."""
+    """Writes the report and predictions.jpg of a validation. Called on rank 0, after ``evaluator`` has run."""
     if evaluator.scored is None or evaluator.shown is None:
         raise ValueError("the evaluator has no detections on this rank")
     page = ReportPage(folder, subject)
@@ -40,8 +40,8 @@ def write_validation_report(
 
 
 def write_preview(evaluator: Evaluator, result: EvalResult, names: Sequence[str], out: Path) -> np.ndarray | None:
-    """Writes a picture of the first batch with its labels and what detect.py shows at the threshold of ``result``, and
-    returns it; None if there is none."""
+    """Writes a picture of the first batch with its labels and the detections that detect.py shows at the threshold of
+    ``result``, and returns the picture; None if there is no batch."""
     if evaluator.preview is None:
         return None
     batch, detections = evaluator.preview

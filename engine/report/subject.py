@@ -45,7 +45,7 @@ class Subject:
 
     @property
     def splits(self) -> list[CheckedSplit]:
-        """The known splits: that of the training, if it is known, then the validated one."""
+        """The known splits: the training split, if it is known, then the validated one."""
         if self.train is None:
             return [self.validated]
         return [CheckedSplit("train", self.train), self.validated]
@@ -56,7 +56,7 @@ class ScoredValidation:
     """The scores and detections of a validation."""
 
     result: EvalResult
-    scored: DetectionTable  # whose AP was computed
-    shown: DetectionTable  # as detect.py shows them
+    scored: DetectionTable  # detections whose AP was computed
+    shown: DetectionTable  # detections as detect.py shows them
     epoch: int = 0  # epoch of the training after which it ran; 0: validation of a checkpoint
     errors: ErrorSplit | None = None  # None: not computed yet

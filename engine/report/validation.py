@@ -73,7 +73,7 @@ class LabelsSection:
 
 @dataclass(frozen=True)
 class ValidationSections:
-    """The parts of the page that show a validation."""
+    """The sections of the page that show a validation."""
 
     result: EvalResult
     curves: CurvesSection

@@ -19,11 +19,11 @@ def keep_best_epoch(
 ) -> None:
     """Makes best.pt and the best epoch in ``progress`` agree in a run that continues. Every rank must call this.
 
-    They differ if the run goes back to an older checkpoint while best.pt is of a later epoch: best.pt is then written
-    from the epochN.pt of the best epoch, or else the next validated epoch is the best. That also holds if other images,
-    or another size, are validated from now on. A best.pt that the run will not write again is kept as bestN.pt.
+    They differ if the run goes back to an older checkpoint while best.pt is from a later epoch: best.pt is then written
+    from the epochN.pt of the best epoch, or else the next validated epoch becomes the best, as it does if the
+    validation images or their size change. A best.pt that the run will not write again is kept as bestN.pt.
 
-    ``stored``: of the checkpoint.
+    ``stored``: the description in the checkpoint.
     """
     is_known = _find_best(checkpointer, stored, progress) if ctx.is_main else False
     if broadcast_object(ctx, is_known) or progress.best_epoch < 0:
@@ -36,8 +36,8 @@ def keep_best_epoch(
 
 
 def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Progress) -> bool:
-    """Makes best.pt that of the best epoch in ``progress``. Returns False if that is not possible, or if its scores say
-    nothing about those that follow."""
+    """Makes best.pt the checkpoint of the best epoch in ``progress``. Returns False if that is not possible, or if its
+    scores are not comparable with those that follow."""
     best = checkpointer.best
     is_comparable = checkpointer.description.validates_like(stored)
     if is_comparable and _is_of_best_epoch(best, stored.run_id, progress):
@@ -52,8 +52,8 @@ def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Pro
 
 
 def _is_of_best_epoch(path: Path, run_id: str, progress: Progress) -> bool:
-    """Whether the run ``run_id`` has saved the file after the best epoch that ``progress`` knows. The same run may have
-    trained that epoch twice, with other settings, so the fitness is compared, too."""
+    """Returns whether the run ``run_id`` saved the file after the best epoch in ``progress``. The run may have trained
+    that epoch twice, with different settings, so the fitness is compared as well."""
     newest = read_progress(path)
     if newest is None or run_id_of(path) != run_id or newest.epoch != newest.best_epoch:
         return False
@@ -61,8 +61,8 @@ def _is_of_best_epoch(path: Path, run_id: str, progress: Progress) -> bool:
 
 
 def _set_aside(best: Path) -> None:
-    """Renames best.pt to bestN.pt, N being its epoch, or bestN-2.pt and so on if there is one, so that the run does not
-    overwrite it. Does nothing without such a file."""
+    """Renames best.pt to bestN.pt, where N is its epoch, or to bestN-2.pt and so on if that exists, so that the run
+    does not overwrite it. Does nothing if best.pt does not exist."""
     stored = read_progress(best)
     if stored is None:
         return

@@ -12,7 +12,8 @@ _MAX_BYTES = 1 << 16
 
 
 def note_complete(folder: Path, run_id: str, epochs: int) -> None:
-    """Records that what follows the last of the ``epochs`` of the run in ``folder`` has been done, but for exports."""
+    """Records that the run in ``folder`` has done everything that follows the last of its ``epochs``, except
+    exports."""
     write_whole(folder / COMPLETE, f"{run_id}\n{epochs}\n")
 
 

@@ -1,7 +1,7 @@
-"""Decides how the run in a folder continues: for ``--resume auto`` and for what torchrun restarts.
+"""Decides how the run in a folder continues, with ``--resume auto`` or after a restart by torchrun.
 
-Whoever starts trainings (tools/kfold, tools/search, the files in launch/) starts ``train.py --resume auto`` and decides
-nothing itself, so there is one answer. Rank 0 gives it, for all ranks:
+Programs that start trainings (tools/kfold, tools/search, the files in launch/) run ``train.py --resume auto`` and leave
+the decision to this module. Rank 0 decides for all ranks:
 
 | in the folder | the run |
 | --- | --- |
@@ -13,8 +13,8 @@ nothing itself, so there is one answer. Rank 0 gives it, for all ranks:
 | no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
 The last epoch is that of the current settings, or the one after which a callback has ended the run, unless the current
-settings may add epochs. A run that has ended is not asked for other results: settings that would change them are
-refused. A last.pt that an earlier run has left in the folder (``--exist-ok``) does not count.
+settings may add epochs. For a run that has ended, settings that would change its results are refused. A last.pt that an
+earlier run has left in the folder (``--exist-ok``) is ignored.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from utils.strings import counted
 def plan_continued(command: TrainCommand, folder: Path) -> ContinuedRun | EndedRun | None:
     """Returns the plan of the run in ``folder``; None if it has saved nothing yet.
 
-    Raises UserError if the checkpoint is damaged, for a setting that the run cannot change, or if the run has ended,
-    for one with which it would have had other results.
+    Raises UserError if the checkpoint is damaged, for a setting that the run cannot change or, if the run has ended,
+    for one that would have changed its results.
     """
     newest = read_stored_run(folder)
     reported = None if newest is None else read_reported_epochs(folder, newest.run_id)
@@ -77,8 +77,8 @@ def _plan_from_last(command: TrainCommand, last: Path, reported: int | None) -> 
 
 
 def _reason_of_callback(plan: ContinuedRun, stored: RunSettings) -> str:
-    """Returns that a callback has ended a run whose report is written though epochs were left; "" if none has, or if
-    the command adds epochs."""
+    """Returns the end reason of a run that a callback has ended, whose report is written although epochs were left; ""
+    for any other run, and if the command adds epochs."""
     epochs = plan.started_from.progress.epoch
     had_ended = reason_to_end(plan.started_from, stored.config, explicit_flags=()) != ""
     if had_ended or asks_for_more(stored.config, plan.settings.config, epochs):
@@ -93,7 +93,7 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     last.pt has been removed. Raises UserError if the command may add epochs."""
     stored = newest.settings
     merged, messages = merge_settings(stored, command)
-    end_reason = "there is no last.pt from which it could train on; to continue, restore that"
+    end_reason = "there is no last.pt to continue from; to continue, restore it"
     if asks_for_more(stored.config, merged.config, epochs):
         raise UserError(
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
@@ -113,12 +113,12 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
 
 def check_not_lost(folder: Path) -> None:
     """Raises UserError if ``folder`` has results of several epochs, but no last.pt: a run that starts there would
-    replace them. Those of the first epoch may be of a run that was killed before it saved."""
+    replace them. Results of one epoch may be from a run that was killed before it saved."""
     if (folder / "last.pt").is_file():
         return
     num_epochs = len(ResultsTable.read_if_exists(folder / "results.csv").rows)
     if num_epochs > 1:
         raise UserError(
-            f"{folder}: has results of {num_epochs} epochs, but no last.pt from which they continue; restore it, or "
-            "move this folder elsewhere to train anew"
+            f"{folder}: has results of {num_epochs} epochs, but no last.pt to continue from; restore it, or "
+            "move this folder elsewhere to start again"
         )

@@ -16,8 +16,8 @@ def find_checkpoint(config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
     or without a name the newest last.pt of the project.
 
-    Raises UserError if there is no last.pt, or if it is of an earlier run than the folder's newest one: to continue
-    that, the file itself must be named.
+    Raises UserError if there is no last.pt, or if it is from an earlier run than the folder's newest one: to continue
+    the earlier run, the file itself must be named.
     """
     if config.resume:
         path = Path(config.resume)
@@ -39,11 +39,11 @@ def find_checkpoint(config: TrainConfig) -> Path:
 
 
 def newest_checkpoint(project: Path) -> Path | None:
-    """Returns the newest last.pt in the folders of runs in ``project``, or None. Those of earlier runs than the newest
-    one in their folders come after all others."""
+    """Returns the newest last.pt in the folders of runs in ``project``, or None. Checkpoints of runs that are not the
+    newest in their folders come last."""
     paths = set(project.glob("*/last.pt"))
-    for path in project.glob("**/last.pt"):  # a name may have folders
-        if (path.parent / "settings.yaml").is_file():  # else it has been moved out of its run
+    for path in project.glob("**/last.pt"):  # a name may contain folders
+        if (path.parent / "settings.yaml").is_file():  # else it was moved out of its run's folder
             paths.add(path)
     newest_first = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
     continued = (path for path in newest_first if not is_of_earlier_run(path))
@@ -59,8 +59,8 @@ def check_is_newest(started_from: StartedFrom) -> None:
         return
     if is_of_earlier_run(path):
         raise UserError(
-            f"{path}: is of an earlier run than the newest one in {path.parent}, which resuming here would overwrite; "
-            f"to continue the earlier run, copy {path.name} into a new folder, and resume it there: "
+            f"{path}: is from an earlier run than the newest one in {path.parent}, which resuming here would "
+            f"overwrite; to continue the earlier run, copy {path.name} into a new folder, and resume it there: "
             f"{resume_flag(Path('FOLDER', path.name))}"
         )
     newest = read_progress(last)

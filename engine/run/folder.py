@@ -45,10 +45,11 @@ def claim_folder(
     ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack, progress: Progress
 ) -> TrainingRun:
     """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
-    this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing.
+    this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
+    behind.
 
     Args:
-        settings: of the run; nothing in them is left open.
+        settings: of the run; none of them is left open.
         stack: when it is closed, the folder is unlocked, and removed if the run failed before its first step.
         progress: of the run; the trainer counts its steps there.
 
@@ -60,7 +61,7 @@ def claim_folder(
     run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
-        _write_settings(folder, run_id, settings)  # first: from now on, the folder is that of this run
+        _write_settings(folder, run_id, settings)  # first: from now on, the folder belongs to this run
         note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
         (folder / COMPLETE).unlink(missing_ok=True)
@@ -85,15 +86,15 @@ def _choose_run_id(plan: RunPlan) -> str:
 
 
 def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
-    """Returns whether a start from the beginning with the settings ``planned`` is that of the run ``begun``, which has
-    saved nothing."""
+    """Returns whether a start with the settings ``planned`` begins the run ``begun`` again: it has saved nothing, and
+    its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
     has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
     return not has_saved and starts_alike(begun.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
-    """Writes settings.yaml, durably: its id decides whose the other files in ``folder`` are."""
+    """Writes settings.yaml durably: its id decides which run the other files in ``folder`` belong to."""
     stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
     with atomic_write(folder / "settings.yaml", durable=True) as file:
         file.write(yaml.safe_dump(stored, sort_keys=False).encode())
@@ -212,10 +213,10 @@ def _remove_after_failure(
     frames: TracebackType | None,
 ) -> None:
     """Removes the folders that `_make_folder` created, innermost first, if an error ends a run before its first step.
-    The log of a run that took steps may be all that says how it failed."""
+    A run that took steps keeps its folder: the log may be the only record of the failure."""
     if error is None or not created:
         return
-    traceback.clear_frames(frames)  # closes their files, of which there may be too many
+    traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many
     folder, *parents = created
     if progress.updates or any(any(folder.glob(pattern)) for pattern in _FILES_WORTH_KEEPING):
         return

@@ -21,18 +21,18 @@ def note_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
 
 
 def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path | None:
-    """Returns the folder whose newest run one of ``launchers`` has trained before, so that this start is a restart; or
+    """Returns the folder whose newest run was trained by one of ``launchers``, which makes this start a restart; else
     None."""
     if not any(launchers):
         return None
-    records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may have folders
+    records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may contain folders
     if config.resume:  # last.pt or its folder, which may be in another project
         records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
     matches = []
     for record in records:
         if not record.is_file():
             continue
-        # A damaged record is of no launcher.
+        # A damaged record names no launcher.
         run_id, _, names = record.read_text("utf-8", errors="replace").partition("\n")
         is_known = not set(launchers).isdisjoint(names.splitlines())
         if is_known and run_id == newest_run_id(record.parent):

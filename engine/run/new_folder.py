@@ -54,8 +54,8 @@ def _base(project: str | Path, name: str) -> Path:
 
 
 def _explain(base: Path, error: OSError) -> UserError:
-    """Says why the folder of a run cannot be created."""
+    """Returns the error for a run's folder that cannot be created."""
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return UserError(f"{base}: a file of this name exists; choose another --project or --name")
+        return UserError(f"{base}: a file with this name exists; choose another --project or --name")
     reason = (error.strerror or str(error)).lower()
     return UserError(f"{base}: cannot be created ({reason}); choose another --project")

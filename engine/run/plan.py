@@ -1,8 +1,8 @@
-"""Plans what a command trains: a new run, the run of a folder (``--resume auto``, and what torchrun restarts), or the
-run of a checkpoint that ``--resume`` names.
+"""Plans what a command trains: a new run, the run of a folder (``--resume auto``, or a restart by torchrun), or the run
+of a checkpoint that ``--resume`` names.
 
-Rank 0 resolves the command, reads the folder and the checkpoint, decides and checks. All ranks get its answer, a value
-of run.py without tensors; each of them then reads the checkpoint that it names (restore.py).
+Rank 0 resolves the command, reads the folder and the checkpoint, decides and checks. All ranks get its plan, which
+contains no tensors (run.py); each rank then reads the checkpoint that the plan names (restore.py).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _plan_new(command: TrainCommand, folder: Path | None = None) -> NewRun:
 
 def _plan_in_folder(command: TrainCommand, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
     """Plans the run of a folder, whether it has saved something or not: with ``--resume auto``, or after torchrun has
-    started it again with the same command, since a process has failed or a node has come."""
+    restarted the same command because a process failed or a node joined."""
     # A process that was told to stop, or whose parent was killed, may still be saving there.
     lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
     plan = plan_continued(command, folder)
@@ -111,6 +111,6 @@ def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPla
     names = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
         names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)
-    own = {name: getattr(command.config, name) for name in names}
-    settings = replace(plan.settings, config=replace(plan.settings.config, **own))
+    machine_settings = {name: getattr(command.config, name) for name in names}
+    settings = replace(plan.settings, config=replace(plan.settings.config, **machine_settings))
     return replace(plan, settings=settings)

@@ -22,7 +22,7 @@ _MAX_RESULTS_BYTES = 1 << 26  # of results.json
 
 
 class WrittenFiles:
-    """The list of the files that a run writes into its ``folder``. It exists once there is a file."""
+    """The list of the files that a run writes into its ``folder``. It is created with the first file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,8 +57,8 @@ def listing_written(folder: Path) -> Iterator[None]:
 
 
 def remove_written(folder: Path) -> int:
-    """Removes the files that an earlier run has listed in ``folder``, and folders that are empty then. Returns the
-    number of files. A list that names files elsewhere is not ours: they are left alone."""
+    """Removes the files that an earlier run has listed in ``folder``, and the folders that this leaves empty. Returns
+    the number of files. Listed files outside of ``folder`` are left alone: no run of this program lists such files."""
     listed = folder / LIST_NAME
     if listed.is_symlink() or not listed.is_file():
         return 0

@@ -1,7 +1,7 @@
-"""Resolves the names in settings: the same file has other names in another working folder. Needs no torch.
+"""Resolves the paths in settings, which depend on the working folder. Needs no torch.
 
-What a run stores is resolved, and so is a command before it is compared with that: a setting has changed if the two
-values differ.
+The settings that a run stores are resolved, and so is a command before it is compared with them: a setting has changed
+if the two values differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def resolve(config: ConfigT) -> ConfigT:
 
 def resolve_path(name: str, value: str) -> str:
     """Returns the absolute path that ``value`` of the setting ``name`` (with ``is_path``) means. Names of models,
-    weights and data sets stay, and so does what is no path, such as a URL.
+    weights and data sets are returned unchanged, as is any value that is not a path, such as a URL.
 
     A file need not exist: a run that has ended does not need its data.
     """
@@ -40,7 +40,7 @@ def resolve_path(name: str, value: str) -> str:
         return _resolve_data(value)
     if name in ("weights", "teacher"):
         value = os.path.expanduser(value)  # as `fetch_weights` does
-    is_name = name == "model" and not Path(value).suffix  # also beside a file or folder of this name
+    is_name = name == "model" and not Path(value).suffix  # even if a file or folder has this name
     if not value or is_name or is_http(value):
         return value
     # Not Path.is_file, which raises for a long regular expression (``groups``).
@@ -61,8 +61,9 @@ def _resolve_data(data: str) -> str:
 
 
 def has_moved(name: str, before: str, now: str) -> bool:
-    """Returns whether two resolved values of the setting ``name`` may name one file: by two paths, or since the earlier
-    one has gone. A data set may have another name then; another file must have the same."""
+    """Returns whether two resolved values of the setting ``name`` may refer to one file: by two paths, or because the
+    file was moved and the earlier path no longer exists. A data set may have been renamed as well; any other file must
+    have kept its name."""
     if os.path.exists(before):
         return os.path.exists(now) and os.path.samefile(before, now)
     if not os.path.isabs(before) or not os.path.exists(now):

@@ -84,7 +84,7 @@ def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpo
 
 
 def warn_of_lost_results(checkpoint: Checkpoint) -> None:
-    """Warns if results.csv lacks epochs that the checkpoint has: a power cut may have taken them."""
+    """Warns if results.csv lacks epochs of the checkpoint, which a power cut may have erased."""
     header = checkpoint.header
     num_recorded = header.progress.epoch - int(header.pending is not None)
     path = checkpoint.path.parent / "results.csv"
@@ -92,7 +92,7 @@ def warn_of_lost_results(checkpoint: Checkpoint) -> None:
     missing = [epoch for epoch in range(1, num_recorded + 1) if epoch not in rows]
     if missing:
         get_logger().warning(
-            "%s: has no results of %s, from epoch %d to %d",
+            "%s: lacks the results of %s, from epoch %d to %d",
             path,
             counted(len(missing), "epoch"),
             missing[0],
@@ -111,7 +111,7 @@ class EpochStart(enum.Enum):
 def choose_epoch_start(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> EpochStart:
     """Returns where a run continues in its epoch with the current batches, steps and images.
 
-    An epoch whose steps are done stays so, unless the number of images is another.
+    An epoch whose steps are done stays so, unless the number of images has changed.
     """
     progress = checkpoint.header.progress
     if progress.has_trained(checkpoint.header.run.epoch_batches) and _has_same_images(checkpoint, data):
@@ -125,8 +125,8 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     """Returns the progress of a checkpoint, counted in the batches and steps that an epoch has now, and a message for
     each change.
 
-    Where the position in the epoch is counted again (`EpochStart`), the losses of the epoch are summed from there on.
-    The schedule is a function of the step among all steps, so steps are always counted again.
+    If the position in the epoch is recounted (`EpochStart`), the losses of the epoch are summed from there on. The
+    schedule is a function of the step relative to all steps, so steps are always recounted.
     """
     stored = checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
@@ -159,12 +159,12 @@ def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Pro
 
 
 def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:
-    """Whether an epoch has as many images as in the run so far, if not the same ones."""
+    """Returns whether an epoch has as many images as in the run so far, even if not the same ones."""
     return checkpoint.description.fingerprint == data.fingerprint or checkpoint.header.run.images == data.images
 
 
 def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
-    """Whether an epoch takes as many images in the same order as in the run so far (`EpochOrder`)."""
+    """Returns whether an epoch takes as many images, in the same order, as in the run so far (`EpochOrder`)."""
     if not _has_same_images(checkpoint, data):
         return False
     stored = checkpoint.description
@@ -178,7 +178,7 @@ def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData
 
 
 def _takes_same_steps(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
-    """Whether an epoch is cut into the same batches, and these into the same steps, as in the run so far."""
+    """Returns whether an epoch is split into the same batches and steps as in the run so far."""
     stored_config = checkpoint.description.config
     stored_batches = checkpoint.header.run.epoch_batches
     has_same_batches = stored_batches == data.batches and stored_config.batch_size == config.batch_size
@@ -198,7 +198,7 @@ def _batches_taken(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
 
 
 def _describe_start(progress: Progress, epoch_batches: int) -> str:
-    """Says where in its epoch a run continues."""
+    """Describes where in its epoch a run continues."""
     epoch = progress.epoch + 1
     if progress.batch:
         return f"continues at batch {progress.batch} of the {epoch_batches} of epoch {epoch}"

@@ -26,7 +26,7 @@ class ResultsTable:
 
     @classmethod
     def read(cls, path: Path) -> ResultsTable:
-        """Raises UserError for a file that is not such a table."""
+        """Reads a results.csv. Raises UserError for any other file."""
         try:
             with io.TextIOWrapper(open_regular(path, _MAX_BYTES), encoding="utf-8", newline="") as file:
                 reader = csv.DictReader(file)

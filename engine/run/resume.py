@@ -1,11 +1,11 @@
-"""Plans a run that continues from a checkpoint: with which settings, and whether there is anything left to train.
+"""Plans a run that continues from a checkpoint: its settings, and whether there is anything left to train.
 
-In the order in which these are called, by plan.py on rank 0 and then by engine/assembly/build.py on all ranks:
+The steps, in the order in which plan.py takes them on rank 0, and then engine/assembly/build.py on all ranks:
 
-1. continuation.py for the run of a folder, or find_checkpoint.py for ``--resume PATH``: from which file
-2. `plan_from_checkpoint` (resume_settings.py joins the settings), and `reason_to_end`
-3. restore.py: the state is put in place, and `adapt_progress` says at which epoch and step the run continues
-4. best_epoch.py: which epoch is the best so far, with its best.pt
+1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
+2. `plan_from_checkpoint` merges the settings (resume_settings.py) and calls `reason_to_end`.
+3. restore.py loads the state, and its `adapt_progress` finds the epoch and step at which the run continues.
+4. best_epoch.py makes best.pt agree with the best epoch so far.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def stored_settings(started_from: StartedFrom) -> RunSettings:
 
 
 def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> int:
-    """Returns the number of epochs of a run that resumes with ``config``. Another ``--time`` for a run whose epochs are
-    done gives it as many as fit."""
+    """Returns the number of epochs of a run that resumes with ``config``. A new ``--time`` for a run whose epochs are
+    done adds as many epochs as fit."""
     done = started_from.progress.epoch
     gets_time = "time" in explicit_flags and 0 < config.time != started_from.description.config.time
     if not gets_time or not done or done < config.epochs:
@@ -103,8 +103,8 @@ def _machine_changes(command: TrainCommand, conditions: RunConditions) -> list[s
 
 
 def reason_to_end(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> str:
-    """Returns why the run of a checkpoint has ended, and how to continue it (`EndedRun.reason`); "" if epochs or scores
-    of the newest one are missing. ``config``: the settings to resume with."""
+    """Returns why the run of a checkpoint has ended, and how to continue it (`EndedRun.end_reason`); "" if epochs or
+    scores of the newest one are missing. ``config``: the settings to resume with."""
     if started_from.is_pending:  # its newest epoch has to be scored
         return ""
     progress = started_from.progress
@@ -116,7 +116,7 @@ def reason_to_end(started_from: StartedFrom, config: TrainConfig, explicit_flags
 
 
 def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> str:
-    """Says why there is no epoch left, and how to add some."""
+    """Explains why no epoch is left, and how to add some."""
     done = started_from.progress.epoch
     more = "--epochs N"
     if config.time:
@@ -131,7 +131,7 @@ def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, expli
 
 
 def _reason_without_patience(started_from: StartedFrom, config: TrainConfig) -> str:
-    """Says that the run has stopped early, and how to let it wait for longer."""
+    """Explains that the run has stopped early, and how to make it wait longer."""
     progress = started_from.progress
     done = progress.epoch
     waited = done - progress.best_epoch

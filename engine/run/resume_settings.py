@@ -1,4 +1,4 @@
-"""Joins the settings that a run has stored with those of the command line that continues it.
+"""Merges the stored settings of a run with those of the command line that continues it.
 
 All of them are resolved (resolve.py), so a setting has changed if its two values differ.
 """
@@ -18,11 +18,11 @@ from utils.errors import UserError
 
 # Settings of the process that resumes, not of the run.
 _PROCESS_SETTINGS = names_with(TrainConfig, on_resume="current")
-# With other values the stored weights would not fit the model or the optimizer's state its parameters, the order of
-# images would be undefined, or the best epoch so far would not be known.
+# With other values, the stored weights would not fit the model, the optimizer state would not fit the parameters, the
+# order of the images would be undefined, or the best epoch so far would be unknown.
 _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
-# Where the run is, which its folder says if the command line names that (``--resume auto``).
+# The location of the run, which the command line names itself with ``--resume auto``.
 _LOCATION = ("project", "name", "exist_ok")
 # How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
 _LENGTH = ("epochs", "time", "patience")
@@ -41,8 +41,8 @@ _LEFT_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": Non
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
-    """Returns the settings ``stored`` with those of the command line, and what to log of a recipe that it names. Raises
-    UserError for a setting that a run cannot change."""
+    """Returns the settings ``stored`` with those of the command line, and the messages to log about a recipe that it
+    names. Raises UserError for a setting that a run cannot change."""
     messages: list[str] = []
     config = merge_config(stored.config, command.config, command.explicit_flags)
     hyp = merge_hyperparameters(stored, command.config, command.explicit_flags, messages)
@@ -65,7 +65,7 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
             raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
         changes[name] = new
     if current.time:
-        changes.pop("epochs", None)  # the time decides about the epochs
+        changes.pop("epochs", None)  # the time decides on the number of epochs
     elif "epochs" in explicit_flags:
         changes["time"] = 0.0
     return replace(stored, **changes)
@@ -88,7 +88,7 @@ def merge_hyperparameters(
     stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str], messages: list[str]
 ) -> Hyperparameters:
     """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top. ``messages``
-    receives what to log of the recipe."""
+    receives the lines to log about the recipe."""
     base = stored.hyp
     if "hyp" in explicit_flags:
         base = read_recipe(
@@ -101,8 +101,8 @@ def merge_hyperparameters(
 
 
 def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
-    """Returns a message for each setting of a run that changes. Settings of a process and of the place of the run, and
-    the source of hyper-parameters, are left out."""
+    """Returns a message for each setting of a run that changes. Settings of a process, the location of the run and the
+    source of hyper-parameters are left out."""
     before = stored.by_name()
     left_out = {"override", *_PROCESS_SETTINGS, *_LOCATION}
     return [
@@ -116,7 +116,7 @@ def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings, en
     """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
     results with ``settings``. ``end_reason``: see `EndedRun`.
 
-    A data set or a teacher that has moved is no other one: its labels and its content cannot be compared any more.
+    A data set or a teacher that has moved counts as unchanged: its labels and its content can no longer be compared.
     """
     before = stored.by_name()
     for name, value in settings.by_name().items():
@@ -147,7 +147,7 @@ def _as_flag(name: str, value: Any) -> str:
 
 
 def asks_for_more(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
-    """Returns whether ``config`` may let a run train on that has ended after ``trained`` epochs with the settings
+    """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
     ``stored``."""
     if config.time > stored.time:
         return True

@@ -1,4 +1,4 @@
-"""The values that say what a run is: its command, settings and plan, and the run itself once it has a folder."""
+"""The values that describe a run: its command, settings and plan, and the run itself once it has a folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand:
-    """A command line that starts a run, or starts it again, and the processes that it has."""
+    """A command line that starts or restarts a run, and its processes."""
 
     config: TrainConfig  # settings of the command line, resolved (resolve.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
@@ -39,7 +39,7 @@ class TrainCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedFrom:
-    """What a run knows of the checkpoint from which it continues, without tensors."""
+    """The checkpoint from which a run continues, without its tensors."""
 
     path: Path
     description: RunDescription  # of the run when it was saved
@@ -76,7 +76,7 @@ class NewRun:
 
     settings: RunSettings
     launchers: list[str]  # torchrun processes that started this command; "" without one
-    folder: Path | None = None  # locked, with a run that has saved nothing yet, or none; None: `claim_folder` makes it
+    folder: Path | None = None  # locked, and no run has saved anything there; None: `claim_folder` makes it
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
@@ -94,7 +94,7 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuedRun:
-    """The plan of a run that trains on from a checkpoint, or has to write its report."""
+    """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
     settings: RunSettings
     launchers: list[str]  # as in `NewRun`
@@ -122,7 +122,7 @@ class ContinuedRun:
 
     @property
     def used_folder(self) -> Path:
-        """The same, see `NewRun`."""
+        """The same folder, see `NewRun`."""
         return self.folder
 
 
@@ -133,12 +133,12 @@ class EndedRun:
     folder: Path  # locked
     run_id: str
     settings: RunSettings
-    epochs: int  # that it has trained
+    epochs: int  # number that it has trained
     end_reason: str  # why no epoch is left, and how to train on
     startup_messages: list[str]  # as in `NewRun`
 
 
-# What a command has to do, before data and model are opened. Equal on all ranks, but for settings of machines.
+# The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines.
 RunPlan = NewRun | ContinuedRun
 
 

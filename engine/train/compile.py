@@ -1,9 +1,9 @@
-"""``--compile``: how the model is compiled, and on a GPU also the loss, and which batches run compiled.
+"""``--compile``: compiles the model, and on a GPU also the loss, for full batches.
 
 The model is compiled in place: state-dict keys do not change, and copies (the EMA) are not compiled. One version is
-compiled, for full batches. The last, smaller batch of an epoch runs eagerly, model and loss: it would cost a second
-compilation, while other processes wait, and another set of CUDA graphs. The size of the global batch decides, so that
-all processes do the same.
+compiled, for full batches. For the last, smaller batch of an epoch, model and loss run eagerly: compiling them would
+take time while other processes wait, and another set of CUDA graphs. The size of the global batch decides, so that all
+processes do the same.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Compilation:
     images: int  # number in a full global batch
     dynamic: bool = False  # one version for all image sizes instead of one for each
     cuda_graphs: bool = False
-    loss: bool = False  # also the loss
-    has_regions: bool = False  # whether batches may have regions to ignore
+    loss: bool = False  # whether the loss is compiled as well
+    has_regions: bool = False  # whether batches may have ignore regions
     message: str = ""  # the choice and its reason, for the log
 
     def apply(self, model: nn.Module, criterion: Criterion) -> None:
@@ -59,8 +59,8 @@ class Compilation:
         return nullcontext()
 
     def copy_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Copies gradients out of the memory of CUDA graphs, which write to it each time they run, so that those of
-        another batch can be added. Once per step is enough: the sum stays in the copy."""
+        """Copies gradients out of the memory of CUDA graphs, which write to it each time they run, so that the
+        gradients of another batch can be added. Once per step is enough: the sum stays in the copy."""
         if not self.cuda_graphs:
             return
         for parameter in parameters:
@@ -84,7 +84,7 @@ def check_compilation(config: TrainConfig, ctx: DistributedContext) -> None:
         needed = {"a C++ compiler (g++, or CXX set)": _is_installed(CPP_COMPILERS, "CXX")}
     missing = [name for name, is_there in needed.items() if not is_there]
     if missing:
-        raise UserError(f"--compile: needs {' and '.join(missing)}; install that, or leave out --compile")
+        raise UserError(f"--compile: needs {' and '.join(missing)}; install it, or leave out --compile")
 
 
 def _is_installed(compilers: Sequence[str], variable: str) -> bool:
@@ -96,16 +96,17 @@ def plan_compilation(
 ) -> Compilation:
     """Decides how to compile in a run that has passed `check_compilation`.
 
-    Raises UserError for batches that leave processes without images, which then would not run what the others run.
+    Raises UserError for batches that leave processes without images, because these would not make the same calls as the
+    others.
 
     Args:
         images: number in a full global batch.
-        shards: number that it is cut into: virtual ranks, or processes.
-        has_regions: whether batches may have regions to ignore.
+        shards: number of shards of such a batch: virtual ranks, or processes.
+        has_regions: whether batches may have ignore regions.
     """
     if images < shards:
         raise UserError(f"--compile: a batch of {images} images leaves some of its {shards} shards empty")
-    # On a CPU the loss takes little time. Compiled scatters add in any order.
+    # On a CPU the loss takes little time. Compiled scatters add in an undefined order.
     loss = ctx.device.type == "cuda" and not config.deterministic
     compiled = partial(Compilation, images, loss=loss, has_regions=has_regions)
     size_flags = {"--multi-scale": config.multi_scale, "--rect": config.rect}

@@ -12,7 +12,7 @@ from utils.strings import counted
 
 
 def open_completed(ctx: DistributedContext, ended: EndedRun) -> CompletedRun:
-    """Returns the run that has ended, and logs so. Every rank must call this."""
+    """Returns a run that has ended, and logs its end. Every rank must call this."""
     configure_logging(ctx.is_main)
     if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
         end_evaluating_processes(ctx.store, ctx.eval_ranks)

@@ -32,10 +32,10 @@ class EpochResults:
         return {f"train/{name}": value for name, value in losses.items()} | step.optimizer.rates()
 
     def complete(self, ctx: DistributedContext, epoch: Epoch, progress: Progress, *, seconds: float) -> None:
-        """Sets the scores of an epoch that has been validated, or is not due, and completes its row. Notes in
-        ``progress`` the scores that a run needs later. Every rank must call this.
+        """Completes the row of an epoch, with its scores if it was validated. Records in ``progress`` the scores that
+        the run needs later. Every rank must call this.
 
-        ``seconds``: the time of the run, for a row that has none yet.
+        ``seconds``: how long the run has trained, for a row without a time.
         """
         scores = None
         if epoch.result is not None:
@@ -73,7 +73,7 @@ class EpochResults:
 
 @dataclass(frozen=True)
 class _BroadcastScores:
-    """The part of a validation result that rank 0, which has the whole, sends to all ranks."""
+    """The part of a validation result that rank 0 broadcasts."""
 
     fitness: float
     class_ap: np.ndarray  # (C,)

@@ -81,7 +81,7 @@ class TrainStep:
 
         Args:
             batches: this rank's micro-batches; any may be empty.
-            counts: images of each over all ranks.
+            counts: number of images in each micro-batch, over all ranks.
             updates: optimizer steps, including this one.
             flags: of this rank; `reader` returns those of all ranks.
             samples: over all ranks; None: an image is a sample.
@@ -110,7 +110,7 @@ class TrainStep:
         self.reader.push(values, paths=tuple(path for batch in batches for path in batch.paths))
 
     def _restore_statistics(self, old: Tensor, nonfinite: Tensor) -> None:
-        """Undoes what a step has changed in the running statistics, if ``nonfinite`` () is 1."""
+        """Restores the ``old`` running statistics if ``nonfinite`` () is 1."""
         if self._statistics:
             copy_from_flat(torch.where(nonfinite > 0, old, flatten(self._statistics)), self._statistics)
 
@@ -154,10 +154,10 @@ class TrainStep:
         self._count_batch()
         if loss is None:  # with --pipeline: the other process of the pair has the end of the model
             zero = images.new_zeros((), dtype=torch.float32)
-            total = self.scaler.scale(zero)  # `unscale_` needs the scale that this makes
+            total = self.scaler.scale(zero)  # creates the scale that `unscale_` needs
             return LossOutput(total=total, normalizer=zero, parts=zero.new_zeros(len(self.criterion.names)))
         # DDP averages gradients over shards, but their sum is needed. Dividing by the images keeps float16 gradients in
-        # range until the real normalizer is known, after the last shard; `_scale_and_clip` multiplies by them again.
+        # range until the real normalizer is known, after the last shard; `_scale_and_clip` undoes it.
         scaled = loss.total * (self.strategy.ddp_divides_by / step_images)
         self.scaler.scale(scaled).backward()
         return LossOutput(total=loss.total.detach(), normalizer=loss.normalizer.detach(), parts=loss.parts)
@@ -180,7 +180,7 @@ class TrainStep:
         """Scales gradients to those of ``samples * total / normalizer`` (the loss scaled by the batch, as YOLO's
         learning rates expect), and clips them. Returns their norm before clipping () and a float () that is 1 if it is
         not finite."""
-        # To its annotations, a GradScaler takes torch's own optimizers; it reads only ``param_groups``.
+        # GradScaler is annotated to take torch's own optimizers, but reads only ``param_groups``.
         self.scaler.unscale_(cast(torch.optim.Optimizer, self.optimizer))
         if self.settings.skip_zero_grads:
             drop_zero_gradients(self.optimizer.parameters)
@@ -197,7 +197,7 @@ class TrainStep:
 @torch.no_grad()
 def drop_zero_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sets gradients that are exactly zero to None, so that neither momentum nor weight decay changes those weights.
-    The host waits for the device, which alone knows them."""
+    The host waits for the device to find them."""
     trained = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:

@@ -1,5 +1,5 @@
-"""The training loop: epochs and steps. A validator validates each epoch (engine/train/validation.py), whose results
-follow from that (epoch_results.py); whatever else happens is a hook (engine/hooks)."""
+"""The training loop over epochs and steps. A validator validates each epoch (engine/train/validation.py), and
+epoch_results.py derives the epoch's results; everything else is done by hooks (engine/hooks)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Validator(Protocol):
         ...
 
     def send(self, pending: PendingEpoch) -> None:
-        """Has an epoch validated by others, if they take weights. None is pending before, and this one afterwards."""
+        """Has an epoch validated by other processes, after `takes_weights` returned True. No epoch is pending before,
+        and this one is afterwards."""
         ...
 
     def has_scores(self) -> bool:
@@ -64,7 +65,7 @@ class Validator(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the processes that validate, if there are others. The caller of `fit` calls it, however that ends."""
+        """Ends the evaluating processes, if there are any. The caller of `fit` calls this however `fit` ends."""
         ...
 
 
@@ -77,8 +78,8 @@ class CompletedRun:
 
 
 class Trainer:
-    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in the order
-    of their list."""
+    """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in list
+    order."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Trainer:
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
-        """Takes the batches of the loader in ``steps`` from now on."""
+        """Makes ``steps`` the step plan from now on."""
         self.steps = steps
         self.epochs = steps.epochs
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
@@ -169,7 +170,7 @@ class Trainer:
             self._train_step(batches)
 
     def _set_closing(self, epoch: int) -> None:
-        """Tells the loss whether ``epoch``, from 1, is one of the last ones."""
+        """Tells the loss whether ``epoch``, from 1, is one of the closing epochs (``close_mosaic``)."""
         self.is_closing = epoch > self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
         self.step.criterion.set_closing(self.is_closing)
 
@@ -193,7 +194,8 @@ class Trainer:
         self._follow(self.control.after_step(flags, action, lambda: self.read_values(leave=0)))
 
     def _batches_of_next_step(self) -> int:
-        """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides which images do."""
+        """Returns how many batches to prefetch: 0 if no step follows, or if a hook decides the images of the next
+        epoch."""
         left = len(self.loader) - self.progress.batch
         if not left and self.progress.epoch + 1 < self.epochs and not self.hooks.decide_next_epoch:
             left = len(self.loader)
@@ -201,7 +203,7 @@ class Trainer:
 
     def read_values(self, *, leave: int) -> StepFlags:
         """Reads the values of all steps but the newest ``leave``, which the device may not have computed yet. Returns
-        what any rank requested."""
+        the flags that any rank has set."""
         flags = NO_FLAGS
         for values in self.step.reader.pop(leave=leave):
             flags |= values.flags
@@ -210,7 +212,7 @@ class Trainer:
         return flags
 
     def _end_epoch(self) -> None:
-        """Ends an epoch whose steps are done, unless a signal stops the run before. A resumed run may begin here."""
+        """Ends an epoch whose steps are done, unless a signal stops the run first. A resumed run may begin here."""
         self._average_over_ranks()
         row = self.results.training_row(self.step, self.schedule, self.progress)
         epoch = Epoch(self.progress.epoch + 1, row)
@@ -245,7 +247,7 @@ class Trainer:
         return epoch.number < self.epochs and not may_stop_early
 
     def _pending_epoch(self, epoch: Epoch) -> PendingEpoch:
-        """Returns what is kept of an epoch, whose steps are done, until its result comes."""
+        """Returns the state to keep, until its result arrives, of an epoch whose steps are done."""
         progress = replace(self.progress)
         progress.complete_epoch()
         return PendingEpoch(
@@ -273,7 +275,7 @@ class Trainer:
     def _complete_pending(self, *, saves_last: bool = False) -> Action:
         """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending.
 
-        ``saves_last``: saves the run with its scores at once, as no other epoch ends now.
+        ``saves_last``: saves the run with its scores at once, because no other epoch ends now.
         """
         pending = self.validator.pending
         if pending is None:
@@ -290,7 +292,7 @@ class Trainer:
         return action
 
     def _report_again(self) -> None:
-        """Validates the last epoch again, since its report was interrupted. results.csv has its row."""
+        """Validates the last epoch again because its report was interrupted. results.csv already has its row."""
         epoch = Epoch(self.progress.epoch)
         self._set_closing(epoch.number)
         self.call_hooks("before_validation")
@@ -311,7 +313,7 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        """Saves the run or ends it, as ``action`` says."""
+        """Saves or ends the run, as ``action`` requests."""
         if action.saves:
             self.save_last()
         self._stopped |= action.ends_run
@@ -328,7 +330,8 @@ class Trainer:
         self.hooks.after_save()
 
     def _header(self) -> CheckpointHeader:
-        """Returns the header of a checkpoint taken now. It has the scores of the newest epoch until the next step."""
+        """Returns the header of a checkpoint taken now. It contains the scores of the newest epoch until the next step
+        is taken."""
         progress = self.progress
         conditions = RunConditions(
             world_size=self.ctx.world_size,

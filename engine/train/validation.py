@@ -1,6 +1,6 @@
-"""The two validators of a run: its own processes validate an epoch at once, or others do it (``--eval-ranks``) while
-these train the next one. The trainer decides when, and completes the epochs: it scores, records, saves and reports
-them."""
+"""The two validators of a run: the training processes validate an epoch at once, or evaluating processes do so
+(``--eval-ranks``) while the next epoch is trained. The trainer decides when, and completes the epochs: it scores,
+records, saves and reports them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class RunValidation:
-    """The validation split of a run, and what scores a model on it."""
+    """The validation split of a run, and the evaluator that scores a model on it."""
 
     loader: ValidationLoader
     evaluator: Evaluator
@@ -88,9 +88,9 @@ class LocalValidator:
 
 
 class RemoteValidator:
-    """``--eval-ranks``: has an epoch validated by other processes while these train the next one.
+    """``--eval-ranks``: has an epoch validated by other processes while the next one is trained here.
 
-    ``local`` validates what cannot wait for that, and epochs of which no result comes. It holds the pending epoch.
+    ``local`` validates epochs that cannot wait, and those whose result does not arrive. It holds the pending epoch.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RemoteValidator:
 def check_eval_ranks(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError for settings that need the scores of an epoch before the next one begins."""
     if ctx.eval_ranks and config.image_weights:
-        raise UserError("--image-weights chooses images by the scores of the epoch before; leave out --eval-ranks")
+        raise UserError("--image-weights chooses images by the scores of the previous epoch; leave out --eval-ranks")
 
 
 def build_validator(
@@ -163,7 +163,7 @@ def build_validator(
 def build_setup(
     settings: RunSettings, step: TrainStep, description: RunDescription, data_source: DataSource, val: DatasetIndex
 ) -> SetupMessage:
-    """Builds the message that tells the evaluating processes of a run. ``val``: the split that is validated."""
+    """Builds the message that describes a run to its evaluating processes. ``val``: the validation split."""
     class_weights = step.criterion.class_weights
     return SetupMessage(
         settings=settings,

@@ -14,8 +14,8 @@ from torch import Tensor
 from utils.boxes import ArrayT
 
 # Floor of a candidate's CIoU, which is negative for a target of a few pixels and the large boxes of an untrained head.
-# With a floor of 0 such a target would get no cell, and a data set of tiny objects would never start to learn. Beside a
-# candidate that overlaps well the floor is negligible: the alignment metric takes the sixth power.
+# With a floor of 0 such a target would get no cell, and a data set of tiny objects would never start to learn. Next to
+# a candidate that overlaps well, the floor is negligible: the alignment metric takes the sixth power.
 MIN_OVERLAP = 0.01
 
 _MATCH_ROUNDS = 4  # of `match_one_to_one`; only piles of targets on one spot need more
@@ -23,7 +23,7 @@ _ROUNDING_MARGIN = 1e-3  # pixels, more than the rounding error of a corner
 
 
 def widen_to_stride(boxes: ArrayT, finest_stride: float) -> tuple[ArrayT, ArrayT]:
-    """Widens sides of boxes (*S, 4) that are shorter than the finest stride to it, about their middle.
+    """Widens sides of boxes (*S, 4) that are shorter than the finest stride to that stride, about their middle.
 
     On a grid of pitch s every interval of length s contains a center, so every target, however small, has a candidate
     on the finest level.
@@ -63,7 +63,7 @@ def match_one_to_one(cells: Tensor, metric: Tensor, overlap: Tensor, num_cells: 
     In each of `_MATCH_ROUNDS` rounds the targets without a cell select their best free one, and conflicts are resolved.
     Arguments: see `resolve_conflicts`.
 
-    Returns int64 (B, K, 1), the cell's index into T, and bool (B, K, 1), whether the target has got it.
+    Returns int64 (B, K, 1), the cell's index into T, and bool (B, K, 1), whether the target got one.
     """
     chosen = torch.zeros_like(cells[..., :1])
     matched = torch.zeros_like(chosen, dtype=torch.bool)

@@ -72,8 +72,8 @@ class CheapestCells(NamedTuple):
     """The T = min(`MAX_CELLS`, N) cells of lowest cost for each target, cheapest first."""
 
     cells: Tensor  # int64 (B, K, T)
-    selected: Tensor  # bool (B, K, T): the first k of them, as far as they are candidates
-    cost: Tensor  # float32 (B, K, T), inf where the cell is no candidate
+    selected: Tensor  # bool (B, K, T): the first k of them, if they are candidates
+    cost: Tensor  # float32 (B, K, T), inf where the cell is not a candidate
     overlap: Tensor  # float32 (B, K, T): IoU
 
 
@@ -116,9 +116,9 @@ def score_cost(objectness: Tensor, class_logits: Tensor, labels: Tensor) -> Tens
 
 
 def matching_cost(predictions: Predictions, objects: TargetSlots, candidates: Candidates, overlap: Tensor) -> Tensor:
-    """Step 2: computes the cost of each cell for each target, (B, K, N), inf where the cell is no candidate.
+    """Step 2: computes the cost of each cell for each target, (B, K, N), inf where it is not a candidate.
 
-    A low score and a low IoU, ``overlap`` (B, K, N), raise it; cells both inside and near the center come first.
+    A low score and a low IoU, ``overlap`` (B, K, N), raise the cost; cells both inside and near the center come first.
     """
     cost = score_cost(predictions.objectness, predictions.class_logits, objects.labels)
     cost -= OVERLAP_WEIGHT * (overlap + 1e-8).log()
@@ -129,7 +129,7 @@ def matching_cost(predictions: Predictions, objects: TargetSlots, candidates: Ca
 def dynamic_k(overlap: Tensor, max_cells: int) -> Tensor:
     """Step 3: counts the cells of each target: the sum of its largest IoUs, rounded down, and at least 1.
 
-    Args: overlap (B, K, N), 0 where a cell is no candidate. Returns (B, K, 1).
+    Args: overlap (B, K, N), 0 where a cell is not a candidate. Returns (B, K, 1).
     """
     return overlap.topk(max_cells, dim=-1).values.sum(-1, keepdim=True).floor().clamp(min=1)
 

@@ -21,8 +21,8 @@ from models.assigners.candidates import MIN_OVERLAP, match_one_to_one, resolve_c
 from models.box_coding import Shapes, from_host
 from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
 
-# P is a multiple of this. On a CPU every tensor then consists of whole vectors: what is left after the last one would
-# be computed by other instructions, which may round differently. On an accelerator the allocator can reuse its blocks.
+# P is a multiple of this. On a CPU every tensor then consists of whole SIMD vectors: a remainder would be computed by
+# other instructions, which may round differently. On an accelerator the allocator can reuse its blocks.
 _BUCKET = 2**12
 
 

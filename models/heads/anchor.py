@@ -53,7 +53,8 @@ class AnchorHead(DetectionHead):
 
     @torch.no_grad()
     def reset_branch(self, *layers: nn.ModuleList) -> None:
-        """Starts boxes as their anchors, objectness at 8 objects per typical image, class scores at about 0.6 / C."""
+        """Starts boxes as their anchors, objectness at 8 objects per typical image, class scores at 0.6 / (C - 0.4),
+        about 1 for C = 1."""
         (outputs,) = layers
         for conv, stride in zip(outputs, self.strides):
             bias = output_bias(conv).view(self.num_anchors, 5 + self.num_classes)
@@ -92,8 +93,8 @@ class AnchorHead(DetectionHead):
 
 
 def square_anchors(count: int, strides: tuple[int, ...]) -> list[list[float]]:
-    """Makes ``count`` square anchors per level, with sides between 2 and 8 strides at equal ratios: rows w, h, w, h,
-    ... in pixels."""
+    """Makes ``count`` square anchors per level, with sides between 2 and 8 strides, spaced by equal ratios: rows w, h,
+    w, h, ... in pixels."""
     rows = []
     for stride in strides:
         sides = [stride * 2 ** (1 + (k + 0.5) * 2 / count) for k in range(count)]

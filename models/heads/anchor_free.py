@@ -31,7 +31,7 @@ class DFL(nn.Module):
     """Holds the values 0..R-1 of a side's distribution (Generalized Focal Loss, Li et al. 2020) as a frozen convolution
     weight.
 
-    It exists for the names of public state dicts and is never run: `expected_distances` computes the mean.
+    It exists only for the names of public state dicts and is never run: `expected_distances` computes the mean.
     """
 
     def __init__(self, bins: int) -> None:

@@ -27,13 +27,13 @@ REFERENCE_SIZE = 640  # pixels of a typical canvas side, for the priors of the b
 
 
 class DetectionHead(nn.Module):
-    """Base of the heads: a head owns its layers, decoding, loss and defaults.
+    """Base of the heads: a head defines its layers, decoding, loss and defaults.
 
-    The methods of subclasses need not know about the second branch. Their constructors take the channels and strides of
-    the levels and the number of classes, then the arguments of the YAML row.
+    Subclasses do not handle the second branch. Their constructors take the channels and strides of the levels and the
+    number of classes, then the arguments of the YAML row.
     """
 
-    branch: ClassVar[tuple[str, ...]]  # names of the children that make up a branch, a ModuleList each
+    branch: ClassVar[tuple[str, ...]]  # names of the children that make up a branch, each a ModuleList
     validation_iou: ClassVar[float]  # NMS threshold in validation, as published
     unused_hyperparameters: ClassVar[frozenset[str]] = frozenset()  # loss hyper-parameters that its loss does not read
     squares: ClassVar[bool] = False  # whether validation pads images to squares by default, as training does
@@ -97,7 +97,7 @@ class DetectionHead(nn.Module):
         return [getattr(self, prefix + name) for name in self.branch]
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Computes raw maps, one per level, from features, one per level. Of two branches, the one-to-many maps come
+        """Computes raw maps, one per level, from features, one per level. With two branches, the one-to-many maps come
         first."""
         raw: list[Tensor] = []
         for prefix in self.prefixes:
@@ -106,7 +106,7 @@ class DetectionHead(nn.Module):
         return raw
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Decodes raw maps; of two branches, those of the one-to-one branch.
+        """Decodes raw maps; with two branches, the one-to-one branch's.
 
         Returns boxes float32 (B, N, 4), xyxy canvas pixels, and scores float32 (B, N, C) in [0, 1].
         """

@@ -76,7 +76,7 @@ class YOLOXHead(DetectionHead):
     @torch.no_grad()
     def reset_branch(self, *layers: nn.ModuleList) -> None:
         """Starts boxes in the middle of their cell and two strides wide, objectness at 8 objects per typical image,
-        class scores at about 0.6 / C."""
+        class scores at 0.6 / (C - 0.4), about 1 for C = 1."""
         *_, class_outputs, box_outputs, objectness_outputs = layers
         for classes, box, objectness, stride in zip(
             class_outputs, box_outputs, objectness_outputs, self.strides, strict=True

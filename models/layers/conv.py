@@ -24,7 +24,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     The training step counts for all norms at once.
     """
 
-    momentum: float  # never None, as `Conv` creates it
+    momentum: float  # never None in the norms that `Conv` creates
 
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(
@@ -94,8 +94,8 @@ class RepConv(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Adds the 1x1 convolution to the middle of the 3x3 one, unless that is done. Raises RuntimeError if the batch
-        norms are not yet folded into them."""
+        """Adds the 1x1 convolution to the middle of the 3x3 one, unless that has been done. Raises RuntimeError if the
+        batch norms are not yet folded into them."""
         if self.conv2 is None:
             return
         wide, narrow = self.conv1.conv, self.conv2.conv
@@ -133,7 +133,7 @@ class MaxPool(nn.MaxPool2d):
 
 
 class Concat(nn.Module):
-    """Concatenates feature maps of equal size along the channels. ``dimension`` may only be 1."""
+    """Concatenates feature maps of equal size along the channels. ``dimension`` must be 1."""
 
     def __init__(self, dimension: int = 1) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ class C2f(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = list(self.cv1(x).split(self.hidden, 1))
-        outputs[-1] = outputs[-1].clone()  # made contiguous once; otherwise every reader copies it
+        outputs[-1] = outputs[-1].clone()  # made contiguous once; otherwise every reader would copy it
         for block in self.m:
             outputs.append(block(outputs[-1]))
         return self.cv2(torch.cat(outputs, 1))
@@ -201,7 +201,7 @@ class Attention(nn.Module):
 
 
 def attention_heads(channels: int) -> int:
-    """Returns the number of attention heads of 64 channels, at least one. Raises ValueError if ``channels`` is no
+    """Returns the number of attention heads of 64 channels, at least one. Raises ValueError if ``channels`` is not a
     multiple of it."""
     heads = max(channels // 64, 1)
     if channels % heads:

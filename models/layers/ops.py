@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SOFTPLUS_THRESHOLD = 40.0  # above it softplus(x) is computed as x; even float64 cannot tell the two apart there
+SOFTPLUS_THRESHOLD = 40.0  # above it softplus(x) is computed as x; not even float64 can represent the difference
 
 
 class _DoubleNearest(torch.autograd.Function):

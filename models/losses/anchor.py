@@ -47,14 +47,14 @@ def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], an
     """Matches targets to a level's anchors by shape and to its cells by position, as YOLOv5 does.
 
     An anchor matches if neither side differs from the target's by a factor of ``anchor_t`` or more. Three cells match:
-    the one with the target's center, its nearer horizontal and its nearer vertical neighbor, as far as they are in the
-    grid. The other two neighbors are more than half a cell away from the center, further than the head can predict.
+    the one with the target's center, its nearer horizontal and its nearer vertical neighbor, if they are in the grid.
+    The other two neighbors are more than half a cell away from the center, further than the head can predict.
 
     Args:
         targets: (M, 6) as in `Targets`.
         anchors: (A, 2), cells.
         grid_hw: rows and columns of the level.
-        anchor_t: the first ratio of sides that is too large.
+        anchor_t: ratio of sides from which on an anchor does not match.
     """
     height, width = grid_hw
     num_targets = targets.shape[0]
@@ -94,12 +94,12 @@ class LevelMatches(NamedTuple):
     overlap: Tensor  # (P,) CIoU
     cls: Tensor  # (P,) class BCE
     objectness: Tensor  # (B * h * w * A,) logits of all outputs
-    ignored: Tensor | None  # bool (B * h * w * A,), outputs without a loss unless positive; None: no such
+    ignored: Tensor | None  # bool (B * h * w * A,), outputs without a loss unless positive; None: none
 
 
 @torch.no_grad()
 def keep_best_match(levels: Sequence[LevelMatches], num_targets: int) -> list[LevelMatches]:
-    """Leaves at most one valid match per target: the best aligned one (as in anchor-free heads), over all levels, whose
+    """Keeps at most one valid match per target: the best aligned one (as in anchor-free heads), over all levels, whose
     output no other target has."""
     if num_targets == 0:
         return list(levels)
@@ -143,8 +143,8 @@ class AnchorLoss(Criterion):
     names = ("box", "obj", "cls")
 
     def __init__(self, settings: LossSettings, anchors: Tensor) -> None:
-        """``anchors``: the head's buffer (L, A, 2), cells. Memory is shared, so a checkpoint that is loaded later
-        changes the loss, too."""
+        """``anchors``: the head's buffer (L, A, 2), cells. Memory is shared, so a checkpoint that is loaded later also
+        changes the loss."""
         super().__init__()
         hyp = settings.hyp
         self.settings = settings

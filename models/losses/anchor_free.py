@@ -61,13 +61,13 @@ class _CompiledTerms:
         self._has_regions = has_regions
 
     def accepts(self, targets: Targets) -> bool:
-        """Returns True for batches that the compiled terms take: in training, and with two targets or more. torch
-        would compile once more for a tensor with one row, and for one without."""
+        """Returns True for batches that the compiled terms accept: in training, with two or more targets. torch would
+        compile again for a tensor with one row, and for an empty one."""
         return torch.is_grad_enabled() and len(targets.rows) >= 2
 
     def prepare(self, targets: Targets, images: int) -> Targets:
-        """Adds empty ignore regions to a batch of ``images`` that has none, if others have some: with and without
-        regions are two compilations."""
+        """Adds empty ignore regions to a batch of ``images`` that has none, if others have some: otherwise torch would
+        compile twice, with and without regions."""
         if not self._has_regions:
             return targets
         return replace(targets, ignore=with_empty_regions(targets.ignore, images, min_images=2))
@@ -82,7 +82,7 @@ class _CompiledTerms:
         teacher_maps: Sequence[Tensor] | None,
     ) -> LossOutput:
         """Arguments: see `AnchorFreeLoss._terms`."""
-        # torch takes sizes that are equal in the first batch for one symbol, and would compile again when they differ.
+        # torch gives sizes that are equal in the first batch one symbol, and would compile again when they differ.
         for level in raw:
             torch._dynamo.maybe_mark_dynamic(level, [2, 3])
         for tensor in (targets, *(ignored or ())):

@@ -1,11 +1,11 @@
-"""Base class of the losses, and parts that several of them share: ignore regions, class weights, padded targets.
+"""Base class of the losses, and functions that several of them share: ignore regions, class weights, padded targets.
 
 A loss returns sums over a shard of the batch and one normalizer (`LossOutput`). No loss waits for the device or has a
 shape that depends on values. Images contribute independently, so the sums of shards add up to the whole batch's.
 
-The forward pass scatters by maximum only, whose result does not depend on the order. The backward pass adds by index:
-in the anchor-free loss only one term of each sum is nonzero; in the anchor loss there may be several (two targets in
-one cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
+The forward pass scatters only maxima, whose result does not depend on the order. The backward pass adds by index: in
+the anchor-free loss only one term of each sum is nonzero; in the anchor loss there may be several (two targets in one
+cell), whose order CUDA fixes only under torch.use_deterministic_algorithms.
 
 Legend: B images, I images with ignore regions, N cells over all levels, K target slots, C classes, R regions, S any
 shape.
@@ -81,7 +81,7 @@ class Criterion(nn.Module):
         raise NotImplementedError
 
     def teacher_maps(self, images: Tensor) -> list[Tensor] | None:
-        """Runs the teacher on ``images`` (B, 3, H, W) and returns its maps; None without a teacher."""
+        """Runs the teacher on ``images`` (B, channels, H, W) and returns its maps; None without a teacher."""
         return None if self.teacher is None else self.teacher(images)
 
     def ignored_cells(self, raw: Sequence[Tensor], targets: Targets) -> IgnoredCells | None:
@@ -106,8 +106,8 @@ class Criterion(nn.Module):
 
 
 class DualAssignmentLoss(Criterion):
-    """Loss of a head with two branches (see models/heads/base.py): that of the one-to-many branch plus ``gain`` times
-    that of the one-to-one branch (YOLOv10, Wang et al. 2024).
+    """Loss of a head with two branches (see models/heads/base.py): the one-to-many branch's loss plus ``gain`` times
+    the one-to-one branch's (YOLOv10, Wang et al. 2024).
 
     The paper divides each branch's sum by that branch's own target scores; here both are divided by the one-to-many
     branch's. ``gain`` stands for the ratio of the two, which was measured as about 2 on a fresh model and 6 on a

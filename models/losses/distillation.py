@@ -9,7 +9,7 @@ detection, Shmelkov et al. 2017): it gives targets where a class is ignored beca
 in cells that are assigned to a labeled object.
 
 Legend: B images, N cells over all levels, C classes of the student, O classes that both models have, R distance bins of
-the student, T those of the teacher.
+the student, T distance bins of the teacher.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MIN_TEACHER_SCORE = 0.1  # class score from which a box of the teacher is a targ
 
 
 class _Head(Protocol):
-    """An `AnchorFreeHead`, of which losses know only this."""
+    """The part of an `AnchorFreeHead` that losses use."""
 
     is_dual: bool
     reg_max: int
 
 
 class _Detector(Protocol):
-    """A `Detector`, of which losses know only this."""
+    """The part of a `Detector` that losses use."""
 
     @property
     def head(self) -> _Head: ...
@@ -62,7 +62,7 @@ class Teacher(nn.Module):
         Args:
             detector: the teacher.
             names: classes of the student. Names are compared without case and outer spaces.
-            dual: whether the student has a one-to-one branch. It learns from the teacher's, if that has one, too.
+            dual: whether the student has a one-to-one branch; it learns from the teacher's, if there is one.
             unlabeled_only: whether the student learns only classes that an image does not label.
         """
         super().__init__()
@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Returns maps (B, 4T + O, h, w), one per level, of one branch or of both, for images (B, 3, H, W)."""
+        """Returns maps (B, 4T + O, h, w), one per level, of one branch or of both, for images (B, channels, H, W)."""
         maps = self.detector(images)
         if not self.is_dual:
             maps = maps[: self.num_levels]
@@ -122,7 +122,7 @@ class Distillation(NamedTuple):
 
     box: Tensor  # 1 - CIoU, weighted by the teacher's score
     cls: Tensor  # Kullback-Leibler divergence of the class scores
-    sides: Tensor  # that of the distributions of the sides; if their bins differ, the mean error in cells
+    sides: Tensor  # divergence of the side distributions; with one bin, or different bins, mean error in cells
     weight: Tensor  # the teacher's scores
 
 

@@ -32,7 +32,7 @@ class IgnoredCells(NamedTuple):
         return self._replace(cells=self.cells & ~positive[self.images][..., None])
 
     def of_best_class(self, class_logits: Tensor) -> Tensor:
-        """Finds the outputs whose predicted class is ignored where they are, so that their objectness has no loss.
+        """Finds the outputs whose predicted class is ignored at their cell, so that their objectness has no loss.
 
         Args: logits (B, *S, C); ``cells`` must be (I, *S, C). Returns bool (B, *S).
         """
@@ -64,7 +64,7 @@ def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[i
 
 
 class _PaddedRegions(NamedTuple):
-    """Regions of the images that have some, padded to K of each."""
+    """Regions of the images that have some, padded to K per image."""
 
     images: np.ndarray  # int64 (I,) ascending
     boxes: np.ndarray  # float32 (I, K, 4), cxcywh as fractions of the canvas; padding has no cell inside

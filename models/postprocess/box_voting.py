@@ -2,10 +2,10 @@
 their number.
 
 Gidaris & Komodakis 2015, "Object detection via a multi-region and semantic segmentation-aware CNN model". The weights
-are score * exp(-(1 - IoU)^2 / `SIGMA`), those of He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
-Object Detection", without variances. A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights w:
-the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of them
-look at the same pixels.
+are score * exp(-(1 - IoU)^2 / `SIGMA`), as in He et al. 2019, "Bounding Box Regression with Uncertainty for Accurate
+Object Detection", but without variances. A score s becomes 1 - (1 - s) * prod (1 - w)^`INDEPENDENCE` over the weights
+w: the noisy OR (Pearl 1988) of the boxes, in which a suppressed one counts as a fraction of a detection, since all of
+them look at the same pixels.
 
 Voters are sorted by their left side, and each kept box is compared only with those whose left side is near its own.
 Votes are added up in this order, so on a CPU a result depends only on the boxes of its group, bit for bit.
@@ -37,7 +37,7 @@ _PAIRS_ON_GPU = 1 << 22
 
 
 class BoxGroups(NamedTuple):
-    """N boxes, of which only those of one group interact."""
+    """N boxes; only boxes of the same group interact."""
 
     boxes_xyxy: Tensor  # float32 (N, 4)
     scores: Tensor  # float32 (N,), positive
@@ -99,9 +99,10 @@ def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[
     """Finds the voters of each kept box's group whose left side is so near to its own that their IoU may be above the
     threshold.
 
-    For example, with a threshold of 0.5, a kept box from x = 100 to 140 reaches 20 to the right, as a box that begins
-    later than 120 has less than half of its width, and 40 to the left. Of voters of its group with the left sides 50,
-    70, 95, 118, 130, those from the second to the fourth are near: its first voter is number 1 (from 0), of 3.
+    For example, with a threshold of 0.5, a kept box from x = 100 to 140 reaches 20 to the right, because a box that
+    begins later than 120 shares less than half of its width, and 40 to the left. Of voters of its group with the left
+    sides 50, 70, 95, 118, 130, those from the second to the fourth are near: its first voter is number 1 (from 0), of
+    3.
 
     Returns the ``others`` sorted by group, then by left side; and the position of each kept box's first voter among
     them and the number of its voters, int64 (P,).
@@ -120,14 +121,15 @@ def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[
 def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
     """Makes int64 keys that sort by ``group``, then by ``left``, float32.
 
-    Read as integers, the bits of positive floats have the same order as the floats, those of negative ones the reverse.
+    Read as integers, the bits of positive floats have the same order as the floats; for negative floats, it is
+    reversed.
     """
     bits = left.view(torch.int32)
     return (group << 32) + (bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 def _with_ones(boxes: Tensor) -> Tensor:
-    """Appends a column of ones, whose weighted sum is that of the weights."""
+    """Appends a column of ones, whose weighted sum is the sum of the weights."""
     return torch.cat((boxes, torch.ones_like(boxes[:, :1])), 1)
 
 
@@ -142,11 +144,11 @@ def _overlapping_pairs(
 
     Yields rows and voters int64 (T,), in ascending order, and IoUs float32 (T,).
     """
-    # Pairs are numbered by kept box, then by voter: those of box i are the numbers from edges[i] to edges[i + 1].
+    # Pairs are numbered by kept box, then by voter: box i has the numbers from edges[i] to edges[i + 1].
     ends = count.cumsum(0)
     edges = [0, *ends.tolist()]
     first_number = ends - count
-    voter_of_number = first - first_number  # what to add to the number of a box's pair
+    voter_of_number = first - first_number  # offset from the number of a box's pair to its voter
     kept_columns = kept.T.contiguous()
     voter_columns = voters.T.contiguous()
     for start, end in _chunks(edges, _PAIRS_ON_GPU if kept.is_cuda else _PAIRS_ON_CPU):
@@ -160,8 +162,8 @@ def _overlapping_pairs(
 
 
 def _chunks(edges: list[int], pairs: int) -> Iterator[tuple[int, int]]:
-    """Divides kept boxes into ranges with about ``pairs`` pairs each, all of a box in one. Yields the first box of each
-    range, and the one after its last.
+    """Divides kept boxes into ranges with about ``pairs`` pairs each, all pairs of a box in one range. Yields the first
+    box of each range, and the one after its last.
 
     ``edges``: P + 1 numbers, see `_overlapping_pairs`. For example, boxes with 3, 0, 4, 2 and 1 pairs have the edges 0,
     3, 3, 7, 9 and 10. Ranges with 4 pairs begin at the boxes that have the pairs 0, 4 and 8: boxes 0 to 1, 2, and 3 to

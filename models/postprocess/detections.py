@@ -1,5 +1,5 @@
 """Decoded boxes to detections: by threshold and non-maximum suppression (suppression.py) or, for end-to-end heads, by
-rank alone. selection.py has the settings, and the three selections that a validation makes of the same boxes.
+rank alone. selection.py defines the settings, and the three selections that a validation makes of the same boxes.
 
 Legend: B images, N boxes, C classes, L classes with which a box may be detected (its labels), M pairs of both in an
 image.
@@ -61,8 +61,8 @@ def select_detections(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessS
 def select_with_and_without_voting(
     boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings
 ) -> tuple[Detections, Detections]:
-    """Returns `select_detections` with and without box voting, which share one NMS. If ``settings`` rule voting out, so
-    that both would be equal, they are one object."""
+    """Returns `select_detections` with and without box voting, which share one NMS. If ``settings`` rule out voting,
+    both are the same object."""
     if settings.iou_thres is None or not settings.box_voting:
         detections = select_detections(boxes_xyxy, scores, settings)
         return detections, detections
@@ -87,7 +87,7 @@ def select_for_validation(
     """Selects detections for validation from the raw maps of ``model``, a `BoxDecoder`. Returns them by name:
 
     - `SCORED`: see `detections_to_score`.
-    - `SHOWN`: what detect.py would find, for its best threshold, the confusion matrix and pictures.
+    - `SHOWN`: the detections of detect.py, for their best threshold, the confusion matrix and pictures.
     - `SHOWN_UNVOTED`: the same without box voting, for the best threshold of runtimes that have none.
     """
     decoder = _as_decoder(model)

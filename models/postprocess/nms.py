@@ -66,10 +66,11 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
 
 
 def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
-    """Arranges groups, of which ``group`` (M,) is sorted, in tables with a row for each, the largest groups first.
+    """Arranges the groups of sorted ``group`` (M,) in tables with a row for each, the largest groups first.
 
     For example, groups of 40, 2, 9, 1 and 33 boxes with sizes of 1, 8 and 32: the first table has the groups of 40 and
-    33 boxes as rows of 40 columns, the second one that of 9, the third one that of 2. The single box has no table.
+    33 boxes as rows of 40 columns, the second has the group of 9, the third the group of 2. The single box has no
+    table.
 
     Yields indices int64 (G, Q) into M, and bool (G, Q), False for padding.
     """
@@ -85,7 +86,7 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
 def _row_ranges(lengths: list[int], max_det: int, sizes: _TableSizes) -> Iterator[tuple[int, int]]:
     """Divides groups of descending ``lengths`` into tables. Yields the first group of each, and the one after its last.
 
-    A table ends where memory does, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
+    A table ends at the memory limit, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
     the example of `_tables`, 40 and 33 boxes are more than 32, and 9 boxes are not.
     """
     first = 0
@@ -120,10 +121,8 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
     Longer rows are read in blocks of columns. An example of a row with three columns a block and ``max_det`` 3, where
     a1 and a2 overlap a, and b1 overlaps b:
 
-        block     kept before   suppressed by kept   within the block   kept after
-        a  a1 b   -             -                    a1, by a           a b -
-        b1 c  a2  a b -         b1, a2               -                  a b c
-        d  e  f   not read, as all rows have ``max_det`` boxes
+        block kept before suppressed by kept within the block kept after a a1 b - - a1, by a a b - b1 c a2 a b - b1, a2
+        - a b c d e f not read, because all rows have ``max_det`` boxes
     """
     longest = is_box.shape[1]
     if longest <= sizes.block:
@@ -145,7 +144,7 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
 
 
 class _KeptBoxes:
-    """The boxes kept so far in each row of a table, in ``slots`` of which a row fills the first ones.
+    """The boxes kept so far in each row of a table. A row has ``slots``, and fills the first ones.
 
     An additional last slot takes every box that is not kept, so that one scatter writes a block of all rows: with three
     slots, the blocks of the example in `_keep_in_table` go to the slots 0 3 1 and 3 2 3.
@@ -165,7 +164,8 @@ class _KeptBoxes:
         return overlaps(self._coordinates[:, :, : self.fullest], block, iou_thres).sum(1) > 0
 
     def add(self, block: Tensor, keep: Tensor) -> None:
-        """Adds the boxes of a block (4, G, T) to ``keep``, bool (G, T), while there are slots. The host waits."""
+        """Adds those boxes of a block (4, G, T) that ``keep``, bool (G, T), selects, while there are slots. The host
+        waits."""
         slot = self._counts[:, None] + keep.cumsum(1) - 1
         slot = torch.where(keep, slot.clamp(max=self.slots), self.slots)
         self._coordinates.scatter_(2, slot.expand(4, -1, -1), block)

@@ -7,8 +7,8 @@ confidence threshold with the best F1; a checkpoint stores them, and an `Inferen
     SHOWN           what detect.py shows: one class of a box, NMS at 0.45      confidence (`EvalResult.threshold`)
     SHOWN_UNVOTED   the same without box voting                                plain_confidence
 
-detect.py shows what scores above ``confidence`` or, without box voting, above ``plain_confidence``, unless the user
-chooses another threshold (`InferenceModel.threshold`). An exported file states the one that fits its output
+detect.py shows detections that score above ``confidence`` or, without box voting, above ``plain_confidence``, unless
+the user chooses another threshold (`InferenceModel.threshold`). An exported file states the one that fits its output
 (engine/export/thresholds.py).
 """
 
@@ -34,7 +34,7 @@ class PostprocessSettings:
     conf_thres: float  # only detections with a higher score (after box voting) are returned
     iou_thres: float | None  # NMS suppresses a box if its IoU with a better one of its class is higher; None: no NMS
     max_det: int = MAX_DETECTIONS  # maximum number of detections per image, counted after filtering by ``classes``
-    agnostic: bool = False  # boxes of different classes suppress each other too
+    agnostic: bool = False  # boxes also suppress boxes of other classes
     multi_label: bool = True  # every class above the threshold makes a detection of a box; False: only its best class
     # Classes to return; None: all. They are filtered after NMS over all classes, which therefore does not depend on
     # this. Without ``multi_label``, a box whose best class is another one is dropped.

@@ -2,8 +2,9 @@
 
 Two boxes of different views belong to one object if they agree where both views see it: clipped to the views' common
 area, their IoU is high. This holds for two boxes of the whole object, for a whole box and a part cut off by the border
-of a tile, and for two parts of an object that no tile sees whole. All boxes linked in this way become one, each side of
-which is that of the best box that sees it. A box does not see a side where the border of its view cuts the object.
+of a tile, and for two parts of an object that no tile sees whole. All boxes linked in this way become one box, and each
+of its sides comes from the best box that sees the side. A box does not see a side where the border of its view cuts the
+object.
 
 A box that is still cut after that, but lies in a larger box of another view, is a part of it and is dropped, even if
 its score is higher. NMS comes last.
@@ -29,19 +30,19 @@ from utils.detections import DetectionTable
 LINK_IOU = 0.5  # IoU from which two boxes, clipped to the common area of their views, are linked
 PART_FRACTION = 0.5  # a cut box is a part of a larger one that contains at least this fraction of it,
 PART_SCORE = 0.1  # and whose score is at least this fraction of its own, so that the larger one is not noise
-CUT_MARGIN = 0.01  # fraction of the view's side: a box side that is so close to the border counts as cut
+CUT_MARGIN = 0.01  # fraction of the view's side: a box side this close to the border counts as cut
 CROSS_VIEW_IOU = 0.7  # NMS threshold for boxes of an end-to-end head, which need no NMS within a view
 
 Pair = tuple[int, int]  # indices of two boxes
 
 
 def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: PostprocessSettings) -> DetectionTable:
-    """Joins the detections of an image's views to those of the image, the best first.
+    """Joins the detections in an image's views to detections in the image, the best first.
 
     Args:
         detections: N detections in canvas pixels, sorted by view; ``image_index`` is the view.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        settings: those of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
+        settings: of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
 
     The ``image_index`` of the result has no meaning.
     """
@@ -118,13 +119,13 @@ class TileStitcher:
     settings: PostprocessSettings
 
     def __call__(self, detections: DetectionTable, seen: np.ndarray) -> tuple[DetectionTable, np.ndarray]:
-        """Joins the detections of tiles to those of images.
+        """Joins the detections in tiles to detections in images.
 
         Args:
             detections: detections by tile, in pixels of the images.
             seen: int64 (n,), the tiles that have been evaluated: all tiles of an image, or none.
 
-        Returns detections by image, and the images. Raises RuntimeError unless each tile of an image is there once.
+        Returns detections by image, and the images. Raises RuntimeError unless each tile of these images is there once.
         """
         images = np.unique(self.image[seen])
         expected = np.flatnonzero(np.isin(self.image, images))
@@ -148,7 +149,7 @@ class _ViewPair(NamedTuple):
     rows: np.ndarray  # int64 (K,), boxes of the first view
     others: np.ndarray  # int64 (L,), boxes of the second one
     overlap: np.ndarray  # (K, L), areas of intersection in the common area; 0 for boxes of different classes
-    iou: np.ndarray  # (K, L), the same
+    iou: np.ndarray  # (K, L), IoUs in the common area; 0 for boxes of different classes
 
 
 def _view_pairs(detections: DetectionTable, windows: np.ndarray) -> Iterator[_ViewPair]:
@@ -161,13 +162,13 @@ def _view_pairs(detections: DetectionTable, windows: np.ndarray) -> Iterator[_Vi
 
 
 def _links_between(pair: _ViewPair) -> Iterable[Pair]:
-    """Links boxes of two views that are about one object: each is the other's best match."""
+    """Links boxes of two views that show one object: each is the other's best match."""
     is_mutual_best = (pair.iou == pair.iou.max(1, keepdims=True)) & (pair.iou == pair.iou.max(0))
     return _pairs(is_mutual_best & (pair.iou >= LINK_IOU), pair.rows, pair.others)
 
 
 def _surest_first(links: list[Pair], scores: np.ndarray) -> list[Pair]:
-    """Sorts links; one is as sure as the less sure of its boxes. ``scores``: (N,)."""
+    """Sorts links by the lower score of their two boxes, the highest first. ``scores``: (N,)."""
     return sorted(links, key=lambda link: -min(scores[link[0]], scores[link[1]]))
 
 

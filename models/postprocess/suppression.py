@@ -25,7 +25,7 @@ _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one
 
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> Suppressed:
-    """Runs NMS with ``iou_thres``, so that box voting may follow if ``settings`` say so. See `select_detections`."""
+    """Runs NMS with ``iou_thres``, so that box voting can follow if ``settings`` enable it. See `select_detections`."""
     lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
     label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
     candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, lowest_score)
@@ -90,7 +90,7 @@ class _CandidateSet:
 
 
 class _Groups(NamedTuple):
-    """Groups of candidates that suppress each other: those of one image, or of one class in an image."""
+    """Groups of candidates that suppress each other: all of one image, or all of one class in an image."""
 
     batch: int
     per_image: int  # number of classes, or 1 if all classes form one group

@@ -12,7 +12,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class Tiles:
-    """The cut of large images into tiles."""
+    """Settings for cutting large images into tiles."""
 
     size: int  # side, pixels
     overlap: float = TILE_OVERLAP  # overlap of neighbors, as a fraction of a tile

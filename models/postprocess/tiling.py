@@ -61,12 +61,12 @@ class TiledDetector(nn.Module):
         self._selections = dict(selections)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Detects in all views of an image.
+        """Runs detection on all views of an image.
 
         Args:
-            images: float (1, 3, H, W) in [0, 1].
+            images: float (1, channels, H, W) in [0, 1].
 
-        Returns what `stitch` takes: the windows of all views (T, 4), then for each selection their boxes (T, K, 4),
+        Returns the input of `stitch`: the windows of all views (T, 4), then for each selection their boxes (T, K, 4),
         scores (T, K), classes (T, K) and counts (T,).
         """
         height, width = images.shape[2:]
@@ -126,7 +126,7 @@ class TiledDetector(nn.Module):
             return self._select(self.detector, [level.float() for level in raw])
 
     def _detect_reduced(self, images: Tensor) -> dict[str, Detections]:
-        """Detects in the whole image, scaled down. Returns boxes in pixels of ``images``."""
+        """Runs detection on the whole image, scaled down. Returns boxes in pixels of ``images``."""
         height, width = images.shape[2:]
         limit_hw = self._input.only_hw or (self._input.imgsz, self._input.imgsz)
         gain = min(limit_hw[0] / height, limit_hw[1] / width, 1.0)

@@ -46,8 +46,8 @@ class TestTimeAugmentation(nn.Module):
         return self.detector.nms_iou
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Computes the raw maps of all views, from images float (B, 3, H, W) in [0, 1], with H and W multiples of the
-        stride."""
+        """Computes the raw maps of all views, from images float (B, channels, H, W) in [0, 1], with H and W multiples
+        of the stride."""
         return [level for view in VIEWS for level in self.detector(self._transform(images, view))]
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:

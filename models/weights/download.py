@@ -64,7 +64,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
 
 
 def _download_path(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
-    """Returns where the file goes: under its name in the catalog. Other URLs, whose file names may be equal, have a
+    """Returns the path of the file: its name in the catalog. Files of other URLs, whose names may be equal, have a
     folder each."""
     file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
     if is_http(name_or_path):

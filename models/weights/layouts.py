@@ -42,7 +42,7 @@ def is_yolox(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def from_yolox(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames tensors to the public convention. Those that the model does not have keep their names.
+    """Renames tensors to the public convention. Tensors that the model does not have keep their names.
 
     YOLOX takes BGR images in [0, 255]; the first kernel is changed so that it takes RGB images in [0, 1].
     """
@@ -76,13 +76,13 @@ def _yolox_name(name: str) -> str:
 
 # YOLOv9 of MultimediaTechLab/YOLO
 
-_OUTER = re.compile(r"^(?:model\.)*(?=\d+\.)")  # checkpoints of its trainer have more before the layer's number
+_OUTER = re.compile(r"^(?:model\.)*(?=\d+\.)")  # checkpoints of its trainer have a longer prefix
 _HEAD = re.compile(r"^(?:model\.)*(\d+)\.heads\.0\.anchor_conv\.0\.conv\.weight$")
 _BRANCHES = {"anchor_conv": "cv2", "class_conv": "cv3"}
 
 
 def from_mit_yolov9(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames tensors to the public convention, without those of the auxiliary head."""
+    """Renames tensors to the public convention, and drops the auxiliary head's."""
     head = min(int(match[1]) for match in map(_HEAD.match, tensors) if match)  # later ones are auxiliary
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

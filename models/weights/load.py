@@ -1,16 +1,15 @@
 """Builds detectors from checkpoint files, ours and public ones.
 
-The way of weights from ``--weights`` to a model, in this order:
+Weights get from ``--weights`` to a model in these steps:
 
 - catalog.py: public weights, by name or URL; download.py: `fetch_weights` returns the file, which it may download;
 - read.py: `read_weights` reads a file as `StoredWeights`: tensors, class names, and its statements about the model.
-  safe_torch_file.py reads the modules in those of other programs; layouts.py gives their tensors the names that ours
-  have;
+  safe_torch_file.py reads the modules in other programs' files; layouts.py renames their tensors to our names;
 - this module: val.py, detect.py and export.py call `load_detector`, which builds the model that the file describes, or
   the one that its tensors fit (`recognize`);
 - transfer.py: train.py builds the model of its own settings and classes, and `transfer_weights` copies the tensors that
   fit, and the rows of classes by their names;
-- origin.py: the weights that these were trained from, and their license. Our checkpoints and exported files store it.
+- origin.py: the weights that these were trained from, and their license. Our checkpoints and exported files store both.
 
 The model of a foreign file is recognized: family and size by tensor names and shapes, the number of classes by the
 head.

@@ -42,10 +42,9 @@ def origin_of_run(start: StoredWeights) -> Origin:
 
 
 def taught_by(origin: Origin, teacher: Origin) -> Origin:
-    """Returns the origin of a run from ``origin`` that learns from a teacher's outputs, too: the licenses of both
-    hold."""
+    """Returns the origin of a run from ``origin`` that also learns from a teacher's outputs: both licenses apply."""
     licenses = dict.fromkeys((origin.license, teacher.license))
-    demanding = [license for license in licenses if license != RANDOM.license]  # weights of one's own demand nothing
+    demanding = [license for license in licenses if license != RANDOM.license]  # one's own weights demand nothing
     return Origin(f"{origin.weights}, taught by {teacher.weights}", " and ".join(demanding) or RANDOM.license)
 
 

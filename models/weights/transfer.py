@@ -85,15 +85,15 @@ class _ClassRows(NamedTuple):
 def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, grow: bool = False) -> TransferReport:
     """Copies the tensors of a checkpoint that match those of a detector in name and shape.
 
-    Of output layers it copies the rows of the classes that both have, by name (ignoring case and outer spaces). If the
-    file has no class names, output layers are copied if they have as many classes. The kernel that reads RGB images is
-    adapted to a model of other channels. A head with two branches gets the tensors of a single branch twice.
+    For output layers, it copies the rows of the classes that both have, by name (ignoring case and outer spaces). If
+    the file has no class names, output layers are copied if they have as many classes. The kernel that reads RGB images
+    is adapted to a model with other channels. A head with two branches gets the tensors of a single branch twice.
 
     Args:
         model: changed in place.
         source: the checkpoint, or its path.
-        grow: whether a larger tensor of the model gets the file's as its first part. Its rows read nothing else, so a
-            model with more classes, the file's first, scores those as the file's model does.
+        grow: whether a larger tensor of the model gets the file's as its first part. The rest of these rows becomes 0,
+            so a model that has the file's classes first scores them as the file's model does.
 
     Raises UserError for an unreadable file, and if no tensor matches.
     """
@@ -120,7 +120,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     unused = tuple(name for name in stored.tensors if name not in targets)
     copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
-    classes = tuple(model.names[each.number] for each in common) if copies_classes else ()
+    classes = tuple(model.names[pair.number] for pair in common) if copies_classes else ()
     return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
 
 
@@ -136,7 +136,7 @@ class _CopyWhole(NamedTuple):
     tensor: Tensor
 
     def copy(self, target: Tensor) -> None:
-        """Changes ``target`` in place. Returns None, as no row is left as initialized."""
+        """Changes ``target`` in place. Returns None, because no row is left as initialized."""
         target.copy_(self.tensor)
 
 
@@ -194,7 +194,7 @@ class _Transfer:
 
     def _layer_mismatch(self, layer: str, rows: _ClassRows) -> str:
         """Returns why an output layer cannot be copied; empty if it can. Its weight and bias are copied together: a
-        bias without its weight does harm."""
+        bias without its weight would do harm."""
         for name in (f"{layer}.weight", f"{layer}.bias"):
             reason = rows.mismatch(self.targets[name], self.tensors.get(name))
             if reason:
@@ -241,8 +241,9 @@ def for_channels(kernel: Tensor, channels: int) -> Tensor:
     """Converts a kernel (O, 3, h, w) for RGB images to one (O, channels, h, w) with the same sum, as timm's
     `adapt_input_conv` does.
 
-    A gray image, whose channels are all equal, gives the same output as before. More than three channels: the first
-    three keep their weights, the others get the mean. Fewer: all get the mean.
+    A gray image, whose channels are all equal, gives the same output as before. With more than three channels, the
+    first three keep their weights and the others get the mean; with fewer, all get the mean. All are then scaled by 3 /
+    channels.
     """
     if channels == 3:
         return kernel
@@ -283,14 +284,14 @@ def _common_classes(names: Sequence[str], file_names: Sequence[str]) -> list[_Co
 
 
 def _class_rows(model: Detector, common: Sequence[_CommonClass], file_classes: int) -> dict[str, _ClassRows]:
-    """Returns for each output layer its rows to copy: those of the classes in ``common``, and those that belong to no
-    class. ``file_classes``: number of classes of the file."""
+    """Returns for each output layer its rows to copy: the rows of the classes in ``common``, and the rows that belong
+    to no class. ``file_classes``: number of classes of the file."""
     head = f"model.{len(model.model) - 1}."
     class_rows = {}
     for name, (groups, rows_before) in model.head.class_rows().items():
         before = range(rows_before)
-        rows = [*before, *(rows_before + each.number for each in common)]
-        file_rows = [*before, *(rows_before + each.file_number for each in common)]
+        rows = [*before, *(rows_before + pair.number for pair in common)]
+        file_rows = [*before, *(rows_before + pair.file_number for pair in common)]
         model_size = rows_before + model.num_classes  # of a group
         file_size = rows_before + file_classes
         class_rows[head + name] = _ClassRows(

@@ -195,7 +195,10 @@ def test_text_and_whole_floats_of_one_number_are_one_id(root, case):
 
 
 STRAYS = {
-    "text": (lambda a: a.update(image_id=f"{a['image_id']}x"), 'image_id "100x" is text; the images\' ids are numbers'),
+    "text": (
+        lambda a: a.update(image_id=f"{a['image_id']}x"),
+        'image_id "100x" is a string; the images\' ids are numbers',
+    ),
     "a fraction": (lambda a: a.update(image_id=a["image_id"] + 0.5), "image_id 100.5 is not among the images' ids"),
     "missing": (lambda a: a.pop("image_id"), "has no image_id"),
     "null": (lambda a: a.update(image_id=None), "image_id null is not among the images' ids"),
@@ -232,7 +235,7 @@ def test_an_id_that_fits_two_images_is_not_guessed(root):
             annotation["image_id"] = "100"
 
     edit_json(root, two_of_one_number)
-    with pytest.raises(UserError, match=re.escape('image_id "100" fits several of the images\' ids')):
+    with pytest.raises(UserError, match=re.escape('image_id "100" matches several of the images\' ids')):
         load(path)
 
 
@@ -376,7 +379,7 @@ def test_a_hidden_image_is_named(root, caplog, reader):
     (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
     assert len(load(path)) == 19
     (said,) = [line for line in caplog.messages if "1 file left out" in line]
-    assert said.endswith("first images/train/.00.png: is hidden, as its name begins with a dot; rename it")
+    assert said.endswith("first images/train/.00.png: is hidden because its name begins with a dot; rename it")
 
 
 def in_two_lists(root: Path) -> Path:
@@ -485,7 +488,7 @@ def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
 def test_categories_are_named_as_they_are_written(root, name, named):
     path = describe(root, "coco", **({} if named else {"names": None}))
     edit_json(root, lambda content: content["categories"][1].update({name: {"id": "2"}.get(name)}))
-    said = {"id": 'id "2" is text; ids of categories are whole numbers', "name": "name null is no text"}[name]
+    said = {"id": 'id "2" is a string; category ids must be integers', "name": "name null is not a string"}[name]
     with pytest.raises(UserError, match=re.escape(f"{root / 'instances.json'}: categories[1]: {said}")):
         load(path)
 
@@ -655,7 +658,7 @@ def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reade
         load(path)
         hint = [text for text in caplog.messages if "have no object" in text]
         assert len(hint) == (count == 15)
-    assert hint[0].startswith("train: 15 of 20 labeled images have no object: an empty label file, or no annotation; ")
+    assert hint[0].startswith("train: 15 of 20 labeled images have no objects: an empty label file, or no annotations")
 
 
 def lose_half(root: Path) -> None:

@@ -230,8 +230,8 @@ def test_joined_data_sets_have_one_format(tmp_path):
     joined = tmp_path / "joined.yaml"
     joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part)}))
     with refused(
-        "joined.yaml: has images of 3 channels of 8 bits, .../set/data.yaml of 4 channels of 8 bits; "
-        "write the same in both"
+        "joined.yaml: has images of 3 channels of 8 bits, but .../set/data.yaml of 4 channels of 8 bits; make them "
+        "agree"
     ):
         load_dataset_spec(joined)
     joined.write_text(yaml.safe_dump({"train": str(part), "val": str(part), "channels": 4}))

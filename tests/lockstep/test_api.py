@@ -100,7 +100,7 @@ def test_names_that_look_like_flags_are_settings(classes):
 def test_a_result_that_could_not_be_written_is_one_line(command):
     """The result file is in the temporary folder, whose disk may be full, though that of the run is not."""
     command("print('done')")
-    with pytest.raises(lockstep.Error, match=r"^train is done, but has not said where its result is \(.* may be full"):
+    with pytest.raises(lockstep.Error, match=r"^train ended without reporting its result \(.* may be full"):
         lockstep.train()
 
 
@@ -241,7 +241,7 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
             'resume=True: call lockstep.resume(RUN); resume="auto" of lockstep.train starts or continues the run of a '
             "name",
         ),
-        ({"devices": 2, "spawn": 4}, "devices=2, spawn=4: both say how many processes train; give one of them"),
+        ({"devices": 2, "spawn": 4}, "devices=2, spawn=4: both set the number of processes; give only one of them"),
         ({"pretrained": True}, "pretrained=True: name the weights to start from with weights"),
     ],
 )
@@ -372,7 +372,8 @@ def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
     assert run.metrics["AP"] == run.history["metrics/AP"][0]
     assert run.load().names == {0: "light", 1: "dark"}
     with refused(
-        "data: must hold texts, numbers, lists and mappings (('cannot represent an object', <object object at ...>))",
+        "data: must contain only strings, numbers, lists and mappings (('cannot represent an object', "
+        "<object object at ...>))",
         lockstep.Error,
     ):
         lockstep.train({"train": object()})

@@ -63,7 +63,7 @@ def test_a_repeated_key_is_reported_with_its_line(world, tmp_path, capsys):
         (["--device", "0,1"], "no CUDA GPU is available here; use --device cpu"),
         (["--device", "cuda:3"], "no CUDA GPU is available here; use --device cpu"),
         (["--virtual-ranks", "3"], "--virtual-ranks 3: must be a power of two and a multiple of the number of"),
-        (["--virtual-ranks", "8"], "--virtual-ranks 8: more than the images of a batch (4)"),
+        (["--virtual-ranks", "8"], "--virtual-ranks 8: exceeds the batch size (4)"),
         (["--virtual-ranks", "2", "--sync-bn"], "--sync-bn takes statistics over the whole batch"),
         (["--amp", "fp16"], "--amp fp16: not supported on CPUs"),
         (["--quad", "--batch-size", "6"], "--quad with --batch-size 6 on 1 process: needs a multiple of 4"),
@@ -202,7 +202,7 @@ def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world,
     (tmp_path / "runs").write_text("")
     for main, argv in ((train.main, []), (val.main, ["--weights", world / "runs" / "exp" / "best.pt"])):
         line = error_of(capsys, main, *argv, "--data", world / "set" / "data.yaml", "--project", tmp_path / "runs")
-        assert "a file of this name exists" in line
+        assert "a file with this name exists" in line
 
 
 def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world):
@@ -294,7 +294,7 @@ def test_batches_of_a_single_color_are_named_instead_of_the_learning_rate(world,
         assert "There is no checkpoint yet: start again with a lower lr0" in line
         return
     start, _, rest = line.partition(", such as ")
-    assert start.endswith("the last 2 steps were not finite, since all of their images have a single color")
+    assert start.endswith("the last 2 steps were not finite, because all of their images have a single color")
     assert Path(rest.split(".png")[0] + ".png") in images
     assert rest.endswith("and start again")
     assert "lr0" not in line

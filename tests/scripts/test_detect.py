@@ -601,7 +601,10 @@ def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weight
     assert run(weights, pictures / "a.png", tmp_path, *fixed) == folder
     out = capsys.readouterr().out
     assert f"{folder}: {len(before)} files of an earlier run removed (--exist-ok)" in out
-    assert f"warning: {folder}: has files that no run of detect.py lists, which stay beside the new ones: labels" in out
+    assert (
+        f"warning: {folder}: contains files that no run of detect.py has listed; they stay beside the new ones: labels"
+        in out
+    )
     assert names_in(folder) == ["a.png", "labels/mine.txt"]
     (folder / "labels" / "mine.txt").unlink()
     assert run(weights, pictures / "a.png", tmp_path, *fixed, "--nosave", "--save-txt") == folder

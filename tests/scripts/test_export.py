@@ -224,7 +224,7 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
     assert "best.torchscript.failed: differs too much from the checkpoint: scores differ by" in message
     assert "worst image: " in message
     assert weights.with_name("best.torchscript").read_text() == "an older export"
-    assert "best.torchscript is still that of an earlier export" in message
+    assert "best.torchscript is still the file of an earlier export" in message
     assert not weights.with_name("best.pt2.failed").exists()
     failed = weights.with_name("best.torchscript.failed").rename(weights.with_name("failed.torchscript"))
     assert open_model(failed, device=CPU, trust=True).info["details"]["checked"] == "failed"

@@ -368,7 +368,7 @@ def test_predictions_have_cocos_category_ids_if_yolo_labels_are_of_its_classes(t
     gt = replace(index.ground_truth(), category_ids=tuple(published))
     stats, _ = coco_evaluate(gt, tmp_path / "runs/exp/predictions.json")
     assert read(tmp_path / "runs/exp", "results")["ap"] == pytest.approx(stats[0], abs=1e-6)
-    line = "predictions.json has COCO's category ids, as the classes are COCO's"
+    line = "predictions.json has COCO's category ids, because the classes are COCO's"
     assert (line in capsys.readouterr().out) == (labels == "YOLO")
 
 

@@ -136,8 +136,8 @@ def test_images_that_would_have_one_path_are_refused_with_the_reason(source: Pat
     joined = tmp_path / "joined.yaml"
     joined.write_text(yaml.safe_dump({"train": [str(source), str(other)]}))
     with refused(
-        "set/images/train/000.png: is in several of the joined data sets, with labels of its own in each; shards have "
-        "an image once: leave it out of all but one"
+        "set/images/train/000.png: is in several of the joined data sets, with separate labels in each; shards contain "
+        "each image once: leave it out of all but one"
     ):
         written(joined, tmp_path / "out")
     inside = tmp_path / "inside" / "set" / "images" / "train"
@@ -181,7 +181,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     ):
         with refused(message):
             main([str(source), *given])
-    with refused("out/train.shards: is in shards, which are neither listed nor copied; name a folder of images"):
+    with refused("out/train.shards: shards can be neither listed nor copied; name a folder of images"):
         open_data(DataSource(str(out), ("train",), stage=str(tmp_path / "s")), DistributedContext.single())
     for text, message in (
         (
@@ -194,7 +194,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
         ),
         (
             "{train: train.shards, val: val.shards, names: [a, b]}",
-            "out/data.yaml: names: not those of train.shards: class 0 is 'a' against 'light'",
+            "out/data.yaml: names: differ from train.shards: class 0 is 'a' against 'light'",
         ),
     ):
         (out / "data.yaml").write_text(text)

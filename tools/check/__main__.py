@@ -1,10 +1,10 @@
-"""Checks a data set, and with a trained model, its labels.
+"""Checks a data set and, given a trained model, its labels.
 
 python -m tools.check DATA.yaml
 python -m tools.check DATA.yaml --weights best.pt --json > issues.json
 python -m tools.check DATA.yaml --imgsz 1280 --split train --out checked
 
-Shows what it finds in report.html, in a new folder of runs/check. Exit status: 0 if there is nothing to report, 1 if
+Shows its findings in report.html, in a new folder below runs/check. Exit status: 0 if there is nothing to report, 1 if
 there is, 2 if the check could not run. The data set is not changed.
 """
 
@@ -38,24 +38,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check(config: CheckConfig) -> CommandResult:
-    """Checks the data set, prints the lines of the summary or the JSON, and draws the page."""
+    """Checks the data set, prints the summary or the JSON, and draws the page."""
     from engine.commands.input_files import check_scoring_files
 
     with _json_alone_on_stdout(config):
         configure_logging(True)
         check_scoring_files(config.weights, config.data, config.split)
-        from tools.check.dataset_check import check_dataset  # imports torch, once the files are known to be there
+        from tools.check.dataset_check import check_dataset  # imports torch, after the files are known to exist
 
         result = check_dataset(config)
     if not config.json:
         for line in result.summary():
             get_logger().info("%s", line)
-    write_result(**result.content(None))  # the issues are known, whatever becomes of the page
+    write_result(**result.content(None))  # stored even if the page cannot be drawn
     report = None
     try:
         report = _draw(config, result)
     finally:
-        if config.json:  # it names the page, so it comes last, and also if the page cannot be drawn
+        if config.json:  # printed last, because it names the page, and even if the page cannot be drawn
             json.dump(result.content(report), sys.stdout, indent=1)
             print()
     return CommandResult(result.content(report), exit_status=CHECK_FAILED if result.issues else 0)
@@ -75,7 +75,7 @@ def _draw(config: CheckConfig, result: CheckResult) -> Path | None:
 
 
 def _json_alone_on_stdout(config: CheckConfig) -> contextlib.AbstractContextManager:
-    """Leaves standard output to the JSON of ``--json`` during the block."""
+    """Reserves standard output for the JSON of ``--json`` during the block."""
     return contextlib.redirect_stdout(sys.stderr) if config.json else contextlib.nullcontext()
 
 

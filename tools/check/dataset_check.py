@@ -1,4 +1,4 @@
-"""Checks a data set, with a model if there is one. Needs torch, unlike __main__.py."""
+"""Checks a data set, with a model if one is given. Needs torch, unlike __main__.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def check_dataset(config: CheckConfig) -> CheckResult:
 
 
 def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
-    """Opens the model; None without one. Raises UserError if it cannot detect at the size of ``validation``."""
+    """Opens the model; returns None if none is given. Raises UserError if it cannot detect at the size of
+    ``validation``."""
     if not config.weights:
         return None
     model = open_weights(config.weights, device=config.device, trust=config.trust)
@@ -59,8 +60,8 @@ def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | 
 
 
 def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
-    """Opens the data set, and makes the folder of the page if it is named. Raises UserError if a split is missing, or
-    the model has other classes or channels."""
+    """Opens the data set, and creates the page's folder if ``--out`` names it. Raises UserError if a split is missing,
+    or the model has other classes or channels."""
     spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:
         difference = class_difference(model.names, spec.names)
@@ -77,7 +78,7 @@ def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec
 
 
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:
-    """Returns the issues that are found without a model."""
+    """Returns the issues that can be found without a model."""
     issues = [issue for split in splits for issue in scan_issues(split)]
     issues += image_issues(splits, max(workers, 1))
     issues += [issue for split in splits for issue in box_pairs(split)]

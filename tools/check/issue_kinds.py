@@ -27,13 +27,13 @@ DUPLICATES = (COPIED, ACROSS, WITHIN)
 
 
 class Advice(NamedTuple):
-    """The meaning of a kind of issues, and the remedy for one."""
+    """The meaning of a kind of issue, and the remedy for one issue."""
 
     meaning: str
     remedy: str
 
 
-NO_ADVICE = Advice("", "")  # about kinds in shards that another version has written
+NO_ADVICE = Advice("", "")  # for unknown kinds, in shards that another version has written
 ADVICE = {
     NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),

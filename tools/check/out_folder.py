@@ -1,4 +1,4 @@
-"""The folder of the page. It is never in the data set, which a check leaves as it is."""
+"""Chooses the folder of the page. It is never in the data set, which a check leaves unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT = "runs/check"
 
 
 def make_out(spec: DatasetSpec, out: Path) -> None:
-    """Makes the folder ``--out``. Raises UserError if it cannot be made, or is in the data set."""
+    """Creates the folder ``--out``. Raises UserError if it cannot be created, or is in the data set."""
     folder = _inside(out, spec)
     if folder:
         raise UserError(f"--out {out}: is in the data set ({folder}), which is never written to; name another folder")
@@ -27,7 +27,8 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
 
 
 def new_folder(spec: DatasetSpec) -> Path:
-    """Makes runs/check/exp, exp2, ... in the working folder; in the cache folder if that one is in the data set."""
+    """Creates runs/check/exp, exp2, ... in the working folder, or in the cache folder if the former is in the data
+    set."""
     return increment_path(cache_folder() / "check" if _inside(Path(PROJECT), spec) else PROJECT, "exp")
 
 
@@ -37,7 +38,7 @@ def _inside(path: Path, spec: DatasetSpec) -> str:
 
 
 def _data_folders(spec: DatasetSpec) -> list[str]:
-    """Returns the smallest folder with all that the YAML names below its root, and each folder that it names
+    """Returns the smallest folder that contains everything the YAML names below its root, and each folder that it names
     elsewhere."""
     named: list[str] = []
     for split in spec.splits:

@@ -18,7 +18,7 @@ class ModelOpinion:
 
     issues: list[Issue] = field(default_factory=list)  # the most probable first
     detections: dict[str, DrawnDetections] = field(default_factory=dict)  # by split
-    trust: list[str] = field(default_factory=list)  # lines that say how far the model is to be trusted
+    trust: list[str] = field(default_factory=list)  # lines about how far to trust the model
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CheckResult:
 
     spec: DatasetSpec
     splits: list[CheckedSplit]
-    issues: list[Issue]  # those of the model included
+    issues: list[Issue]  # including label errors
     by_model: ModelOpinion
     imgsz: int  # longer image side in training, pixels
     weights: str  # "" without a model
@@ -37,7 +37,7 @@ class CheckResult:
         return [*self.by_model.trust, *(summary_lines(self.issues) or ["nothing to report"])]
 
     def content(self, report: Path | None) -> dict[str, Any]:
-        """Returns the content of the JSON. ``report``: the page; None if there is none."""
+        """Returns the content of the JSON. ``report``: path of the page; None if there is none."""
         return {
             "data": self.spec.source,
             "root": str(self.spec.root),

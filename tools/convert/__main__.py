@@ -1,4 +1,4 @@
-"""Converts the export of an annotation tool to COCO JSON, which trains.
+"""Converts the export of an annotation tool to COCO JSON, ready for training.
 
 python -m tools.convert EXPORT out.json               # a folder or file of CVAT, LabelMe, CreateML, VoTT, KITTI, ...
 python -m tools.convert EXPORT out.json --from csv

@@ -27,7 +27,7 @@ class AnnotatedBox(NamedTuple):
     y1: float
     x2: float
     y2: float
-    crowd: bool = False  # around a group: a region to ignore
+    crowd: bool = False  # whether the box is around a group, which is a region to ignore
 
     @classmethod
     def of_xywh(cls, name: str, x: float, y: float, w: float, h: float, *, crowd: bool = False) -> AnnotatedBox:
@@ -37,7 +37,7 @@ class AnnotatedBox(NamedTuple):
 
 @dataclass
 class AnnotatedImage:
-    """The split, boxes and size that the annotations state for an image."""
+    """The split, the boxes and the size of an image according to the annotations."""
 
     path: Path
     split: str
@@ -51,26 +51,25 @@ class AnnotatedImage:
         other_file = self._files.setdefault(box, entry.file)
         if other_file != entry.file:
             raise UserError(
-                f"{entry.location}: {self.path.name} has the same box of '{box.name}' in {other_file} too; "
-                "remove a file"
+                f"{entry.location}: {self.path.name} has the same box of '{box.name}' in {other_file}; remove one file"
             )
         self.boxes.append(box)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The statement of an annotation file about an image, in one place of the file.
+    """The annotations of an image in one place of an annotation file.
 
     Args:
-        image: path of the image, as the annotations name it, with or without suffix; a `Path` is one that exists.
-        boxes: None for a shape that was skipped. An image with such shapes alone is left out: as a background it would
-            teach the model to ignore its objects.
+        image: path of the image in the annotations, with or without suffix; a `Path` if the image is known to exist.
+        boxes: the boxes; None for a skipped shape. An image with only skipped shapes is left out: as a background it
+            would teach the model to ignore its objects.
         location: the file, and the line or entry, for messages.
         file: the annotation file; an image in its folder is preferred.
         split: name of the split in the annotations; empty: derived from the names of folders and files.
-        size: width and height, if the annotations state them.
-        is_complete: whether ``boxes`` are all objects of the image. A second entry for it is then an error: it is about
-            another image of this name, or is an older version.
+        size: width and height, if the annotations contain them.
+        is_complete: whether ``boxes`` are all objects of the image. A second entry for the image is then an error: it
+            is about another image of this name, or an older version.
     """
 
     image: str | Path
@@ -86,7 +85,7 @@ class Annotations:
     """Collects boxes by image, and counts the objects of the source."""
 
     def __init__(self, source: Path, extracted: Path) -> None:
-        """``extracted``: folder for images that annotation files contain."""
+        """``extracted``: folder for images that are stored in annotation files."""
         self.root = source if source.is_dir() else source.parent
         self.source_images = SourceImages(self.root)
         self.images: dict[Path, AnnotatedImage] = {}
@@ -94,7 +93,7 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
-        self.num_unlabeled_inside = 0  # images that annotation files contain without saying what is in them
+        self.num_unlabeled_inside = 0  # images stored in annotation files without labels
         self._extracted = extracted
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
 
@@ -111,8 +110,8 @@ class Annotations:
         self.num_objects.update(box.name for box in boxes)
 
     def _annotated_image(self, entry: Entry) -> AnnotatedImage:
-        """Returns what is known of the image of an entry. Raises UserError if the image cannot be found, is in another
-        split, or has another complete entry."""
+        """Returns the annotations so far of an entry's image. Raises UserError if the image cannot be found, is in
+        another split, or has another complete entry."""
         path = entry.image
         if not isinstance(path, Path):
             path = self.source_images.find(path, entry.location, entry.file, entry.split)
@@ -120,7 +119,7 @@ class Annotations:
             other_location = self._complete.setdefault(path, entry.location)
             if other_location != entry.location:
                 raise UserError(
-                    f"{entry.location}: {path.name} is labeled in {other_location}, too; remove one of them"
+                    f"{entry.location}: {path.name} is also labeled in {other_location}; remove one of them"
                 )
         split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
         annotated = self.images.setdefault(path, AnnotatedImage(path, split, entry.location))
@@ -140,7 +139,7 @@ class Annotations:
         return box
 
     def skip(self, kind: str, location: str) -> AnnotatedBox | None:
-        """Counts a shape without an area. Returns None, which stands for it in `add`."""
+        """Counts a shape without an area. Returns None, which represents it in `Entry.boxes`."""
         self.first_skipped = self.first_skipped or location
         self.skipped[kind] += 1
         return None
@@ -150,17 +149,18 @@ class Annotations:
         if not self.skipped:
             return ""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
-        return f"left out, as they have no area: {kinds}; the first in {self.first_skipped}"
+        return f"left out because they have no area: {kinds}; the first in {self.first_skipped}"
 
     def extract_image(self, content: bytes, file: Path, row: int) -> Path:
-        """Writes an image that ``file`` contains, and returns its path: in a folder of the split, below the other
-        folders of ``file``, as files of one name may lie in several. Raises UserError if it exists."""
+        """Writes an image that is stored in ``file``, and returns its path: in the folder of the split and, below it,
+        the other folders of ``file``, because several folders may contain a file of one name. Raises UserError if the
+        path exists."""
         split = _split_of_paths(file, file, self.root)
         folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
         folder = self._extracted.joinpath(split, *folders)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
-        if path.exists():  # as x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, give one name
+        if path.exists():  # x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, yield the same name
             raise UserError(f"{file}: row {row}: the images of another file would have the same names; rename one")
         write_whole(path, content)
         return path
@@ -185,8 +185,8 @@ class Annotations:
 
 
 def _split_of_paths(image: Path, annotations: Path, root: Path) -> str:
-    """Returns the split that a folder of the image or of the annotation file, or the annotation file itself, is named
-    after; else "train"."""
+    """Returns the split named by a folder of the image or of the annotation file, or by the annotation file itself;
+    otherwise "train"."""
     for path in (image, annotations):
         *folders, name = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
         for folder in folders:
@@ -203,15 +203,15 @@ def bounding_box(name: str, points: Sequence[tuple[float, float]]) -> AnnotatedB
 
 
 def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, location: str) -> AnnotatedBox:
-    """Returns the box around a shape of three points or more, whatever the tool calls its ``kind``. Raises UserError
-    for fewer points, whose meaning is not known."""
+    """Returns the box around a shape of three or more points. ``kind``: the tool's name for it. Raises UserError for
+    fewer points, whose meaning is unknown."""
     if len(points) < 3:
         raise UserError(f"{location}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
     return bounding_box(name, points)
 
 
 def check_box(box: AnnotatedBox, location: str) -> None:
-    """Raises UserError unless a box has a name, and its corners are in order."""
+    """Raises UserError unless a box has a class name and its corners are in order."""
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:

@@ -1,4 +1,4 @@
-"""Reads Apple's CreateML JSON: a list with an entry per image; centers and sizes of boxes in pixels."""
+"""Reads Apple's CreateML JSON: a list with one entry per image; boxes are centers and sizes in pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads CSV files with a row per object, of Roboflow, TensorFlow and Open Images."""
+"""Reads CSV files with one row per object, from Roboflow, TensorFlow and Open Images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_FRACTION = 2.0  # boxes may end outside the image, but not by more than its 
 _MAX_HEADER = 1 << 16  # characters
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _REQUIRED = ("image", "name", *_CORNERS)
-# Names of columns in files, in lower case and without "_", by what the column holds. The first has precedence.
+# Names of columns in files, in lower case and without "_", by content. The first name has precedence.
 _COLUMNS = {
     "image": ("filename", "imageid", "image", "path", "file"),
     "name": ("class", "labelname", "label", "name"),
@@ -58,7 +58,7 @@ class _Objects:
         self._columns = _known_columns(header)
         missing = [name for name in _REQUIRED if name not in self._columns]
         if missing:
-            raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a row per object with a header")
+            raise UserError(f"{file}:1: no column for {', '.join(missing)}; expected a header and one row per object")
         self._is_open_images = self._columns["image"].lower() == "imageid"
         self._class_names = _class_descriptions(file) if self._is_open_images else {}  # by id
         self._sizes: dict[Path, tuple[int, int]] = {}  # an image has many rows
@@ -94,7 +94,7 @@ class _Objects:
         self._annotations.add(Entry(image=image, boxes=[box], location=location, file=self._file, size=size))
 
     def check_unit(self) -> None:
-        """Raises UserError if the corners of all rows seem to be in another unit than the columns say."""
+        """Raises UserError if the corners of all rows seem to have another unit than the columns imply."""
         largest = self._largest_corner
         if self._is_open_images and largest > MAX_FRACTION:
             raise UserError(
@@ -114,7 +114,7 @@ class _Objects:
 
 
 def _known_columns(header: Iterable[str]) -> dict[str, str]:
-    """Returns the file's names of the columns that are known, by what they hold."""
+    """Returns the file's names of the known columns, by content."""
     column_of = {name.strip().lower().replace("_", ""): name for name in header}
     known: dict[str, str] = {}
     for key, names in _COLUMNS.items():
@@ -125,7 +125,8 @@ def _known_columns(header: Iterable[str]) -> dict[str, str]:
 
 
 def _class_descriptions(file: Path) -> dict[str, str]:
-    """Reads the names of Open Images' classes, by ids such as /m/01g317; FiftyOne has a folder for them."""
+    """Reads the names of Open Images' classes, by ids such as /m/01g317; FiftyOne stores them in a folder of their
+    own."""
     names: dict[str, str] = {}
     for path in (*file.parent.glob("*class-descriptions*.csv"), *file.parent.parent.glob("metadata/classes.csv")):
         try:
@@ -137,18 +138,18 @@ def _class_descriptions(file: Path) -> dict[str, str]:
 
 
 def is_csv(head: str) -> bool:
-    """Returns whether a file with this beginning has a header that `read_csv` knows."""
+    """Returns whether a file that begins with ``head`` has a header that `read_csv` supports."""
     header = csv.reader([_header(head).replace("\0", "")], delimiter=_delimiter(head))
     return {"image", "name", "xmin"} <= _known_columns(next(header, ())).keys()
 
 
 def unknown_columns(files: Iterable[Path]) -> str:
-    """Returns a message about the first CSV of ``files``, whose columns `read_csv` does not know; "" without a CSV."""
+    """Returns a message about the first CSV of ``files``, whose columns `read_csv` cannot read; "" without a CSV."""
     for file in files:
         if file.suffix.lower() == ".csv":
             with open_regular(file) as opened:
                 header = _header(decode_loosely(opened.read(_MAX_HEADER)))
-            expected = "filename, class, xmin, ymin, xmax, ymax, and a row per object"
+            expected = "filename, class, xmin, ymin, xmax, ymax, and one row per object"
             return f"{file}: begins with {header[:100]!r}; a CSV is read if it has a header with {expected}"
     return ""
 

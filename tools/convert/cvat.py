@@ -39,7 +39,7 @@ def read_cvat(file: Path, annotations: Annotations) -> None:
 def _boxes_by_frame(
     root: ElementTree.Element, file: Path, annotations: Annotations
 ) -> dict[int, list[AnnotatedBox | None]]:
-    """Returns the objects of a video in each frame; those that are ``outside`` are not visible there."""
+    """Returns the objects of a video by frame, except where they are ``outside``, that is, not visible."""
     frames: dict[int, list[AnnotatedBox | None]] = {}
     for track in root.iter("track"):
         location = f"{file}: track {track.get('id', '')}"
@@ -51,7 +51,7 @@ def _boxes_by_frame(
 
 
 def _is_object(element: ElementTree.Element) -> bool:
-    """Returns whether an element of an image is an object; a ``tag`` is a class of the whole image."""
+    """Returns whether an element of an image is an object; a ``tag`` labels the whole image."""
     return element.tag != "tag" and (element.get("label") is not None or element.tag in ("box", "polygon", "ellipse"))
 
 
@@ -84,7 +84,7 @@ def _box(shape: ElementTree.Element, name: str, location: str, annotations: Anno
 def _turned(
     name: str, cx: float, cy: float, half_w: float, half_h: float, degrees: float, *, is_round: bool = False
 ) -> AnnotatedBox:
-    """Returns the box around a rectangle, or an ellipse, that is turned about its center."""
+    """Returns the box around a rectangle or an ellipse that is rotated about its center."""
     if degrees == 0:
         return AnnotatedBox(name, cx - half_w, cy - half_h, cx + half_w, cy + half_h)
     c = abs(math.cos(math.radians(degrees)))

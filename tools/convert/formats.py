@@ -1,7 +1,7 @@
-"""The formats of annotations that are converted, and how their files are recognized.
+"""The annotation formats that can be converted, and how their files are recognized.
 
-They are read here because each takes some dozen lines, and the libraries that read them silently drop what is not a
-rectangle (CVAT's polygons, LabelMe's circles), or names without suffixes (Open Images).
+The formats are read without libraries because each takes only some dozens of lines, and the libraries silently drop
+shapes that are not rectangles (CVAT's polygons, LabelMe's circles), or names without suffixes (Open Images).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from utils.errors import UserError
 from utils.files.encoding import decode_loosely
 from utils.files.safe_io import open_regular
 
-_HEAD_BYTES = 1 << 16  # suffice to recognize a format
+_HEAD_BYTES = 1 << 16  # enough to recognize a format
 _PARQUET = "PAR1"  # first bytes of a parquet file
 
 
 class Format(NamedTuple):
-    """A format of annotations, and how it is read."""
+    """An annotation format, and how to read it."""
 
     title: str
     suffixes: tuple[str, ...]
     fits: Callable[[str], bool]  # whether a file with this beginning has the format
     read: Callable[[Path, Annotations], None]  # adds the objects of a file; raises UserError
-    is_per_image: bool = False  # each image has a file of its name
+    is_per_image: bool = False  # whether each image has an annotation file of its name
     check: Callable[[Path, list[Path]], None] | None = None  # raises UserError if ``source`` is not one export
 
 
 def _has_key(names: str) -> Callable[[str], bool]:
-    """Makes a function that finds one of the keys ``names``, separated by |, in JSON."""
+    """Returns a function that searches JSON for one of the keys ``names``, separated by |."""
     key = re.compile(rf'"({names})"\s*:')
     return lambda head: key.search(head) is not None
 
@@ -88,7 +88,7 @@ def _format_of(file: Path) -> str:
 
 
 def _text_of(head: bytes) -> str:
-    """Decodes the beginning of a file. The content of a parquet file has no encoding, and may look like UTF-16."""
+    """Decodes the beginning of a file. The content of a parquet file is not text, but may look like UTF-16."""
     if head.startswith(_PARQUET.encode()):
         return head.decode("latin-1")
     return decode_loosely(head).lstrip()

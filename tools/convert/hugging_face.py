@@ -1,4 +1,4 @@
-"""Reads object detection data sets of Hugging Face: parquet files with the images inside, and image folders."""
+"""Reads object detection data sets from Hugging Face: parquet files with the images inside, and image folders."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CATEGORIES = ("category", "categories", "label", "labels", "category_id", "clas
 
 
 def check_one_configuration(source: Path, files: Sequence[Path]) -> None:
-    """Raises UserError if parquet files are of several configurations of a data set, such as ``full/train/0.parquet``
-    and ``mini/train/0.parquet``: these may have the same images, also in other splits."""
+    """Raises UserError if parquet files belong to several configurations of a data set, such as
+    ``full/train/0.parquet`` and ``mini/train/0.parquet``: these may contain the same images, even in other splits."""
     configurations = list(dict.fromkeys(_configuration(file, source) for file in files))
     if len(configurations) > 1:
         folders = ", ".join(str(source / name) for name in configurations[:5])
@@ -39,16 +39,16 @@ def check_one_configuration(source: Path, files: Sequence[Path]) -> None:
 
 
 def _configuration(file: Path, source: Path) -> str:
-    """Returns the folders of a parquet file above that of its split, if it is in one; "." without any."""
+    """Returns the folders of a parquet file, without the folder of its split if it is in one; "." without folders."""
     folders = file.parent.relative_to(source).parts if source.is_dir() else ()
     return Path(*itertools.takewhile(lambda folder: not split_of(folder), folders)).as_posix()
 
 
 def read_parquet(file: Path, annotations: Annotations) -> None:
     """Reads a parquet file with ``image`` (its bytes) and ``objects`` with ``bbox`` (x, y, width, height in pixels) and
-    ``category``. The images are written next to the output, except those without ``objects``, which nobody has labeled.
-    Raises UserError for a file that unpacks to far more than its size: a few bytes can stand for gigabytes of zeros, or
-    for one image in a million rows."""
+    ``category``. The images are written next to the output, except unlabeled ones, without ``objects``. Raises
+    UserError for a file that unpacks to far more than its size: a few bytes can encode gigabytes of zeros, or one image
+    in a million rows."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
     import pyarrow
     from pyarrow import parquet
@@ -73,7 +73,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
 
 
 def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, Any]]:
-    """Yields the file of each image, and its objects."""
+    """Yields the file content and the objects of each image."""
     allowance = MAX_UNPACKED_RATIO * file.stat().st_size
     if _declared_bytes(table.metadata) > allowance:
         raise _too_large(file)
@@ -82,7 +82,7 @@ def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, Any]]:
         for entry in batch.to_pylist():
             image = entry["image"]
             if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
-                raise UserError(f"{file}: row {row}: has no bytes of an image")
+                raise UserError(f"{file}: row {row}: has no image bytes")
             allowance -= len(image["bytes"])
             if allowance < 0:
                 raise _too_large(file)
@@ -91,7 +91,7 @@ def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, Any]]:
 
 
 def _declared_bytes(metadata: FileMetaData) -> int:
-    """Returns the uncompressed size that a parquet file declares for its columns, bytes."""
+    """Returns the total uncompressed size, in bytes, that a parquet file declares for its columns."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return sum(group.column(i).total_uncompressed_size for group in groups for i in range(group.num_columns))
 
@@ -101,8 +101,8 @@ def _too_large(file: Path) -> UserError:
 
 
 def read_image_folder(file: Path, annotations: Annotations) -> None:
-    """Reads the metadata.jsonl of an image folder: an image per row, ``file_name``, ``objects`` as in parquet files. A
-    row without ``objects`` is of an image that nobody has labeled."""
+    """Reads the metadata.jsonl of an image folder: one image per row, with ``file_name``, and ``objects`` as in parquet
+    files. The image of a row without ``objects`` is unlabeled."""
     for line, row in enumerate(read_text(file, max_bytes=MAX_FILE_BYTES).split("\n"), 1):
         if not row.strip():
             continue
@@ -148,10 +148,10 @@ def _xywh(bbox: Any, location: str) -> tuple[float, float, float, float]:
 
 
 def _columns(objects: Any, location: str) -> dict[str, Any] | None:
-    """Returns ``objects`` as lists by column; some files have a list of objects instead, an empty one for a background.
+    """Returns ``objects`` as lists by column; in some files it is a list of objects, which is empty for a background.
 
-    Returns None for an unlabeled image, without ``objects`` or with columns of null only: as a background it would
-    teach the model to ignore its objects.
+    Returns None for an unlabeled image, without ``objects`` or with only null columns: as a background it would teach
+    the model to ignore its objects.
     """
     if objects == []:
         return {}
@@ -160,7 +160,7 @@ def _columns(objects: Any, location: str) -> dict[str, Any] | None:
         columns = {key: [row.get(key) for row in rows] for key in rows[0]}
     else:
         columns = check({} if objects is None else objects, dict, f"{location}: objects")
-    if all(values is None for values in columns.values()):  # there may be no column
+    if all(values is None for values in columns.values()):  # also if there is no column
         return None
     return columns
 
@@ -174,8 +174,8 @@ def _column(columns: dict[str, Any], column: str, num_boxes: int, location: str)
 
 
 def _class_name(category: Any, names: list[str], location: str) -> str:
-    """Returns the name of a category, which is a number among ``names`` or a name itself; "" if it is missing. Raises
-    UserError for a number that is none of them, such as -1, which stands for no class."""
+    """Returns the name of a category, which is a name itself or an index into ``names``; "" if it is missing. Raises
+    UserError for an index out of range, such as -1, which means no class."""
     if category is None or isinstance(category, str):
         return category or ""
     if isinstance(category, float) and category.is_integer():
@@ -189,7 +189,7 @@ def _class_name(category: Any, names: list[str], location: str) -> str:
 
 
 def _size(path: Path, location: str) -> tuple[int, int]:
-    """Returns width and height of an image that was written from ``location``."""
+    """Returns width and height of an image file; ``location``: its origin, for messages."""
     try:
         return image_size(path)
     except UserError as error:
@@ -197,7 +197,7 @@ def _size(path: Path, location: str) -> tuple[int, int]:
 
 
 def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
-    """Returns the names of the categories by column, as far as the file's metadata has them."""
+    """Returns the names of the categories by column, for the columns that the file's metadata describes."""
     try:
         return dict(_class_labels(json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]))
     except (KeyError, TypeError):
@@ -207,7 +207,7 @@ def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
 
 
 def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yields the columns with class labels in ``feature``, the description of the column ``objects``, and their
+    """Yields the columns with class labels in ``feature``, the description of the column ``objects``, and their class
     names."""
     if isinstance(feature, list):  # with the description of its elements
         for element in feature[:1]:

@@ -1,4 +1,4 @@
-"""Reads KITTI's object benchmark: a text file per image, with a row per object."""
+"""Reads KITTI's object benchmark: one text file per image, with one row per object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.convert.values import number
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 
-NUM_FIELDS = 15  # a detection has one more, its score
+NUM_FIELDS = 15  # a detection has one more field, its score
 
 
 def read_kitti(file: Path, annotations: Annotations) -> None:
@@ -20,9 +20,9 @@ def read_kitti(file: Path, annotations: Annotations) -> None:
         location = f"{file}:{line}"
         if not fields:
             continue
-        if len(fields) not in (NUM_FIELDS, NUM_FIELDS + 1):  # those of KITTI's tracks stand elsewhere
-            raise UserError(f"{location}: {len(fields)} fields, expected {NUM_FIELDS} of KITTI, or one more, a score")
-        for value in fields[1:4]:  # a class with a space would move all fields
+        if len(fields) not in (NUM_FIELDS, NUM_FIELDS + 1):  # tracks of KITTI have other columns
+            raise UserError(f"{location}: {len(fields)} fields, expected {NUM_FIELDS}, or one more with a score")
+        for value in fields[1:4]:  # a class name with a space would shift all fields
             number(value, f"{location}: fields 2 to 4")
         x1, y1, x2, y2 = (number(value, location) for value in fields[4:8])
         boxes.append(AnnotatedBox(fields[0], x1, y1, x2, y2))
@@ -31,8 +31,8 @@ def read_kitti(file: Path, annotations: Annotations) -> None:
 
 
 def is_kitti(head: str) -> bool:
-    """Returns whether a file with this beginning is KITTI's. Its rows have the name of a class, unlike those of YOLO
-    txt, of which a polygon of seven points has as many fields."""
+    """Returns whether a file that begins with ``head`` is KITTI's. Its rows begin with a class name, unlike rows of
+    YOLO txt, in which a polygon of seven points has as many fields."""
     fields = head.split("\n")[0].split()
     return len(fields) >= NUM_FIELDS and not all(map(_is_number, fields))
 

@@ -1,4 +1,4 @@
-"""Reads Labelbox's export: a row per image, in NDJSON or in a list."""
+"""Reads Labelbox's export: one row per image, in NDJSON or in a list."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WITHOUT_AREA = {"point": "point", "line": "polyline"}  # key of an object: kind
 
 
 def read_labelbox(file: Path, annotations: Annotations) -> None:
-    """Adds the boxes, and the boxes around polygons. Rows without a label, or with one that was skipped, are of images
-    that nobody has labeled."""
+    """Adds the boxes, and the boxes around polygons. The image of a row without a label, or with a skipped one, is
+    unlabeled."""
     for location, row in _rows(file):
         labels = [label for label in _labels(row, location) if not _is_skipped(label)]
         if not labels:
             continue
         if len(labels) > 1:
-            raise UserError(f"{location}: was labeled {len(labels)} times; export one project, with one label an image")
+            raise UserError(f"{location}: has {len(labels)} labels; export one project, with one label per image")
         labels_of_image = check(labels[0].get("annotations"), dict, f"{location}: annotations")
         boxes = [_box(shape, location, annotations) for shape in objects_in(labels_of_image, "objects", location)]
         data = check(row.get("data_row"), dict, f"{location}: data_row")
@@ -37,7 +37,7 @@ def read_labelbox(file: Path, annotations: Annotations) -> None:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of an export, each after its location for messages."""
+    """Yields the location, for messages, and the content of each row of an export."""
     text = read_text(file, max_bytes=MAX_FILE_BYTES)
     if text.lstrip().startswith("["):
         for position, row in enumerate(check(load_json(file, "Labelbox's JSON"), list, str(file))):
@@ -59,13 +59,13 @@ def _labels(row: dict[str, Any], location: str) -> list[dict[str, Any]]:
 
 
 def _is_skipped(label: dict[str, Any]) -> bool:
-    """Returns whether whoever was to label an image has skipped it."""
+    """Returns whether the annotator has skipped the image."""
     details = label.get("performance_details")
     return isinstance(details, dict) and details.get("skipped") is True
 
 
 def _image_name(data: dict[str, Any]) -> str:
-    """Returns the name of a row's image, or the path of the address that it was uploaded from."""
+    """Returns the name of a row's image, or the path in the URL that it was uploaded from."""
     address = urlsplit(str(data.get("row_data") or ""))
     return str(data.get("external_id") or data.get("global_key") or address.path)
 
@@ -83,4 +83,4 @@ def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> Anno
         if key in shape:
             return annotations.skip(kind, location)
     kind = one_line(str(shape.get("annotation_kind")))[:60]
-    raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at an address, and nothing is downloaded")
+    raise UserError(f"{location}: {kind} of '{one_line(name)}' is stored at a URL, and nothing is downloaded")

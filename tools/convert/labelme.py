@@ -1,4 +1,4 @@
-"""Reads LabelMe's and X-AnyLabeling's JSON: a file per image."""
+"""Reads LabelMe's and X-AnyLabeling's JSON: one file per image."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from utils.schema import check
 
 _WITHOUT_AREA = ("point", "points", "line", "linestrip")
 _OF_TWO_POINTS = ("rectangle", "mask")  # opposite corners
-_IGNORE = "__ignore__"  # the class of regions without a class
+_IGNORE = "__ignore__"  # class name of regions to ignore
 
 
 def read_labelme(file: Path, annotations: Annotations) -> None:
-    """Adds the rectangles, and the boxes around circles, masks and all shapes of three points or more (polygons, turned
-    rectangles, quadrilaterals, cuboids)."""
+    """Adds the rectangles, and the boxes around circles, masks and all shapes of three or more points (polygons,
+    rotated rectangles, quadrilaterals, cuboids)."""
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
     image = annotations.source_images.find(str(content.get("imagePath")), location, file)
     if loose(image.stem) != loose(file.stem) and annotations.source_images.has_stem(
         file.stem
-    ):  # as after a copy or a renaming
-        raise UserError(f"{file}: its 'imagePath' is {image.name}, but an image is called like the file")
+    ):  # for example after copying or renaming
+        raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]
     annotations.ignored |= {_IGNORE} & {box.name for box in boxes if box is not None}

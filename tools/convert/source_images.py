@@ -1,4 +1,4 @@
-"""Finds the images of an annotation tool's export by the names that its annotations have for them."""
+"""Finds the images of an annotation tool's export by their names in the annotations."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class SourceImages:
         self._stems = {loose(path.stem) for path in self.paths}
 
     def find(self, name: str, location: str, near: Path, split: str = "") -> Path:
-        """Returns the image ``name``; of several, the one in a folder called ``split``, or nearest to ``near``.
+        """Returns the image ``name``; if there are several, the one in a folder called ``split``, or nearest to
+        ``near``.
 
-        ``name`` is a path with or without suffix. Raises UserError, which begins with ``location``, unless there is
-        exactly one.
+        ``name`` is a path with or without suffix. Raises UserError, whose message begins with ``location``, unless
+        exactly one image matches.
         """
         matches = [self.paths[i] for i in self._names.find(name)]
-        if len(matches) > 1:  # CVAT's names are without the folder of the subset
+        if len(matches) > 1:  # CVAT's names do not include the folder of the subset
             matches = [path for path in matches if split in path.parts] or matches
             num_shared_folders = [len(Path(os.path.commonpath([path, near])).parts) for path in matches]
             nearest = max(num_shared_folders)
@@ -44,7 +45,7 @@ class SourceImages:
         if other:
             return f"{reason}, but {other} is there"
         if self.paths:
-            return f"{reason}, where images are called like {self.paths[0].relative_to(self._root)}"
+            return f"{reason}, where images have names such as {self.paths[0].relative_to(self._root)}"
         return reason
 
     def has_stem(self, stem: str) -> bool:

@@ -30,8 +30,8 @@ from utils.strings import aligned, counted
 
 
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a YAML. ``name``: a format of `FORMATS`, or "auto". Returns a
-    table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
+    """Writes the objects of ``source`` as COCO JSON, and a data set YAML. ``name``: a format of `FORMATS`, or "auto".
+    Returns a table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
@@ -70,8 +70,8 @@ def _check_paths(source: Path, out: Path) -> None:
 
 
 def _with_damaged(files: Sequence[Path], source: Path, name: str, annotations: Annotations) -> list[Path]:
-    """Returns ``files``, which are named after images, and those next to them that are not recognized but have the name
-    of an image, in order: they are damaged or empty, and reading them says so."""
+    """Returns ``files``, which are named after images, and unrecognized files next to them that are also named after an
+    image, in order: the latter are damaged or empty, and reading them raises an error."""
     recognized = set(files)
     folders = {file.parent for file in files}
     candidates = files_below(source, FORMATS[name].suffixes)
@@ -99,7 +99,7 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
-    """Writes the files of ``out`` to ``folder``, and returns their number of boxes by class."""
+    """Writes the files of ``out`` to ``folder``, and returns the number of boxes written, by class."""
     names = annotations.class_names()
     written: Counter[str] = Counter()
     content: dict[str, Any] = {"path": "."}
@@ -162,8 +162,8 @@ def _relative(path: Path, *folders: Path) -> str:
 
 
 def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
-    """Returns the folder of a split's images, to which their names in the JSON are relative; None if it also has images
-    of other splits: the split is then a list, and the names are without folders."""
+    """Returns the folder of a split's images, to which their names in the JSON are relative. Returns None if it also
+    contains images of other splits: the split is then a list, and the names have no folders."""
     base = Path(os.path.commonpath([image.parent for image in images]))
     if not any(other.is_relative_to(base) for other in others):
         return base
@@ -203,7 +203,7 @@ def _coco(images: Sequence[AnnotatedImage], names: list[str], base: Path | None)
 
 
 def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
-    """Returns a table of the objects by class, and notes about what is ignored or left out."""
+    """Returns a table of the objects by class, and notes about objects that are ignored or left out."""
     rows = [(name, str(annotations.num_objects[name]), str(written[name])) for name in annotations.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     images_by_split = annotations.images_by_split()

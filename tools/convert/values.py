@@ -1,4 +1,4 @@
-"""Reads values of annotation files: numbers, flags, lists and sizes, with errors that name their place."""
+"""Reads values of annotation files: numbers, flags, lists and sizes, with errors that name their location."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from data.image_io.verify import check_image
 from utils.errors import UserError, one_line
 from utils.schema import check
 
-MAX_FILE_BYTES = 1 << 32  # of annotations
+MAX_FILE_BYTES = 1 << 32  # largest annotation file
 _SET = ("1", "1.0", "true")
-_NOT_SET = ("", "0", "0.0", "false", "-1", "-1.0")  # the last are Open Images' for what is unknown
+_NOT_SET = ("", "0", "0.0", "false", "-1", "-1.0")  # Open Images writes the last ones for unknown
 
 
 def number(value: Any, location: str) -> float:
-    """Returns a number, or the number that a text is. Raises UserError unless it is finite."""
+    """Converts a number, or a string with a number, to a float. Raises UserError unless it is finite."""
     try:
         result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -29,12 +29,12 @@ def number(value: Any, location: str) -> float:
 
 
 def numbers(values: Mapping[str, Any], keys: tuple[str, ...], location: str) -> list[float]:
-    """Returns the numbers of ``keys``. Raises UserError that names the key."""
+    """Returns the numbers stored under ``keys``. Raises UserError that names the key."""
     return [number(values.get(key), f"{location}: {key}") for key in keys]
 
 
 def parse_flag(value: Any, location: str) -> bool:
-    """Returns whether a flag is set, as a number or a text; None is a missing one. Raises UserError for other
+    """Returns whether a flag, a number or a string, is set; a missing one (None) is not. Raises UserError for other
     values."""
     text = "" if value is None else str(value).strip().lower()
     if text not in _SET + _NOT_SET:
@@ -52,12 +52,12 @@ def parse_object(row: str, location: str) -> dict[str, Any]:
 
 
 def objects_in(content: dict[str, Any], key: str, location: str) -> list[dict[str, Any]]:
-    """Returns the list of JSON objects that ``content`` has by ``key``. Raises UserError."""
+    """Returns the list of JSON objects that ``content`` has under ``key``. Raises UserError."""
     return [check(item, dict, location) for item in check(content.get(key), list, f"{location}: {key}")]
 
 
 def points_of(value: Any, location: str) -> list[tuple[float, float]]:
-    """Returns points from a list of pairs of numbers. Raises UserError."""
+    """Converts a list of pairs of numbers to points. Raises UserError."""
     points = []
     for pair in check(value, list, location):
         if not isinstance(pair, list) or len(pair) != 2:
@@ -68,7 +68,7 @@ def points_of(value: Any, location: str) -> list[tuple[float, float]]:
 
 
 def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None:
-    """Returns width and height of an image as the annotations state them; None unless both are present."""
+    """Returns width and height of an image in the annotations; None unless both are present."""
     if width in (None, "") or height in (None, ""):
         return None
     return int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))

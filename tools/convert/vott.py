@@ -1,4 +1,4 @@
-"""Reads VoTT's JSON: a file per export, or in a project a file per image."""
+"""Reads VoTT's JSON: one file per export, or in a project one file per image."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WITHOUT_AREA = ("point", "polyline")
 
 
 def read_vott(file: Path, annotations: Annotations) -> None:
-    """Adds the boxes of all regions; one with several tags is an object of each. An image that nobody has looked at is
-    left out."""
+    """Adds the boxes of all regions; a region with several tags is one object for each tag. Images that nobody has
+    looked at are left out."""
     content = check(load_json(file, "a VoTT JSON"), dict, str(file))
     assets = {file.stem: content} if "asset" in content else check(content.get("assets"), dict, f"{file}: assets")
     for key, item in assets.items():
@@ -42,7 +42,7 @@ def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> l
     """Returns a box for each tag of a region."""
     tags = check(region.get("tags"), list, f"{location}: tags")
     if not tags:
-        raise UserError(f"{location}: has no tag, which would be its class")
+        raise UserError(f"{location}: has no tag, and so no class")
     kind = str(region.get("type") or "").lower()
     if kind in _WITHOUT_AREA:
         return [annotations.skip(kind, location)]

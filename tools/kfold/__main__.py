@@ -1,4 +1,4 @@
-"""Cross-validates: for each fold, trains on the others and scores on it; then scores all images together.
+"""Cross-validates: for each fold, trains on the other folds and scores on this one; then scores all images together.
 
 python -m tools.kfold --data DATA.yaml --folds 5 --model yolov8n --epochs 100
 python -m tools.kfold --data DATA.yaml --groups "patient(\\d+)"

@@ -29,7 +29,7 @@ KFOLD_YAML = "kfold.yaml"
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Scores of all finished folds: of each alone, and of their images together."""
+    """Scores of all finished folds: of each fold, and of all their images together."""
 
     folds: list[EvalResult]
     pooled: EvalResult
@@ -38,8 +38,8 @@ class CrossValidation:
 def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     """Runs all folds and writes the tables.
 
-    Raises UserError if the settings are wrong, or differ from those with which the folder was started, and as
-    `cross_validate` does.
+    Raises UserError if the settings are wrong, or differ from those with which the folder was started; also raises the
+    errors of `cross_validate`.
     """
     log = get_logger()
     experiment = open_experiment(config, KFOLD_YAML)
@@ -68,14 +68,14 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
 def cross_validate(
     config: KfoldConfig, signals: StopSignals, *, data_folder: Path, folder: Path
 ) -> Iterator[CrossValidation]:
-    """Trains and scores the folds that are not finished yet. After each fold, finished now or by a previous process,
-    yields the results so far.
+    """Trains and scores the folds that are not finished yet. Yields the results so far after each fold, whether
+    finished now or by a previous process.
 
     Args:
         data_folder: folder to which `make_folds` has written the YAMLs and lists of the folds.
-        folder: parent folder of the trainings: fold1, fold2, ...
+        folder: parent folder of the training runs: fold1, fold2, ...
 
-    Raises `RunFailed` if a training or scoring was refused or lost, or has failed, and `Stopped` after a signal.
+    Raises `RunFailed` if a training or scoring was refused, lost or has failed, and `Stopped` after a signal.
     """
     scored: list[ScoredFold] = []
     results: list[EvalResult] = []
@@ -91,9 +91,9 @@ def cross_validate(
 
 
 def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> ScoredFold:
-    """Trains in the folder ``run``, unless that is done, and scores the best epoch. ``data``: YAML of the fold.
+    """Trains in the folder ``run``, unless training is complete, and scores the best epoch. ``data``: YAML of the fold.
 
-    Raises as `cross_validate` does.
+    Raises the errors of `cross_validate`.
     """
     run.mkdir(parents=True, exist_ok=True)
     train(train_config(config, data=str(data)), run, signals).check()

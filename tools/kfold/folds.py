@@ -1,6 +1,6 @@
-"""Divides a data set into folds, and writes the lists and labels with which each fold is trained.
+"""Divides a data set into folds, and writes the lists and labels for training each fold.
 
-Legend: N images in all, K folds. Folds are numbered from 1 in names of files and messages, from 0 in the code.
+Legend: N images in all, K folds. Folds are numbered from 1 in file names and messages, from 0 in the code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDS_CSV = "folds.csv"
 
 
 def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fitness) -> None:
-    """Divides the training and validation images, unless the folds are in ``folder`` already.
+    """Divides the training and validation images, unless ``folder`` already contains the folds.
 
     Raises UserError if they cannot be divided, or a fold would have nothing to score.
     """
@@ -59,7 +59,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
 
 
 def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
-    """Joins the usable images of `SPLITS` to one split, with each image once. Raises the errors of `load_index`."""
+    """Joins the usable images of `SPLITS` into one split, with each image once. Raises the errors of `load_index`."""
     indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
     joined = replace(
@@ -77,7 +77,7 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
 
 
 def _check_no_shards(spec: DatasetSpec) -> None:
-    """Raises UserError if any split of the data set, or of one of those that it joins, is in shards."""
+    """Raises UserError if any split of the data set, or of the data sets that it joins, is in shards."""
     for split in spec.splits:
         if any(isinstance(part.split(split), ShardSplit) for part in spec.parts_of(split)):
             raise UserError(f"{spec.source}: is in shards; folds are lists of files, so name the folder of the images")
@@ -99,23 +99,23 @@ def _check_scorable(
 
 
 def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
-    """Returns the images of ``index`` with the boxes of all classes, among which each training chooses again."""
+    """Returns the images of ``index`` with the boxes of all classes, because each training selects classes itself."""
     labeled = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
     position_of = {path: position for position, path in enumerate(labeled.paths)}
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
 
 
 def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: np.ndarray, fold: np.ndarray) -> None:
-    """Writes a YAML and lists of images for each fold to ``folder``, and last the table with the fold of each image: if
-    it exists, all other files do, even after a power cut.
+    """Writes a YAML and lists of images for each fold to ``folder``, and finally the table with the fold of each image.
+    If the table exists, all other files do, even after a power failure.
 
-    The data set itself stays untouched. Labels in YOLO's format are read from their own files. Others are written as
+    The data set itself is not changed. Labels in YOLO's format are read from their own files. Others are written as
     COCO JSON, from the index, because a data set YAML has one annotation file for each split, and a fold takes images
     from several.
 
-    ``group``, ``fold``: int64 (N,), group and fold of each image of ``index``. Raises UserError if two images with
-    labels in another format than YOLO's, or from joined data sets, have the same file name, or if a name has line
-    breaks, or spaces around it.
+    ``group``, ``fold``: int64 (N,), group and fold of each image of ``index``. Raises UserError if two images from
+    joined data sets, or with labels in a format other than YOLO's, have the same file name, or if a name contains line
+    breaks or has spaces around it.
     """
     paths = [str(index.path(i)) for i in range(len(index))]
     _check_listable(paths, spec)
@@ -135,8 +135,8 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
 
 
 def _write_lists(folder: Path, number: int, images: dict[str, np.ndarray], paths: Sequence[str]) -> dict[str, str]:
-    """Writes the list of images of each split of a fold, and returns the files by split. ``images``: by split, int64
-    (n,) each."""
+    """Writes the image list of each split of a fold, and returns the files by split. ``images``: int64 (n,) by
+    split."""
     lists: dict[str, str] = {}
     for split, numbers in images.items():
         lists[split] = f"{folder.absolute()}/fold{number + 1}_{split}.txt"
@@ -160,14 +160,14 @@ def data_of(folder: Path, number: int) -> Path:
 
 
 def _check_listable(paths: Sequence[str], spec: DatasetSpec) -> None:
-    """Raises UserError for a path that a list with a path per line cannot hold."""
+    """Raises UserError for a path that cannot be in a list with one path per line."""
     for path in paths:
         if path.strip().splitlines() != [path]:
             raise UserError(f"{spec.source}: {path!r}: lists cannot hold such a name; rename the image and its label")
 
 
 def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:
-    """Raises UserError for two images of one file name, by which a COCO JSON would not tell them apart."""
+    """Raises UserError for two images with the same file name, which a COCO JSON could not tell apart."""
     for name, count in Counter(map(os.path.basename, paths)).items():
         if count > 1:
             raise UserError(
@@ -179,8 +179,8 @@ def _check_names_differ(paths: Sequence[str], spec: DatasetSpec) -> None:
 def _coco_content(index: DatasetIndex, images: np.ndarray) -> dict[str, list[dict[str, Any]]]:
     """Returns COCO JSON for ``images``, int64 (n,).
 
-    An image with a label that could not be used gets an annotation that cannot be used either. Otherwise its tiles
-    without objects, or the image in a training of some classes, would be backgrounds.
+    An image with an unusable label gets an unusable annotation. Otherwise its tiles without objects would count as
+    background, and so would the image in a training on some of the classes.
     """
     truth = index.ground_truth()  # splits an ignore region of all classes into one of each class
     rows = np.flatnonzero(np.isin(truth.image_of_box, images))

@@ -1,5 +1,5 @@
-"""Scores a fold in a process of its own: an internal command, which validates the model of the fold and writes what it
-detects to the folder of its training."""
+"""Scores a fold in a process of its own: an internal command that validates the fold's model and writes its detections
+to the folder of its training."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ RETRY_S = 30.0
 def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
     """Returns the settings that validate a fold in one process, with its results in the folder of ``weights``.
 
-    The batches are those with which its training has validated, of at most `MAX_VALIDATION_BATCH` images. Settings of
-    the data are as in the training.
+    The batch size is the one with which the training validated (at most `MAX_VALIDATION_BATCH`), and the settings of
+    the data are the training's.
     """
     batch_size = ValConfig.batch_size
     if config.batch_size != FIND_BATCH_SIZE:
@@ -44,7 +44,7 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
         "batch_size": batch_size,
         "imgsz": config.imgsz,
         "device": config.device.split(",")[0],
-        "classes": [],  # those of the checkpoint, which has been trained with --classes
+        "classes": [],  # the checkpoint's, which was trained with --classes
         "stage": "",  # the images are read once
         "spawn": 0,
         "project": str(weights.parent.parent),
@@ -54,10 +54,11 @@ def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
 
 
 def run_scoring(validation: ValConfig) -> RunResult:
-    """Runs `main` in a process of its own: a crash does not end this one, and the memory that the device needs is free
-    for the next training. Returns how it has ended; raises `Stopped` if a signal comes meanwhile.
+    """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
+    the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
 
-    If it is refused or killed it runs once more, `RETRY_S` later: another program may have filled the memory meanwhile.
+    If the process is refused or killed, it is started once more after `RETRY_S`: another program may have temporarily
+    filled the memory.
     """
     result = _run_process(validation)
     if result.outcome in (Outcome.REFUSED, Outcome.LOST):
@@ -76,7 +77,7 @@ def _run_process(validation: ValConfig) -> RunResult:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Detects in the validation images of a fold, and writes the labels and the detections."""
+    """Detects objects in the validation images of a fold, and writes the labels and the detections."""
     validation = parse_config(ValConfig, argv)
     configure_logging(True)
     with StopSignals():

@@ -1,4 +1,4 @@
-"""Out-of-fold scores: of the images of a fold, by the model not trained on them, and of all images together."""
+"""Out-of-fold scores: of each fold's images, by the model that was not trained on them, and of all images together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TABLE_ARRAYS = tuple(column.name for column in fields(DetectionTable))
 
 @dataclass(frozen=True)
 class ScoredFold:
-    """Labels of a fold's images, and the detections in them."""
+    """Labels of a fold's images, and detections in them."""
 
     truth: GroundTruth
     scored: DetectionTable  # detections to score
@@ -51,8 +51,7 @@ def write_fold(path: Path, fold: ScoredFold) -> None:
 
 
 def read_if_scored(path: Path) -> ScoredFold | None:
-    """Reads what `write_fold` has written. Returns None if there is no such file or, with a warning, if it is
-    damaged."""
+    """Reads a file of `write_fold`. Returns None if it does not exist or, with a warning, if it is damaged."""
     if not path.is_file():
         return None
     try:
@@ -63,7 +62,7 @@ def read_if_scored(path: Path) -> ScoredFold | None:
 
 
 def read_fold(path: Path) -> ScoredFold:
-    """Reads what `write_fold` has written. Raises one of `_DAMAGED` if the file is damaged."""
+    """Reads a file of `write_fold`. Raises one of `_DAMAGED` if the file is damaged."""
     with np.load(path, allow_pickle=False) as arrays:
         truth_arrays = {name: arrays[f"truth_{name}"] for name in _TRUTH_ARRAYS}
         truth = GroundTruth(
@@ -80,7 +79,7 @@ def read_fold(path: Path) -> ScoredFold:
 
 
 def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
-    """Joins the images of all folds to one split, in the order of the folds, with their positions as ids."""
+    """Joins the images of all folds into one split, in the order of the folds, with their positions as ids."""
     first_images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
     counts = np.concatenate([np.diff(fold.truth.offsets) for fold in folds])
     joined = {
@@ -107,7 +106,7 @@ def _concatenate(tables: Sequence[DetectionTable], first_images: np.ndarray) -> 
 
 
 def format_folds(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns the lines of two tables: of the metrics, and of the classes."""
+    """Returns the lines of two tables, of the metrics and of the classes."""
     return _format_metrics(results, pooled) + _format_classes(results, pooled, names)
 
 
@@ -127,13 +126,13 @@ def _format_metrics(results: Sequence[EvalResult], pooled: EvalResult) -> list[s
         f"{metric.column} {len(column)}" for metric, column in zip(METRICS, defined) if 0 < len(column) < len(results)
     ]
     if partial:
-        lines.append(f"mean and std are of fewer than {len(results)} folds: {', '.join(partial)}")
+        lines.append(f"mean and std are over fewer than {len(results)} folds: {', '.join(partial)}")
     return lines
 
 
 def _format_classes(results: Sequence[EvalResult], pooled: EvalResult, names: Sequence[str]) -> list[str]:
-    """Returns a table with, for each class with boxes, the AP of all images together and the lowest and highest AP of a
-    fold."""
+    """Returns a table with the AP of each class that has boxes: over all images together, and the lowest and highest AP
+    of a fold."""
     by_fold = np.array([result.class_ap for result in results])
     rows: list[tuple[str, ...]] = [("class", "boxes", "pooled AP", "lowest", "highest")]
     for c in np.flatnonzero(pooled.class_targets).tolist():

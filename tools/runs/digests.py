@@ -1,4 +1,4 @@
-"""Digests of the files that a run, a search or a cross-validation must not find changed when it continues."""
+"""Digests of files that must not change before a run, a search or a cross-validation continues."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from utils.files.checksum import sha256_of
 
 
 def digests_of_files(config: TrainConfig) -> dict[str, str]:
-    """Returns the digests of the files that the settings name, by setting: of weights, of a model's YAML, of callbacks.
-    The YAML of the data set is left out, as the data is compared instead."""
+    """Returns the digests of the files that the settings name, by setting: weights, a model's YAML, callbacks. The YAML
+    of the data set is left out, because the data is compared instead."""
     files = {name: Path(getattr(config, name)) for name in names_with(type(config), is_path=True) - {"data"}}
     module = _module_file(config.callbacks.partition(":")[0])
     if module is not None:

@@ -1,4 +1,4 @@
-"""What the trainings of a cross-validation or a search have in common: the data, the fitness and the folder."""
+"""The data, the fitness and the folder that all trainings of a cross-validation or a search share."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tools.runs.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 
-SPLITS = ("train", "val")  # that a training uses; "test" stays apart
+SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the trainings of a cross-validation or a search have in common."""
+    """The parts that all trainings of a cross-validation or a search share."""
 
-    folder: ContinuedFolder  # of the results
+    folder: ContinuedFolder  # folder of the results
     spec: DatasetSpec
-    names: tuple[str, ...]  # of the classes that are trained
-    fitness: Fitness  # by which trainings are compared
-    digests: dict[str, str]  # of the images and labels, by split
+    names: tuple[str, ...]  # names of the trained classes
+    fitness: Fitness  # metric that compares trainings
+    digests: dict[str, str]  # digest of the images and labels, by split
 
     def store_or_verify_settings(self, recipe: dict[str, Any]) -> None:
-        """Starts in the folder, or checks that the data, the settings and the ``recipe`` are those of its start
+        """Starts the work in the folder, or checks that the data, the settings and the ``recipe`` are still the same
         (`ContinuedFolder.store_or_verify_settings`)."""
         self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
 
 
 def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:
-    """Opens the data and makes the folder of the results, for ``tools.kfold`` and ``tools.search``.
+    """Opens the data and creates the results folder, for ``tools.kfold`` and ``tools.search``.
 
     ``settings_name``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness is unknown.
     """
@@ -48,7 +48,7 @@ def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:
 
 
 def _digest_of(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:
-    """Returns a digest of the names, sizes and labels of the images of a split. Raises the errors of `load_index`."""
+    """Returns a digest of the names, sizes and labels of a split's images. Raises the errors of `load_index`."""
     index = load_index(spec, split, scan_settings(config))
     content = "\n".join([index.label_digest(), *index.paths])
     return hashlib.blake2b(content.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Flags of train.py that a search or a cross-validation refuses."""
+"""Flags of train.py that a search or a cross-validation rejects."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from utils.errors import all_mistakes
 
 
 def refuse_unsupported_flags(config: KfoldConfig) -> None:
-    """Raises UserError for flags that make no sense where several trainings are compared, in a folder in which the same
-    command continues."""
+    """Raises UserError for flags that make no sense if several trainings are compared, or if the same command continues
+    the work in its folder."""
     continues = f"leave it out; the same command continues the work in {config.folder}"
     reasons = {
         "--resume": continues if config.resume is not None else "",
         "--exist-ok": continues if config.exist_ok else "",
-        "--export": "leave it out; export.py exports the weights that you choose in the end" if config.export else "",
-        "--time": "leave it out; trainings that are compared have the same --epochs" if config.time else "",
-        "--keep-old": "the labels cannot score the classes that it keeps; use train.py" if config.keep_old else "",
+        "--export": "leave it out; export.py exports the weights that you finally choose" if config.export else "",
+        "--time": "leave it out; compared trainings must have the same --epochs" if config.time else "",
+        "--keep-old": "the data has no labels to score the kept classes; use train.py" if config.keep_old else "",
         "--val-fraction": "leave it out; each fold is held out in turn" if config.val_fraction and config.folds else "",
     }
     with all_mistakes() as mistakes:

@@ -1,4 +1,4 @@
-"""The folder of a search or a cross-validation, in which the same command continues."""
+"""The folder of a search or a cross-validation, where the same command continues the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = ".folder.lock"
 
 
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
-    """Calls ``work``; after a signal, logs that the same command continues it."""
+    """Calls ``work``; after a signal, logs that the same command continues the work."""
     configure_logging(True)
     with StopSignals() as signals:
         try:
@@ -31,13 +31,13 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
 class ContinuedFolder:
     """The folder of a search or a cross-validation.
 
-    A file in it has the settings with which the work was started, with the classes and digests of the data
+    It contains a file with the settings with which the work was started, the classes, and digests of the data
     (`StoredSettings`).
     """
 
     def __init__(self, config: KfoldConfig, settings_name: str) -> None:
-        """Makes the folder. ``settings_name``: file name of the stored settings. Raises UserError if the folder cannot
-        be made."""
+        """Creates the folder. ``settings_name``: file name of the stored settings. Raises UserError if the folder
+        cannot be created."""
         check_run_dir(config.project, config.name, exist_ok=True)
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
@@ -49,17 +49,17 @@ class ContinuedFolder:
         lock = FileLock(self.path / _LOCK)
         holder = lock.acquire()
         if holder:
-            raise UserError(f"{self.path}: another process works in this folder ({holder})")
+            raise UserError(f"{self.path}: another process is using this folder ({holder})")
         return lock
 
     def wait_for_lock(self) -> FileLock:
         """Waits until no other process holds the folder, and locks it until the end of a ``with`` statement."""
-        return FileLock(self.path / _LOCK).wait("another process that works in this folder")
+        return FileLock(self.path / _LOCK).wait("another process that is using this folder")
 
     def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
-        """Stores the settings, or compares them with those that the folder has.
+        """Stores the settings, or compares them with the ones stored in the folder.
 
-        Arguments: see `StoredSettings.store`. Raises UserError that names the first difference.
+        See `StoredSettings.store` for the arguments. Raises UserError that names the first difference.
         """
         if self._settings.path.exists():
             self._settings.check_unchanged(contents, digests)
@@ -68,8 +68,8 @@ class ContinuedFolder:
         self._settings.store(contents, digests)
 
     def remove_if_untrained(self, outputs: Sequence[str]) -> None:
-        """Removes the stored settings and the files and folders ``outputs``, so that corrected settings may start here,
-        if this process started here and no epoch has been trained."""
+        """Removes the stored settings and the files and folders ``outputs``, if this process stored the settings and no
+        epoch has been trained, so that the work can start anew here with corrected settings."""
         if not self._created_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
             return
         for name in outputs:

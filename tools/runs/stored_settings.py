@@ -22,10 +22,10 @@ _DIGESTS = "digests"  # key of the stored settings: the digest of each file, and
 
 
 class StoredSettings:
-    """A file with the settings with which work was started, and their resolved values, such as the hyper-parameters of
-    the recipe and digests of files.
+    """A file that stores the settings with which work was started, and their resolved values, such as the
+    hyper-parameters of the recipe and digests of files.
 
-    The work continues with the same ones only; settings whose scope is a run or a machine may change
+    The work continues only with the same settings, except that settings whose scope is a run or a machine may change
     (`utils.config.settings.Scope`).
     """
 
@@ -41,7 +41,8 @@ class StoredSettings:
 
         Args:
             contents: the resolved values of settings, by their names in messages; plain data.
-            digests: likewise, of what is too large to be stored. Those of files that settings name are added.
+            digests: digests of content that is too large to be stored, by their names in messages. Digests of the files
+                that settings name are added.
         """
         settings, all_digests = self._with_settings(contents, digests)
         write_whole(self.path, yaml.safe_dump(settings | {_DIGESTS: all_digests}, sort_keys=False), durable=True)
@@ -61,11 +62,11 @@ class StoredSettings:
             )
         names = sorted(stored_digests.keys() | all_digests.keys())
         changed = [name for name in names if stored_digests.get(name) != all_digests.get(name)]
-        if changed and stored_digests:  # an earlier version has stored none
+        if changed and stored_digests:  # an earlier version stored none
             raise UserError(f"{folder}: {self._describe_change(changed[0], stored_digests, all_digests)}")
 
     def _describe_change(self, name: str, stored: Mapping[str, str], current: Mapping[str, str]) -> str:
-        """Says how the content ``name``, of which the digests differ, has changed, and what to do."""
+        """Describes how the content ``name``, whose digests differ, has changed, and what to do."""
         shown_name = f"{flag_name(name)} {getattr(self._config, name)}" if hasattr(self._config, name) else name
         if name not in stored:
             change = f"{shown_name} was not there at the start; remove it"
@@ -82,7 +83,7 @@ class StoredSettings:
         return {**self._result_settings(), **contents}, {**digests_of_files(self._resolved), **digests}
 
     def _difference(self, stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-        """Names the first difference between two collections of settings, which leave out defaults; "" if there is
+        """Describes the first difference between two collections of settings, which omit defaults; "" if there is
         none."""
         defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
         may_change = defaults.keys() - self._names
@@ -95,7 +96,7 @@ class StoredSettings:
             before = stored.get(name, default)
             now = current.get(name, default)
             if name in paths and isinstance(before, str):
-                before = resolve_path(name, before)  # an earlier version has stored it as it was typed
+                before = resolve_path(name, before)  # an earlier version stored it as typed
                 if has_moved(name, before, now):
                     continue
             if before != now:
@@ -104,7 +105,7 @@ class StoredSettings:
         return ""
 
     def _result_settings(self) -> dict[str, Any]:
-        """Returns the settings that decide about the results, without defaults."""
+        """Returns the settings that affect the results, without defaults."""
         return {name: value for name, value in changed_settings(self._resolved).items() if name in self._names}
 
 

@@ -1,4 +1,4 @@
-"""Runs a training in a process of its own (utils/child.py), for commands that train several times."""
+"""Runs training in a process of its own (utils/child.py), for commands that train several times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from utils.program import command_prefix
 
 POLL_S = 0.2
 RESULTS_CSV = "results.csv"
-# In the folder of a run: warnings of libraries, and tracebacks, those before a resume included.
+# File in the folder of a run, with warnings of libraries and tracebacks, including those from before a resume.
 ERRORS_TXT = "errors.txt"
 
 
@@ -39,8 +39,9 @@ def train_config(config: TrainConfig, **changes: Any) -> TrainConfig:
 class Pruning:
     """Ends a training early.
 
-    ``column`` of results.csv has the fitness. ``should_prune`` is called with the epoch and its fitness after each
-    validation, also those of previous processes. If it returns True before the last epoch, the training is pruned.
+    ``column`` of results.csv contains the fitness. ``should_prune`` is called with the epoch and its fitness for each
+    validation, including validations by previous processes. If it returns True before the last epoch, the training is
+    pruned.
     """
 
     column: str
@@ -48,12 +49,12 @@ class Pruning:
 
 
 def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Pruning | None = None) -> RunResult:
-    """Trains in ``folder`` in a process of its own; a training that is there already continues with the current
-    settings (engine/run/continuation.py). Returns how it has ended, now or before.
+    """Trains in ``folder`` in a process of its own; an existing training continues with the current settings
+    (engine/run/continuation.py). Returns how the training ended, now or before.
 
-    A training of which a process is lost (`Outcome.LOST`) is continued once. ``signals``, those of this process,
-    entered, stop the training, which can be resumed. Raises UserError if it is complete, but the results that
-    ``pruning`` needs cannot be read.
+    If a process of the training is lost (`Outcome.LOST`), the training is continued once. ``signals``: the entered
+    signals of this process; they stop the training, which can be resumed. Raises UserError if the training is complete,
+    but the results that ``pruning`` needs cannot be read.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
@@ -62,19 +63,19 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
         get_logger().warning("%s: %s (tried once more)", folder, result.reason)
         result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        reason = f"{folder}: {result.reason} (what is trained is kept; the same command continues)"
+        reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
     return result
 
 
 def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports) -> RunResult:
-    """Runs a process of train.py until it ends, and returns how the training has ended.
+    """Runs a process of train.py until it ends, and returns how the training ended.
 
-    | pruned | a signal came | the training |
+    | pruned | signal received | outcome of the training |
     | --- | --- | --- |
-    | yes | either | is pruned, however its process has ended: it has the fitness for which it was pruned |
-    | no | yes | is stopped, even if its process has just ended: the next start finds that out |
-    | no | no | has ended as its process has |
+    | yes | yes or no | pruned, however its process ended: the fitness that decided this is known |
+    | no | yes | stopped, even if its process has just ended: the next start finds that out |
+    | no | no | the outcome of its process |
     """
     with (
         settings_file(config) as settings,
@@ -95,7 +96,7 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
 
 
 def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResult:
-    """Waits for the end of the child, which a signal or ``reports`` stop, and returns how it has ended."""
+    """Waits for the child to end, and returns how it ended. A signal or ``reports`` can stop it."""
     is_stopping = False
     while True:
         result = child.poll()
@@ -110,8 +111,8 @@ def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResu
 
 
 class _EpochReports:
-    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until that ends the training. Without
-    one, does not read the file."""
+    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until the training is pruned. Without a
+    `Pruning`, does not read the file."""
 
     def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
         self._table = table
@@ -122,7 +123,7 @@ class _EpochReports:
 
     def report_new(self, *, is_final: bool = False) -> None:
         """Reports the epochs since the last call. If the table cannot be read, raises UserError if ``is_final``, else
-        leaves them to a later call."""
+        leaves the epochs to a later call."""
         if self._pruning is None:
             return
         try:
@@ -138,8 +139,8 @@ class _EpochReports:
 
 
 def fitness_by_epoch(table: Path, column: str) -> Iterator[tuple[int, float]]:
-    """Yields the epochs of results.csv that have a fitness, and the fitness; nothing if there is no file yet. Raises
-    UserError if the file cannot be read."""
+    """Yields the epochs of results.csv that have a fitness, and the fitness; nothing if the file does not exist yet.
+    Raises UserError if the file cannot be read."""
     columns = read_columns(table) if table.exists() else {}
     for epoch, fitness in zip(columns.get("epoch", ()), columns.get(column, ())):
         if not math.isnan(fitness):

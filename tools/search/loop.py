@@ -40,10 +40,10 @@ from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# In the folder of a trial: its hyper-parameters, and the folder of its training.
+# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
-MAX_FAILURES = 3  # failed trials that end a search in which no trial has a score
+MAX_FAILURES = 3  # number of failed trials that ends a search if no trial has a score
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -69,8 +69,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
 
 
 def _join(config: SearchConfig, space: Space, experiment: Experiment) -> tuple[SharedStudy, Claim | None]:
-    """Begins the search in its folder, or joins the one that is there, and claims the first trial, whose lock shows to
-    other processes that this one takes part."""
+    """Starts the search in its folder, or joins an existing one, and claims the first trial, whose lock shows other
+    processes that this one takes part."""
     folder = experiment.folder
     with folder.wait_for_lock():
         experiment.store_or_verify_settings(space.to_dict())
@@ -115,7 +115,7 @@ class _Search:
     signals: StopSignals
 
     def run_trials(self, claim: Claim | None) -> str:
-        """Runs the trial ``claim`` and others until there are enough. Returns the reason to stop before, or ""."""
+        """Runs the trial ``claim`` and others until there are enough. Returns the reason for stopping early, or ""."""
         log = get_logger()
         num_ended = sum(frozen.state.is_finished() for frozen in self.study.trials())
         if num_ended:
@@ -135,7 +135,7 @@ class _Search:
         return ""
 
     def _describe(self, outcome: TrialOutcome, frozen: FrozenTrial, best: FrozenTrial | None) -> str:
-        """Returns, for the log, why a trial has failed, or its fitness and the best fitness so far."""
+        """Returns, for the log, why a trial failed, or its fitness and the best fitness so far."""
         if outcome.state == TrialState.FAIL:
             return f": {outcome.reason}"
         steps = ""
@@ -147,8 +147,8 @@ class _Search:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was refused, as every other would be, or lost, and `Stopped` after a signal;
-        the trial then stays unfinished, and the next start of the search continues it.
+        Raises `RunFailed` if the training was lost, or refused, as every other one would be, and `Stopped` after a
+        signal. The trial then stays unfinished, and the next start of the search continues it.
         """
         recipe = claim.folder / HYP_YAML
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
@@ -158,7 +158,7 @@ class _Search:
         return outcome
 
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
-        """Trains once. The fitness is that of the best epoch."""
+        """Trains once. The trial's fitness is the fitness of the best epoch."""
         values: list[float] = []
 
         def should_prune(epoch: int, value: float) -> bool:
@@ -177,7 +177,7 @@ class _Search:
         return TrialOutcome.scored(max(values, default=None), is_pruned=result.outcome == Outcome.PRUNED)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
-        """Trains once per fold. The fitness is that of the images of all folds together."""
+        """Trains once per fold. The trial's fitness is computed over the images of all folds together."""
         fitness = None
         try:
             data_folder = self.experiment.folder.path
@@ -196,7 +196,8 @@ class _Search:
 
 
 def _reason_to_stop(trials: Sequence[FrozenTrial]) -> str:
-    """Says that `MAX_FAILURES` trials have failed before any has a score, as the others would, too; "" if not."""
+    """Returns a message if `MAX_FAILURES` trials have failed before any has a score, because the others would probably
+    fail, too; otherwise ""."""
     failed = [frozen for frozen in trials if frozen.state == TrialState.FAIL]
     is_any_scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
     if len(failed) < MAX_FAILURES or is_any_scored:

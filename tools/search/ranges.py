@@ -38,28 +38,28 @@ class Space:
     ranges: dict[str, Distribution]
     written: dict[str, Any]  # the ranges as written in the file
     base: Hyperparameters  # the recipe without ranges: the file's single values and --set
-    train_defaults: Hyperparameters  # the values that train.py uses for those that a recipe leaves out
+    train_defaults: Hyperparameters  # the values that train.py uses for hyper-parameters that a recipe omits
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
-        """Returns the values of this trial, the same in repeated calls."""
+        """Returns the values for ``trial``, the same in repeated calls."""
         return {name: _suggested(trial, name, distribution) for name, distribution in self.ranges.items()}
 
     def baseline_values(self, epochs: int) -> dict[str, Scalar]:
-        """Returns the base recipe's values that lie in the ranges.
+        """Returns the base recipe's values that are in the ranges.
 
-        A null that is no choice of its range is replaced by its meaning in a run of ``epochs``.
+        A null that is not a choice of its range is replaced by its meaning in a run of ``epochs``.
         """
         base = asdict(self.base)
         effective = base | {name: closing_epochs(base[name], epochs) for name in ("close_mosaic", "close_scale")}
         known: dict[str, Scalar] = {}
         for name, distribution in self.ranges.items():
-            for value in (effective[name], base[name]):  # the recipe's own value counts if both lie in the range
+            for value in (effective[name], base[name]):  # the recipe's own value wins if both are in the range
                 if _holds(distribution, value):
                     known[name] = value
         return known
 
     def recipe(self, values: dict[str, Scalar]) -> dict[str, Any]:
-        """Returns a recipe for --hyp: ``values`` of the searched hyper-parameters, and others that are not defaults."""
+        """Returns a recipe for --hyp: ``values`` of the searched hyper-parameters, and other non-default values."""
         defaults = asdict(Hyperparameters())
         train_defaults = asdict(self.train_defaults)
         recipe = asdict(self.base) | values
@@ -79,7 +79,7 @@ class Space:
 
 
 def _is_range(value: Any) -> bool:
-    """Returns whether a value of the YAML file is a range. A list of mappings is not: it is a value of
+    """Returns whether a value of the YAML file is a range. A list of mappings is not, but a value of
     ``albumentations``."""
     if isinstance(value, list):
         return not all(isinstance(item, dict) for item in value)
@@ -96,7 +96,7 @@ def _suggested(trial: Trial, name: str, distribution: Distribution) -> Scalar:
 
 
 def _holds(distribution: Distribution, value: Scalar) -> bool:
-    """Returns whether the distribution can draw ``value``."""
+    """Returns whether ``distribution`` can draw ``value``."""
     if isinstance(distribution, CategoricalDistribution):
         return value in distribution.choices
     return isinstance(value, (int, float)) and distribution.low <= value <= distribution.high
@@ -134,7 +134,7 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
     """Builds the distribution for the range ``value`` of a hyper-parameter. Raises UserError."""
 
     def checked(item: Any) -> Any:
-        """Returns ``item`` as the hyper-parameter holds it. Raises UserError."""
+        """Returns ``item`` converted to the type of the hyper-parameter. Raises UserError."""
         return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
     is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)

@@ -34,7 +34,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
-        fitness: its name.
+        fitness: name of the fitness.
         unit: interval at which a trial reports its fitness: "epoch" or "fold".
         command: command line of a training, to which --hyp with the best recipe is added.
     """
@@ -53,7 +53,7 @@ def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str
 
 
 def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
-    """Returns the number of trials by how they ended, and a line for each of the best ones."""
+    """Returns a line with the number of trials by outcome, and a line for each of the best trials."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     complete.sort(key=rank)
     counts = {state: sum(frozen.state == state for frozen in trials) for state in STATE_NAMES}

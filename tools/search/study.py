@@ -1,7 +1,7 @@
 """The study of a search: a journal in its folder, to which any number of processes append.
 
-The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs. The state
-of a trial is in the journal; whether its process still runs, only its lock says:
+The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs. The
+journal stores the state of a trial; only the lock tells whether its process is still running:
 
     state in the journal    lock    the trial                    what follows
     none                    free    is not drawn yet             `claim` draws it (the first has the recipe's values)
@@ -37,9 +37,9 @@ TRIALS_FOLDER = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
-_ONLY_PROCESS = ".only-process"  # names the process that searches where the file system has no locks
+_ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
 REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
-# Errors that Optuna raises for lines that it cannot read.
+# Errors that Optuna raises for lines of the journal that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
 
@@ -49,22 +49,22 @@ class Claim:
 
     number: int
     folder: Path
-    values: dict[str, Scalar]  # of the searched hyper-parameters
+    values: dict[str, Scalar]  # values of the searched hyper-parameters
     trial: optuna.Trial
     lock: FileLock
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """How a trial has ended."""
+    """The outcome of a trial."""
 
     state: TrialState  # complete, pruned or failed
     fitness: float | None = None  # None if it has failed
-    reason: str = ""  # why it has failed
+    reason: str = ""  # why it failed
 
     @classmethod
     def scored(cls, fitness: float | None, *, is_pruned: bool = False) -> TrialOutcome:
-        """Returns the outcome of a trial without an error; without a fitness, it has failed."""
+        """Returns the outcome of a trial that ended without an error; it counts as failed if ``fitness`` is None."""
         if fitness is None:
             return cls.failed("nothing could be scored")
         return cls(TrialState.PRUNED if is_pruned else TrialState.COMPLETE, fitness)
@@ -95,14 +95,14 @@ class SharedStudy:
             except _MALFORMED as error:
                 message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
                 raise UserError(message) from None
-            # A new trial would continue the training of one that the journal has lost.
+            # A new trial would continue the training of a trial that the journal has lost.
             next_folder = self.folder_of(len(self.trials()))
             if next_folder.exists():
                 message = f"{journal}: has lost the trial in {next_folder}; restore it, or choose another --name"
                 raise UserError(message)
 
     def trials(self) -> list[FrozenTrial]:
-        """Returns all trials, of all processes."""
+        """Returns the trials of all processes."""
         return self.study.get_trials(deepcopy=False)
 
     def folder_of(self, number: int) -> Path:
@@ -127,7 +127,7 @@ class SharedStudy:
         return None
 
     def _claim_new(self, trials: Sequence[FrozenTrial]) -> Claim | None:
-        """Draws a new trial; the first of a search has the values of the recipe."""
+        """Draws a new trial; the first trial of a search has the values of the recipe."""
         num_started = sum(frozen.state != TrialState.WAITING for frozen in trials)
         if num_started >= self._config.trials:
             return None
@@ -140,8 +140,8 @@ class SharedStudy:
         return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
-        """Records the fitness after a step, unless a previous process has. Returns whether to prune the trial, never at
-        a step after which a previous process has continued."""
+        """Records the fitness after a step, unless a previous process did. Returns whether to prune the trial: never at
+        a step after which a previous process continued."""
         frozen = self.trials()[claim.number]
         was_continued = frozen.last_step is not None and step < frozen.last_step
         if step not in frozen.intermediate_values:
@@ -149,8 +149,8 @@ class SharedStudy:
         return not was_continued and claim.trial.should_prune()
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
-        """Ends the trial: records that in the journal, so that no process continues it, before its lock is free and its
-        weights are removed. Only the best trial keeps them."""
+        """Ends the trial: records the outcome in the journal, so that no process continues the trial, then releases its
+        lock and removes the weights of all ended trials but the best."""
         with self.exclusive():
             if outcome.reason:
                 claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
@@ -171,11 +171,11 @@ class SharedStudy:
                     weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
-        """Describes a trial that this process has locked, and draws the values that it does not have yet."""
+        """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""
         return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
 
     def _seed_sampler(self, number: int) -> None:
-        """Makes the sampler a function of the trial, so that a continued study draws as an uninterrupted one would."""
+        """Seeds the sampler by trial, so that a continued study draws the same values as an uninterrupted one."""
         seed = np.random.SeedSequence((self._config.seed, number)).generate_state(1)[0]
         self.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
 
@@ -209,15 +209,15 @@ def _open_study(journal: Path, pruner: optuna.pruners.BasePruner) -> optuna.Stud
 
 
 def _check_trials(trials: Sequence[FrozenTrial]) -> None:
-    """Raises ValueError for a trial whose steps or fitness are no numbers, as Optuna accepts any JSON."""
+    """Raises ValueError for a trial whose steps or fitness are not numbers, because Optuna accepts any JSON."""
     for frozen in trials:
         fitness = frozen.values or ()
         if frozen.state == TrialState.COMPLETE and len(fitness) != 1:
             raise ValueError(f"trial {frozen.number} is complete without a fitness")
         if not all(type(step) is int for step in frozen.intermediate_values):
-            raise ValueError(f"a step of trial {frozen.number} is no number")
+            raise ValueError(f"a step of trial {frozen.number} is not a number")
         if not all(type(value) in (int, float) for value in (*frozen.intermediate_values.values(), *fitness)):
-            raise ValueError(f"a fitness of trial {frozen.number} is no number")
+            raise ValueError(f"a fitness of trial {frozen.number} is not a number")
 
 
 def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
@@ -233,8 +233,8 @@ def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
 class _JournalLock(JournalFileOpenLock):
     """Locks the journal with a `FileLock`, which ends with its process; Optuna's own lock outlives a killed process.
 
-    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended. Without
-    locks on the file system, `single_process_without_locks` rules out that another process is writing that line.
+    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended. If the
+    file system has no locks, `single_process_without_locks` ensures that no other process is writing that line.
     """
 
     def __init__(self, path: Path, journal: Path) -> None:
@@ -261,9 +261,9 @@ class _JournalLock(JournalFileOpenLock):
 @contextmanager
 def single_process_without_locks(folder: Path) -> Iterator[None]:
     """Keeps other processes out of the search in ``folder`` during the block if the file system has no locks: they
-    would run the same trials, and cut each other's lines of the journal.
+    would run the same trials and truncate each other's lines in the journal.
 
-    Raises UserError if another process searches there, or has been killed on another machine.
+    Raises UserError if another process is searching there, or was killed on another machine.
     """
     with FileLock(folder / _STUDY_LOCK) as lock:
         holder = lock.acquire()
@@ -280,7 +280,7 @@ def single_process_without_locks(folder: Path) -> Iterator[None]:
 
 
 def _write_pid_file(pid_file: Path) -> None:
-    """Creates a file that names this process. Raises UserError if there is one, unless its process has died."""
+    """Creates a file that names this process. Raises UserError if the file exists, unless its process has ended."""
     if pid_file.exists():
         process = pid_file.read_text(encoding="utf-8", errors="replace")
         if len(process.split()) == 2 and has_died(process):
@@ -296,7 +296,7 @@ def _write_pid_file(pid_file: Path) -> None:
 
 
 def has_running_trial(folder: Path) -> bool:
-    """Returns whether a process runs a trial of the search in ``folder``."""
+    """Returns whether any process is running a trial of the search in ``folder``."""
     for path in folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:
             if lock.acquire():
@@ -311,6 +311,6 @@ def rank(frozen: FrozenTrial) -> tuple[float, int]:
 
 
 def best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """Returns the complete trial with the highest fitness, the first of equals; None if none is complete."""
+    """Returns the complete trial with the highest fitness, the first one of a tie; None if none is complete."""
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
     return min(complete, key=rank, default=None)

@@ -4,7 +4,7 @@ python -m tools.shard DATA.yaml OUT                    # then: python train.py -
 python -m tools.shard DATA.yaml OUT --split train val  # without the test split
 python -m tools.shard DATA.yaml OUT --megabytes 1024   # size of a tar file
 
-Images are not compressed again. The same data set gives the same bytes. OUT appears when it is complete.
+Images are not recompressed. The same data set produces the same bytes. OUT appears only once it is complete.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ from utils.machine.threads import map_ahead
 from utils.strings import FlatStrings, counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
-_DIGITS = 9  # digits of an image's number, which is its name in a tar file
+_DIGITS = 9  # digits of an image's number, which names it in a tar file
 
 
 def shard_data(config: ShardConfig) -> None:
-    """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and as `write_set`."""
+    """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and like `write_set`."""
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
     write_set(
         spec,
@@ -69,13 +69,13 @@ def write_set(
     """Writes splits, with all classes of the labels, to the new folder ``out``.
 
     Args:
-        spec: with all splits, also those that are not written: what a common label file has of their images is not
-            lost.
+        spec: with all splits, even those that are not written, so that their images in a shared label file do not
+            count as lost.
         max_bytes: size of a tar file, unless an image is larger.
-        splits: names of the splits to write; empty: all.
+        splits: names of the splits to write; empty for all.
         max_bad: see `IndexSettings`.
 
-    Raises UserError as `load_index`, and if ``out`` exists or the disk is too small.
+    Raises UserError like `load_index`, and if ``out`` exists or the disk is too small.
     """
     if out.exists():
         raise UserError(f"{out}: exists; remove it, or choose another name")
@@ -98,8 +98,8 @@ def write_set(
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
-    """Returns the indexes of ``splits`` by name. Folders and lists of all of them are looked for before the first is
-    scanned. Raises UserError as `load_index`, with the flag that leaves out a split."""
+    """Returns the indexes of ``splits`` by name. The paths of all splits are checked before the first is scanned.
+    Raises UserError like `load_index`, with the flag that leaves out a split."""
     for split in splits:
         spec.split(split)  # raises UserError for a name that the data set does not have
     for split in splits:
@@ -114,7 +114,7 @@ def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSetti
 
 @contextlib.contextmanager
 def _advising_to_leave_out(split: str, splits: Sequence[str]) -> Iterator[None]:
-    """Adds to a UserError about ``split`` how to write the other ``splits``, if there are any."""
+    """Adds to a UserError about ``split`` advice on how to write the other ``splits``, if there are any."""
     others = [name for name in splits if name != split]
     try:
         yield
@@ -145,7 +145,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
 
 
 class _TarFiles:
-    """The tar files of a split: a new one begins when the next image would make one larger than ``max_bytes``."""
+    """The tar files of a split. A new one is started when the next image would make one larger than ``max_bytes``."""
 
     def __init__(self, folder: Path, split: str, max_bytes: int) -> None:
         self.names: list[str] = []
@@ -155,14 +155,14 @@ class _TarFiles:
         self._tar: tarfile.TarFile | None = None  # the last one
 
     def add(self, number: int, suffix: str, image: bytes, label: bytes) -> int:
-        """Appends the files NUMBER.SUFFIX and NUMBER.json. Returns the position of the image, by `SPAN`. Raises
-        UserError if the disk is full."""
+        """Appends the files NUMBER.SUFFIX and NUMBER.json. Returns the position of the image, with `SPAN` positions per
+        tar file. Raises UserError if the disk is full."""
         tar = self._tar
         if tar is None or tar.offset + len(image) > self._max_bytes:
             tar = self._open_next(len(image))
         position = (len(self.names) - 1) * SPAN + tar.offset + _HEADER
         for name, content in ((suffix, image), (".json", label)):
-            entry = tarfile.TarInfo(f"{number:0{_DIGITS}d}{name}")  # its time is always 1970
+            entry = tarfile.TarInfo(f"{number:0{_DIGITS}d}{name}")  # the modification time is always 0, in 1970
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
         return position
@@ -189,34 +189,34 @@ def _write_index(
     """Writes the index of a split in shards.
 
     Args:
-        paths: of the images, as training names them.
-        members: the `MEMBER_ARRAYS`: where each image is.
+        paths: paths of the images, as used by training.
+        members: the `MEMBER_ARRAYS`, which locate each image.
         shards: name and size of each tar file.
     """
     flat = FlatStrings.of(paths)
     meta, labels = index_content(index)
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | members
-    fingerprint = fingerprint_of(arrays)  # unlike that of the index, it does not depend on the times of files
+    fingerprint = fingerprint_of(arrays)  # unlike the index's, it does not depend on modification times
     meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
     write_arrays(file, meta, arrays)
 
 
 def _suffix(path: str) -> str:
-    """Returns the suffix of an image in lower case, as a tar file may name it."""
+    """Returns the suffix of an image in lower case and restricted to ASCII letters, digits and dots, for a tar file."""
     return re.sub(r"[^a-z0-9.]", "", os.path.splitext(path)[1].lower())
 
 
 def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:
-    """Raises UserError if two images of ``index`` would have the same of ``paths`` in the shards."""
+    """Raises UserError if two images of ``index`` would have the same path in the shards."""
     first: dict[str, int] = {}
     for i, path in enumerate(paths):
         other = first.setdefault(path, i)
         if other == i:
             continue
-        if index.paths[other] == index.paths[i]:  # training warns of it, too
+        if index.paths[other] == index.paths[i]:  # training also warns about it
             raise UserError(
-                f"{index.path(i)}: is in several of the joined data sets, with labels of its own in each; shards have "
-                "an image once: leave it out of all but one"
+                f"{index.path(i)}: is in several of the joined data sets, with separate labels in each; shards contain "
+                "each image once: leave it out of all but one"
             )
         raise UserError(
             f"{index.root}: {index.paths[other]} and {index.paths[i]} would both be {path} in the shards; rename one"
@@ -224,7 +224,7 @@ def _check_unique(paths: Sequence[str], index: DatasetIndex) -> None:
 
 
 def _label(index: DatasetIndex, i: int, path: str) -> dict[str, Any]:
-    """Returns the labels that are written next to an image, for other programs; this one reads the index."""
+    """Returns the labels to write next to an image for other programs. This program reads the index instead."""
     rows = slice(index.offsets[i], index.offsets[i + 1])
     return {
         "path": path,

@@ -1,4 +1,4 @@
-"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program.
+"""Converts the weights of a checkpoint, even of another program, to safetensors or to a checkpoint of this program.
 
 python -m tools.weights yolov8n.pt yolov8n.safetensors
 """

@@ -1,4 +1,4 @@
-"""Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this program."""
+"""Converts the weights of a checkpoint, even of another program, to safetensors or to a checkpoint of this program."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
 from utils.strings import counted
 
-# Keys of our checkpoints that are not copied: those written anew, and those of a run.
+# Keys of our checkpoints that are not copied: keys that are written anew, and the state of a run.
 NOT_COPIED = frozenset(
     ("config", "ema", "format", "model", "optimizer", "program", "progress", "rank_buffers", "run", "scaler", "version")
 )
 
 
 def convert_named(config: WeightsConfig) -> str:
-    """Implements ``python -m tools.weights``: `convert`, also for public weights, which are downloaded."""
+    """Implements ``python -m tools.weights``: calls `convert`, after downloading public weights if named."""
     path = fetch_weights(config.source, ctx=DistributedContext.single(), offline=config.offline)
     return convert(path, config.target)
 
@@ -34,7 +34,7 @@ def convert(source: str | Path, target: str | Path) -> str:
     """Converts the weights in ``source`` to ``target``, and returns a line about the result.
 
     The file contains float32 weights and the description of the detector, but not the state of a run. Weights of an
-    unknown model are written to safetensors under their own names. Raises UserError, also if ``target`` exists.
+    unknown model are written to safetensors under their own names. Raises UserError, for example if ``target`` exists.
     """
     source = Path(source)
     target = Path(target)
@@ -52,7 +52,7 @@ def convert(source: str | Path, target: str | Path) -> str:
         if stored.is_ours or target.suffix == ".pt":
             raise
         write_safetensors(target, stored.tensors, {"format": "pt"})
-        return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their names"
+        return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their own names"
     copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
     description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
     if target.suffix == ".pt":

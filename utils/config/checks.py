@@ -14,9 +14,9 @@ from utils.schema import suggestion
 def class_numbers(
     classes: Iterable[int | str], names: Mapping[int, str], owner: str, flag: str = "--classes"
 ) -> tuple[int, ...]:
-    """Converts ``classes``, numbers or names, to numbers among ``names`` of ``owner`` ("the model").
+    """Converts ``classes``, indices or names, to class indices of ``owner`` ("the model"), whose classes are ``names``.
 
-    Raises TypeError for what is neither a number nor a name, UserError for a class that is not among ``names``.
+    Raises TypeError for a value that is neither a number nor a name, UserError for a class that is not in ``names``.
     """
     number_by_name = {name: number for number, name in names.items()}
     numbers: list[int] = []
@@ -32,7 +32,7 @@ def class_numbers(
 
 
 def typed_classes(words: Iterable[str]) -> list[int | str]:
-    """Converts the words after ``--classes`` to class numbers and names."""
+    """Converts the words after ``--classes`` to class indices and names."""
     return [int(word) if re.fullmatch("-?[0-9]{1,9}", word) else word for word in words]
 
 

@@ -1,4 +1,4 @@
-"""The commands of this program. docs/architecture.md ("How a command is made") says what follows from them."""
+"""The commands of this program. See docs/architecture.md ("How a command is made") for what is derived from them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Command:
 
     Args:
         name: as in ``lockstep NAME``.
-        settings: the dataclass of its settings; each field is a flag, or an argument without one.
+        settings: the dataclass of its settings; each field is a flag, or a positional argument.
         path: the module with its ``main``, which takes the words after the command.
         summary: for ``lockstep --help``.
-        description: for its own ``--help``.
-        is_one_process: whether a launcher (torchrun, mpirun, srun) may not start several processes of it.
-        divides_work: whether copies of it that a launcher without ranks (srun, mpirun) starts divide the work.
-        instead: what to do instead of starting several, for the message that refuses them.
+        description: for the command's own ``--help``.
+        is_one_process: whether a launcher (torchrun, mpirun, srun) must not start several processes of the command.
+        divides_work: whether copies that a launcher without ranks (srun, mpirun) starts divide the work.
+        instead: what to do instead of starting several processes, for the message that refuses them.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Command:
 
     @property
     def is_tool(self) -> bool:
-        """Whether it is in tools/, and no script."""
+        """Whether the command is in tools/ rather than a script."""
         return "/" in self.path
 
     @property
     def module(self) -> str:
-        """The name of its module."""
+        """The name of the command's module."""
         return module_name(self.path)
 
     @property
     def title(self) -> str:
-        """The command in a sentence: ``tools.check``, ``export.py``."""
+        """The command's name in a sentence: ``tools.check``, ``export.py``."""
         return f"tools.{self.name}" if self.is_tool else f"{self.name}.py"
 
     @property
@@ -153,8 +153,8 @@ _COMMANDS = (
         path="tools/weights/__main__",
         summary="convert a checkpoint to safetensors, or to one of this program",
         description=(
-            "Converts the weights of a checkpoint, also of another program, to safetensors or to a checkpoint of this "
-            "program."
+            "Converts the weights of a checkpoint, including one of another program, to safetensors or to a checkpoint "
+            "of this program."
         ),
     ),
     Command(
@@ -166,12 +166,13 @@ _COMMANDS = (
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}
-# Commands that only other commands start, in processes of their own, and their modules.
+# Commands that only other commands start, each in its own process, and their modules.
 INTERNAL_COMMANDS = {"score-fold": "tools/kfold/score_fold"}
 
 
 def module_name(path: str) -> str:
-    """Returns the name of the module ``path``. In the installed package, scripts are in a package of their own."""
+    """Returns the name of the module ``path``. In the installed package, scripts are in the package
+    lockstep.scripts."""
     package = ""
     if IS_INSTALLED:
         package = "lockstep." if "/" in path else "lockstep.scripts."

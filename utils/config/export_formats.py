@@ -1,4 +1,4 @@
-"""The file formats that export.py writes: what flags, messages and searches for files need to know, without torch.
+"""The file formats that export.py writes, as flags, messages and searches for files need them; does not import torch.
 
 To add a format, write its class in engine/formats and add its entry here.
 """
@@ -13,11 +13,11 @@ class ExportFormat:
     """One entry of `EXPORT_FORMATS`."""
 
     implementation: str  # FILE.CLASS in engine/formats: a `ModelFormat`
-    suffix: str  # end of the name of an exported file, or of the folder if the format has several files
-    member: str = ""  # suffix of the file in such a folder that may be named in its place
-    packages: tuple[str, ...] = ()  # that write or run it, besides torch
+    suffix: str  # end of the exported file's name, or of the folder's name if the format has several files
+    member: str = ""  # suffix of the file in such a folder that may be named in the folder's place
+    packages: tuple[str, ...] = ()  # packages besides torch that write or run the format
     unsupported: tuple[str, ...] = ()  # flags of export.py
-    runs_code: bool  # whether opening a file may run code in it, so that --trust is needed
+    runs_code: bool  # whether opening a file can run code in it, so that --trust is needed
     title: str  # in messages
 
 
@@ -73,6 +73,6 @@ def formats_with(flag: str) -> list[str]:
 
 
 def titles_of_programs() -> str:
-    """Lists the formats whose files may run code: "OpenVINO, TorchScript and .pt2"."""
+    """Lists the formats whose files can run code: "OpenVINO, TorchScript and .pt2"."""
     *titles, last = [entry.title for entry in EXPORT_FORMATS.values() if entry.runs_code]
     return f"{', '.join(titles)} and {last}"

@@ -1,4 +1,4 @@
-"""Command lines of the dataclasses of `utils.config.settings`: one flag per field."""
+"""Command lines for the dataclasses of `utils.config.settings`: one flag per field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
 
 
 def flag_name(name: str) -> str:
-    """Returns the flag of the field ``name``: ``--batch-size``; ``--from`` for ``from_``, as "from" is a keyword."""
+    """Returns the flag of the field ``name``, such as ``--batch-size``, or ``--from`` for ``from_`` ("from" is a
+    keyword)."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
@@ -27,8 +28,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
     def unknown_message(self, words: Sequence[str]) -> str:
-        """Describes the ``words`` that `parse_known_args` leaves over: each flag with its values, and the closest known
-        flag."""
+        """Describes the ``words`` that `parse_known_args` did not recognize: each flag with its values, and the closest
+        known flag."""
         groups: list[list[str]] = []
         for word in words:
             if word.startswith("-") or not groups:
@@ -47,7 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 
 class ListedChoices(tuple):
-    """Choices that --help lists. argparse accepts any other word, too: `check` refuses it, with all other mistakes."""
+    """Choices that --help lists. argparse accepts any word; `check` reports a wrong one together with other
+    mistakes."""
 
     __slots__ = ()
 
@@ -56,7 +58,7 @@ class ListedChoices(tuple):
 
 
 def int_or_text(word: str) -> int | str:
-    """Converts ``word`` to an integer. Returns other words unchanged: `check` refuses them, with all other mistakes."""
+    """Converts ``word`` to an integer. Returns other words unchanged for `check` to report with the other mistakes."""
     with contextlib.suppress(ValueError):
         return int(word)
     return word
@@ -69,13 +71,13 @@ def float_or_text(word: str) -> float | str:
     return word
 
 
-_JSON_LIST = '["'  # how a word begins that is a list of texts
+_JSON_LIST = '["'  # start of a word that is a JSON list of strings
 _READERS = {int: int_or_text, float: float_or_text, str: str}
 
 
 class _StoreTexts(argparse.Action):
-    """Stores the words after a flag, or the list that a single word holds as JSON: argparse takes a word that begins
-    with "-" for a flag (`words_with_values`)."""
+    """Stores the words after a flag, or the elements of a single word that is a JSON list. `words_with_values` writes
+    JSON for words that begin with "-", which argparse takes for flags."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -88,7 +90,7 @@ class _StoreTexts(argparse.Action):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Leaves out defaults that say nothing: most help texts say what an empty value means."""
+    """Leaves out empty defaults, whose meaning most help texts state."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, "", []) else super()._get_help_string(action)
@@ -96,8 +98,8 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 @functools.cache
 def build_parser(cls: type) -> Parser:
-    """Creates the parser of a command with the settings ``cls``: one flag per field, or an argument without a flag if
-    the field is ``positional``. Booleans have ``--x`` and ``--no-x``."""
+    """Creates the parser of a command with the settings ``cls``: one flag per field, or a positional argument if the
+    field is ``positional``. Booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     arguments = [field for field in fields.values() if field.metadata["positional"]]
     command = command_of(cls)
@@ -123,13 +125,13 @@ def build_parser(cls: type) -> Parser:
 
 
 def required_flags(cls: type) -> list[str]:
-    """Returns the names of the flags without a default. (argparse itself asks for arguments without a flag.)"""
+    """Returns the fields of the flags without a default. (argparse itself requires the positional arguments.)"""
     fields = [field for field in dataclasses.fields(cls) if not field.metadata["positional"]]
     return [field.name for field in fields if default_of(field) is MISSING]
 
 
 def shown_name(field: dataclasses.Field) -> str:
-    """Returns how messages name a setting: its flag, or what --help calls an argument without one."""
+    """Returns the name of a setting in messages: its flag, or a positional argument's name in --help."""
     return field.metadata["positional"] or flag_name(field.name)
 
 
@@ -160,14 +162,14 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
 
 @functools.cache
 def flag_actions(cls: type) -> dict[str, argparse.Action]:
-    """Returns the argparse action of each flag, by every name of the flag."""
+    """Returns the argparse actions by flag, including aliases."""
     actions = build_parser(cls)._option_string_actions
     return {name: action for name, action in actions.items() if action.dest != "help"}
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
-    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds to
-    ``mistakes`` what is wrong."""
+    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors to
+    ``mistakes``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
@@ -185,7 +187,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
 
 
 def flags_of(config: Any) -> list[str]:
-    """Returns the command line that gives the settings ``config``."""
+    """Returns the command line for the settings ``config``."""
     return [word for name, value in changed_settings(config).items() for word in words_of_flag(name, value)]
 
 
@@ -200,7 +202,7 @@ def words_of_flag(name: str, value: Any) -> list[str]:
 
 
 def words_with_values(flag: str, values: Sequence[str]) -> list[str]:
-    """Returns the words of a command line that give a list to ``flag``."""
+    """Returns the words of a command line that pass a list to ``flag``."""
     if not any(value.startswith(("-", _JSON_LIST)) for value in values):
         return [flag, *values]
     if len(values) == 1 and values[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Parses command lines to the dataclasses of `utils.config.settings`."""
+"""Parses command lines into the dataclasses of `utils.config.settings`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from utils.schema import DataclassT
 
 @dataclass(frozen=True)
 class ParsedCommand(Generic[DataclassT]):
-    """A command line."""
+    """A parsed command line."""
 
     config: DataclassT  # its settings
-    explicit_flags: frozenset[str]  # names of the settings that it gives
+    explicit_flags: frozenset[str]  # names of the settings that it sets
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
-    """Parses a command line, also of YOLOv5, or the word of a `settings_file`; None: that of this process. Raises
-    UserError with what to write instead of a mistake."""
+    """Parses a command line, which may use YOLOv5's flags, or the word of a `settings_file`. ``argv`` None means this
+    process's own. Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith(PREFIX):
         config = read_settings_file(cls, Path(argv[0].removeprefix(PREFIX)))
@@ -40,7 +40,7 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     for name in _repeated_fields(cls, words):
         log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
     if log_lines:
-        from utils.logger import log_when_configured  # with logging, which --help does without
+        from utils.logger import log_when_configured  # imports logging, which --help does not need
 
         log_when_configured(*log_lines)
     return ParsedCommand(cls(**values), frozenset(values))
@@ -60,8 +60,7 @@ def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
 
 
 def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and lines for the
-    log."""
+    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and log lines."""
     words = [_with_dashes(word) for word in argv]
     takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
     if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
@@ -70,7 +69,7 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     values = given_values(cls, words, untranslated)
     if not untranslated:
         return words, values, []
-    # There are flags or values of another program, or mistakes. Most runs do not need their table.
+    # The line has another program's flags or values, or mistakes. Most runs do not need the translation table.
     from utils.config.other_programs.command_lines import translate_command_line
 
     words, log_lines = translate_command_line(command_of(cls).name, words, mistakes)
@@ -78,7 +77,7 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
 
 
 def _with_dashes(word: str) -> str:
-    """Writes the flag in ``--batch_size=8`` with dashes; other words stay as they are."""
+    """Writes the flag in ``--batch_size=8`` with dashes; returns other words unchanged."""
     if not word.startswith("--"):
         return word
     flag, separator, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Reads recipes: hyper-parameter files, and ``--set``."""
+"""Reads recipes: hyper-parameter files and ``--set``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from utils.schema import build, suggestion
 def hyperparameters_from(
     path: str, overrides: Sequence[str] = (), lines: list[str] | None = None, *, base: Hyperparameters | None = None
 ) -> Hyperparameters:
-    """Reads the YAML at ``path`` ("": no values) over ``base`` (None: the defaults) and applies `with_overrides`.
-    ``lines`` receives a line for the log that names what has no effect."""
+    """Applies the YAML at ``path`` ("": no values) to ``base`` (None: the defaults), then `with_overrides`. Appends a
+    log line to ``lines`` that names values without effect."""
     values = load_yaml(path) if path else {}
     if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
         values, unused = translate_recipe(values, path)
@@ -29,12 +29,12 @@ def hyperparameters_from(
 
 
 def with_overrides(hyp: Hyperparameters, overrides: Sequence[str]) -> Hyperparameters:
-    """Returns ``hyp`` with each ``key=value`` of ``overrides`` replaced; values are parsed as YAML."""
+    """Returns ``hyp`` with each ``key=value`` of ``overrides`` applied; values are parsed as YAML."""
     return _changed(hyp, dict(map(parse_override, overrides)), "--set")
 
 
 def _changed(hyp: Hyperparameters, values: Any, location: str) -> Hyperparameters:
-    """Returns ``hyp`` with ``values``, which are checked first. Errors begin with ``location``."""
+    """Returns ``hyp`` with ``values`` applied after checking them. Errors begin with ``location``."""
     checked = build(Hyperparameters, values, location, unknown_hyperparameter)
     return dataclasses.replace(hyp, **{k: getattr(checked, k) for k in values or ()})
 
@@ -46,8 +46,8 @@ def read_recipe(
     number of steps: `engine.optim.build.resolve_optimizer`.)
 
     Args:
-        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; what a file leaves out is as with "auto".
-        pretrained, keep_old: whether the run starts from weights, and keeps their classes: what "auto" means.
+        hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; keys that a file lacks are as with "auto".
+        pretrained, keep_old: whether the run starts from weights, and keeps their classes; these determine "auto".
     """
     if keep_old:
         automatic = "keep_old"

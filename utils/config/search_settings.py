@@ -10,7 +10,7 @@ from utils.schema import Bounds
 
 @dataclass(frozen=True, kw_only=True)
 class KfoldConfig(TrainConfig):
-    """The flags of ``python -m tools.kfold``: those of train.py and these."""
+    """The flags of ``python -m tools.kfold``, in addition to those of train.py."""
 
     folds: int = setting(5, Bounds(2), aliases=("--kfold",), help="number of folds")
     groups: str = setting(

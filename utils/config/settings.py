@@ -15,9 +15,9 @@ from utils.config.export_formats import EXPORT_FORMATS, formats_with, titles_of_
 from utils.schema import UNBOUNDED, Bounds
 
 AUTO = "auto"  # the value of --resume that means the folder --project/--name, whether a run is there or not
-FIND_BATCH_SIZE = -1  # the value of --batch-size that asks for the largest that fits
+FIND_BATCH_SIZE = -1  # the value of --batch-size that finds the largest that fits
 ALL_RANKS = -1  # the value of --sync-bn that means the whole run
-MAX_IMGSZ = 65_536  # an image of this size has 12 GiB, and sizes of larger ones may not fit into 64 bits
+MAX_IMGSZ = 65_536  # an image of this size takes 12 GiB, and sizes of larger ones may not fit into 64 bits
 MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
@@ -28,11 +28,11 @@ _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".safetensors")
 OBJECT_TRACKERS = ("bytetrack", "botsort", "cbiou", "ocsort", "sort")
-# What a setting decides about, and so where it may change:
-# "result": what a run computes.
+# What a setting affects, and therefore when it may change:
+# "result": the results of a run.
 # "recipe": sources of hyper-parameters; compared by value.
-# "run": what else a run does, such as its files and when it saves: equal on all ranks, but it may change when a search
-#        or a cross-validation continues.
+# "run": everything else in a run, such as its files and when it saves; equal on all ranks, but it may change when a
+#        search or a cross-validation continues.
 # "machine": how a process does its part; it may differ even between the ranks of a run.
 Scope = Literal["result", "recipe", "run", "machine"]
 # Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
@@ -77,12 +77,12 @@ def setting(
 
     Args:
         default, factory: as in ``dataclasses.field``; with neither, the setting is required.
-        bounds: the allowed values. Text that is printed in a line of the log must have ``is_line``.
+        bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         scope, on_resume: see `Scope` and `OnResume`.
-        is_path: the text may be the path of a file.
-        positional: the setting is an argument without a flag, which --help calls so; "": it is a flag.
+        is_path: the value may be the path of a file.
+        positional: the name in --help of an argument without a flag; "": the setting is a flag.
     """
     metadata = {
         "help": help,
@@ -134,7 +134,7 @@ class Hyperparameters:
     lr0: float | None = setting(None, Bounds(0), help="initial learning rate; null: the default of the optimizer")
     lr_factor: float = setting(1.0, Bounds(0), help="factor on the learning rate, however it was chosen")
     lr_mult: float | None = setting(
-        1.0, Bounds(0), help="learning rate factor of loaded parameters; null: from --epochs and what --weights detect"
+        1.0, Bounds(0), help="learning rate factor of loaded parameters; null: by how well --weights detect the objects"
     )
     lrf: float = setting(0.01, Bounds(0, 1), help="final learning rate as a fraction of lr0")
     momentum: float = setting(0.937, Bounds(0, _MAX_MOMENTUM), help="momentum of SGD and Muon, beta1 of Adam")
@@ -190,7 +190,7 @@ class Hyperparameters:
         help="shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run",
     )
     tile_visibility: float = setting(
-        0.3, Bounds(0, 1), help="with tile in the data set's YAML: ignore objects if a tile shows less than this part"
+        0.3, Bounds(0, 1), help="with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"
     )
     tile_backgrounds: float = setting(
         0.5, Bounds(0), help="maximum number of tiles without objects per epoch, as a multiple of those with objects"
@@ -242,7 +242,7 @@ class DataSettings(_RunConfig):
     )
     single_cls: bool = setting(False, help="treat all classes as one", on_resume="fixed")
     max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of what is labeled cannot be used"
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
     )
     cache_dir: str = setting("", help="folder of index and disk caches; empty: ~/.cache/lockstep", scope="machine")
     device: str = setting(
@@ -297,9 +297,7 @@ class TrainConfig(DataSettings):
         on_resume="fixed",
         is_path=True,
     )
-    teacher: str = setting(
-        "", help="trained, usually larger model whose outputs are targets in addition to the labels", is_path=True
-    )
+    teacher: str = setting("", help="trained, usually larger model whose outputs are additional targets", is_path=True)
     keep_old: bool = setting(
         False,
         help="learn new classes without losing those of --weights, which the data set does not label",
@@ -307,14 +305,14 @@ class TrainConfig(DataSettings):
     )
     hyp: str = setting(
         "auto",
-        help="scratch, finetune, keep_old, demo, debug or a YAML; auto: finetune with --weights, else scratch",
+        help="scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch",
         scope="recipe",
     )
     override: list[str] = setting(
         factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs")
-    time: float = setting(0.0, Bounds(0), help="train for this many hours, for as many epochs as fit; 0: for --epochs")
+    time: float = setting(0.0, Bounds(0), help="train for as many epochs as fit into this many hours; 0: for --epochs")
     batch_size: int = setting(
         16,
         Bounds(1, sentinel=FIND_BATCH_SIZE),
@@ -326,7 +324,7 @@ class TrainConfig(DataSettings):
     resume: str | None = setting(
         None,
         const="",
-        help="resume a checkpoint; without a value: the newest run; auto: the run in --project/--name, or start it",
+        help="resume a checkpoint; without a value: the newest run; auto: start or resume --project/--name",
         scope="run",
         on_resume="current",
     )
@@ -346,12 +344,12 @@ class TrainConfig(DataSettings):
         0.0, Bounds(0, 4), help="weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"
     )
     multi_scale: float = setting(
-        0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by +- this fraction of --imgsz"
+        0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by up to +- this fraction of --imgsz"
     )
     quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
     optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
-    nominal_batch: int = setting(0, Bounds(0), help="images whose gradients a step accumulates; 0: a batch")
+    nominal_batch: int = setting(0, Bounds(0), help="images over which a step accumulates gradients; 0: one batch")
     amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
@@ -452,7 +450,7 @@ class DetectConfig(_DetectionsConfig):
     source: str = setting(help="image, folder, glob, video, .txt list, webcam number, or the URL of an image or stream")
     imgsz: int = setting(0, Bounds(0), aliases=IMGSZ_ALIASES, help="longer image side, pixels; 0: the checkpoint's")
     conf_thres: float | None = setting(
-        None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: that of the best F1, or 0.25"
+        None, Bounds(0, 1), aliases=("--conf",), help="confidence threshold; default: the one with the best F1, or 0.25"
     )
     iou_thres: float | None = setting(
         None, Bounds(0, 1), aliases=("--iou",), help="NMS IoU threshold; default: 0.45, or no NMS for NMS-free models"
@@ -463,7 +461,7 @@ class DetectConfig(_DetectionsConfig):
         None,
         Bounds(choices=OBJECT_TRACKERS),
         const="bytetrack",
-        help="give objects of videos and ordered images ids; by default bytetrack",
+        help="give ids to objects in videos and ordered images; without a value: bytetrack",
     )
     device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")
     save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")

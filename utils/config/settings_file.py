@@ -1,7 +1,7 @@
-"""Hands the settings of a command to a process that this program starts: ``train.py @FILE``.
+"""Passes the settings of a command to a process that this program starts: ``train.py @FILE``.
 
-Flags cannot do that: no flag sets an empty list, and a command line that leaves out what is at its default cannot bring
-a run that continues back to a default.
+Flags cannot do that: no flag sets an empty list, and a command line that omits default values cannot reset a resumed
+run to a default.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MAX_BYTES = 1 << 26
 
 @contextmanager
 def settings_file(config: DataclassInstance) -> Iterator[str]:
-    """Yields the word that gives all settings of ``config`` to a command, during the block. Only this user can read the
-    file: it may name code, such as ``--callbacks``."""
+    """Writes all settings of ``config`` to a file during the block, and yields the word that passes it to a command.
+    Only this user can access the file, because it can name code to run (``--callbacks``)."""
     with temporary_folder(Path(gettempdir(), program_folder_name("settings"))) as folder:
         path = folder / "settings.json"
         path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
@@ -37,7 +37,7 @@ def settings_file(config: DataclassInstance) -> Iterator[str]:
 
 
 def read_settings_file(cls: type[DataclassT], path: Path) -> DataclassT:
-    """Reads a file of `settings_file`. Raises UserError if it is not one."""
+    """Reads a file that `settings_file` wrote. Raises UserError if it is not one."""
     text = read_text(path, _MAX_BYTES)
     try:
         values = json.loads(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from utils.config.settings import IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
 from utils.schema import Bounds
 
-ANNOTATION_FORMATS = (  # that tools.convert reads (tools/convert/formats.py)
+ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
     "cvat",
     "labelbox",
     "labelme",
@@ -66,7 +66,7 @@ class ShardConfig:
     workers: int = setting(8, Bounds(1, 1024), help="threads that read images", scope="machine")
     cache_dir: str = setting("", help="folder of index caches; empty: ~/.cache/lockstep", scope="machine")
     max_bad: float = setting(
-        0.1, Bounds(0, 1), help="stop if more than this fraction of what is labeled cannot be used"
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
     )
 
 

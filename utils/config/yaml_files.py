@@ -1,4 +1,4 @@
-"""Safe loading of YAML files, with limits on size, nesting and aliases, and without repeated keys."""
+"""Loads YAML files safely, with limits on size, nesting and aliases. Repeated keys are errors."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> Any:
-    """Parses a YAML file. Raises UserError naming file and line if it is missing or malformed.
+    """Parses a YAML file. Raises UserError, which names the file and line, if it is missing or malformed.
 
-    ``text_under``: keys of the file whose values are text: numbers in them are returned as they are written, such as
-    "012", which YAML reads as 10.
+    ``text_under``: top-level keys whose values are text. Numbers in them are returned as written, such as "012", which
+    YAML reads as 10.
     """
     try:
         return parse_yaml(read_text(path, max_bytes=MAX_BYTES), text_under=text_under)
@@ -43,7 +43,7 @@ def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
     """Parses YAML like ``yaml.safe_load``, but refuses repeated keys, and uses libyaml, which is ten times faster, if
     PyYAML was built with it. ``text_under``: see `load_yaml`.
 
-    Raises yaml.YAMLError, or RecursionError for text nested more than `MAX_DEPTH` deep, at which libyaml crashes.
+    Raises yaml.YAMLError, or RecursionError for text nested more than `MAX_DEPTH` deep, which could crash libyaml.
     """
     try:
         value = _load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader), text_under)
@@ -54,7 +54,7 @@ def parse_yaml(text: str, *, text_under: frozenset[str] = frozenset()) -> Any:
 
 
 def parse_override(item: str) -> tuple[str, Any]:
-    """Splits ``key=value``, as after ``--set``, and parses the value as YAML. Raises UserError."""
+    """Splits ``key=value``, as in ``--set``, and parses the value as YAML. Raises UserError if either fails."""
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
@@ -77,8 +77,8 @@ def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
 
 
 def _may_be_deep(text: str) -> bool:
-    """Returns whether ``text`` has more than `MAX_DEPTH` marks that can open a level of nesting: brackets, dashes,
-    question marks, and the spaces of an indentation."""
+    """Returns whether ``text`` contains more than `MAX_DEPTH` characters that can open a level of nesting: brackets,
+    dashes, question marks, and the spaces of an indentation."""
     marks = sum(map(text.count, "[{-?"))
     indentation = max(len(row) - len(row.lstrip()) for row in text.split("\n"))
     return marks + indentation > MAX_DEPTH
@@ -97,8 +97,8 @@ def _check_depth(text: str, loader: type) -> None:
 
 
 def _check_value(value: Any) -> None:
-    """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or repeats a part too
-    often (by aliases), text with characters that no file can hold, and integers of more than 64 bits."""
+    """Raises yaml.YAMLError for a value that cannot be written out: one that contains itself or grows too large through
+    aliases, text with characters that no file can hold, and integers of more than 64 bits."""
     pending = [value]
     count = 0
     while pending:
@@ -121,7 +121,7 @@ def _check_value(value: Any) -> None:
 
 
 class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
-    """Refuses repeated keys, of which YAML would silently keep the last, and merges."""
+    """Refuses merges, and repeated keys, which PyYAML would silently resolve to the last one."""
 
     text_under: frozenset[str] = frozenset()  # see `load_yaml`
 
@@ -133,7 +133,7 @@ class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolve
         return super().construct_document(node)
 
     def _keep_numbers_as_text(self, node: yaml.Node) -> None:
-        """Makes text of the numbers in a list, or of the keys and values of a mapping."""
+        """Converts the numbers in a list, or in the keys and values of a mapping, to text."""
         if isinstance(node, yaml.SequenceNode):
             node.value = [self._as_text(item) for item in node.value]
         elif isinstance(node, yaml.MappingNode):
@@ -147,7 +147,8 @@ class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolve
         return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuses merges (``<<``), too: a few lines of them can name more keys than fit into memory."""
+        """Refuses repeated keys, and merges (``<<``): a few lines of these can expand to more keys than memory
+        holds."""
         first_lines: dict[tuple[str, str], int] = {}  # by tag and text of each scalar key
         for key, _ in node.value:
             if key.tag == _MERGE:
@@ -172,7 +173,7 @@ class _StrictConstructor(yaml.constructor.SafeConstructor, yaml.resolver.Resolve
 
 @functools.cache
 def _strict(base: type, text_under: frozenset[str]) -> type:
-    """Creates a `_StrictConstructor` that parses as the safe loader ``base``."""
+    """Creates a `_StrictConstructor` that parses like the safe loader ``base``."""
     return type("Strict", (_StrictConstructor, base), {"text_under": text_under})
 
 

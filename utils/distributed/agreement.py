@@ -1,5 +1,5 @@
-"""Checks that all processes of a run have the same settings, code, model and data. Otherwise collectives hang or mix up
-what they gather, or training ends without an error and with wrong weights."""
+"""Checks that all processes of a run have the same settings, code, model and data. Otherwise collectives would hang or
+mix up the values that they gather, or training would silently produce wrong weights."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from utils.errors import PeerFailure, UserError
 from utils.program_folders import PROJECT
 from utils.strings import rank_list
 
-PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts": of the installed package
+PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts" exists in the installed package only
 _MAX_LISTED_FACTS = 4
 _MAX_SHOWN_CHARACTERS = 60
 
 
 class _Model(Protocol):
-    """A `models.detector.Detector` or a model of an exported file, as far as this module reads it."""
+    """The attributes that this module reads from a `models.detector.Detector` or a model from an exported file."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -35,8 +35,8 @@ class _Model(Protocol):
 
 
 def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> None:
-    """Raises UserError on the first process and PeerFailure on the others if ``facts`` differ between processes. Every
-    process must call this. Facts are JSON-serializable, by their names in messages."""
+    """Raises UserError on rank 0 and PeerFailure on the others if ``facts`` differ between processes. Every process
+    must call this. Facts are JSON-serializable; their keys are their names in messages."""
     facts_by_rank = all_objects(ctx, {name: _shown(value) for name, value in facts.items()})
     differences: list[str] = []
     for name in dict.fromkeys(itertools.chain(*facts_by_rank)):
@@ -56,7 +56,7 @@ def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> Non
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
-    """Raises UserError when the flags, code or torch of processes differ. Called before anything is opened."""
+    """Raises UserError if the processes differ in flags, code or torch version. Called before anything is opened."""
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
@@ -64,7 +64,7 @@ def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -
 
 
 def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterable[Tensor]) -> None:
-    """Raises UserError when the models of processes differ, or the weights ``from_files`` that they have read."""
+    """Raises UserError if the processes differ in their models, or in the weights ``from_files`` that they read."""
     if ctx.world_size == 1:
         return
     facts: dict[str, object] = {"the class names": list(model.names), "the model": model.spec}
@@ -82,7 +82,7 @@ def product_version() -> str:
 
 
 def _shown(value: object) -> str:
-    """Returns the value as text. Long text is shortened to its beginning and a digest."""
+    """Returns the value as text, which is shortened to its beginning and a digest if it is long."""
     text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
     if len(text) <= _MAX_SHOWN_CHARACTERS:
         return text or "empty"
@@ -91,14 +91,14 @@ def _shown(value: object) -> str:
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
-    """Returns the settings that all processes must share. The values of hyper-parameters are compared, not the recipe
-    that they come from."""
+    """Returns the settings that all processes must share. Hyper-parameters are compared by value elsewhere, not by the
+    recipe that they come from."""
     config_type = type(config)
     ignored = names_with(config_type, scope="machine") | names_with(config_type, scope="recipe")
     return {name: value for name, value in asdict(config).items() if name not in ignored}
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Sums the bits as integers, which does not depend on the order of addition."""
+    """Sums the bits as integers, so that the result does not depend on the order of addition."""
     flat = tensor.detach().reshape(-1)
     return int(flat.view(torch.int32 if flat.element_size() == 4 else torch.uint8).sum(dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""The rank and device of this process, a value that is made once and passed on; collectives on objects and arrays."""
+"""The rank and device of this process, created once and passed on, and collectives on objects and arrays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedContext:
-    """One process's position in the run, and the devices that it uses (`utils.distributed.rendezvous.join_run`)."""
+    """A process's position in the run, and the devices that it uses (`utils.distributed.rendezvous.join_run`)."""
 
     rank: int = 0
     local_rank: int = -1  # -1: there is no process group
@@ -34,8 +34,8 @@ class DistributedContext:
     devices: tuple[torch.device, ...]  # more than one only for DataParallel in a single process
     backend: str = ""  # "" when there is no process group
     store: dist.Store | None = field(default=None, repr=False, compare=False)
-    launcher: str = ""  # identifies the torchrun process that started this one; "": none
-    eval_ranks: int = 0  # processes that are not among these, but validate for them
+    launcher: str = ""  # identifies the torchrun process that started this one, or ""
+    eval_ranks: int = 0  # number of processes outside this group that validate for it
     # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
@@ -53,23 +53,23 @@ class DistributedContext:
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> DistributedContext:
-        """Creates the context of a run of one process on one device."""
+        """Creates the context of a single-process run on one device."""
         device = torch.device(device)
         make_current(device)
         return DistributedContext(device=device, devices=(device,))
 
     def close(self) -> None:
         """Leaves the process group."""
-        # If something (such as a DDP model) keeps gloo's threads alive, one may release a tensor while the interpreter
-        # exits, and the process aborts.
+        # If something (such as a DDP model) keeps gloo's threads alive, one of them can release a tensor while the
+        # interpreter exits, which aborts the process.
         if self.is_distributed and dist.is_initialized():
             gc.collect()
             dist.destroy_process_group()
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """Leaves the process group after the block, also after `Stopped`, but not after a failure: an orderly exit
-        would wait for a collective that may be running."""
+        """Leaves the process group after the block, including after `Stopped`, but not after a failure: an orderly exit
+        would wait for a collective that may still be running."""
         try:
             yield
         except Stopped as stop:
@@ -81,11 +81,11 @@ class DistributedContext:
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """Runs the block on the first process of each node, then on the others, which use its results. All leave it
-    together.
+    """Runs the block on the first process of each node, then on the other processes, which use its results. All
+    processes leave the block together.
 
     Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
-    long a leader takes. If one raises, the others raise `PeerFailure`; if one dies, PeerLost.
+    long a leader takes. If a process raises, the others raise `PeerFailure`; if one dies, they raise PeerLost.
     """
     if not ctx.is_distributed:
         yield
@@ -103,7 +103,7 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
 
 
 def gather_arrays(ctx: DistributedContext, arrays: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]] | None:
-    """Gathers every rank's arrays on rank 0, by rank; returns None on other ranks. Lengths may differ between ranks."""
+    """Gathers every rank's arrays on rank 0, in rank order. Returns None on other ranks. Lengths may differ."""
     if not ctx.is_distributed:
         return [arrays]
     gathered: list[Any] | None = [None] * ctx.world_size if ctx.is_main else None
@@ -121,8 +121,8 @@ def broadcast_object(ctx: DistributedContext, value: Any) -> Any:
 
 
 def result_of_main(ctx: DistributedContext, decide: Callable[[], T]) -> T:
-    """Returns what ``decide`` returns on rank 0, which alone calls it, on every rank. If it raises there, the others
-    raise `PeerFailure`."""
+    """Calls ``decide`` on rank 0 only, and returns its result on every rank. If it raises, the other ranks raise
+    `PeerFailure`."""
     results = []
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:
@@ -131,21 +131,21 @@ def result_of_main(ctx: DistributedContext, decide: Callable[[], T]) -> T:
 
 
 def max_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """Returns the largest value of any rank, on every rank. Returns only after all ranks have called it."""
+    """All-reduces ``value`` to its maximum over ranks. Returns only after all ranks have called it."""
     if not ctx.is_distributed:
         return value
-    largest = torch.tensor([value])  # on the CPU, for which every group has gloo
+    largest = torch.tensor([value])  # on the CPU, because every process group has gloo
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 
 def min_over_ranks(ctx: DistributedContext, value: int) -> int:
-    """Returns the smallest value of any rank, on every rank. Returns only after all ranks have called it."""
+    """All-reduces ``value`` to its minimum over ranks. Returns only after all ranks have called it."""
     return -max_over_ranks(ctx, -value)
 
 
 def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
-    """Gathers every rank's value, by rank, on every rank."""
+    """Gathers every rank's value on every rank, in rank order."""
     if not ctx.is_distributed:
         return [value]
     values: list[Any] = [None] * ctx.world_size
@@ -154,6 +154,6 @@ def all_objects(ctx: DistributedContext, value: Any) -> list[Any]:
 
 
 def shard_bounds(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Returns the contiguous shard [start, end) of ``count`` items for a rank. Sizes differ by one at most; a shard of
-    k ranks consists of two of 2k ranks."""
+    """Returns the contiguous shard [start, end) of ``count`` items for a rank. Shard sizes differ by at most one. With
+    2k ranks, each shard of k ranks is split in two."""
     return rank * count // world_size, (rank + 1) * count // world_size

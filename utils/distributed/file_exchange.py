@@ -1,8 +1,8 @@
-"""Reads items that every node needs once in the whole run, and broadcasts them.
+"""Reads items that every node needs only once per run, and broadcasts them.
 
-Each item is read by one of the node leaders, which send each other what they have read, in rounds. Before each round
-they wait at a `StoreBarrier`: its collectives start when all leaders have their items in memory and those of the last
-round on disk, so a slow file system on one node causes no timeout.
+Each item is read by one node leader. In rounds, the leaders broadcast the items that they have read to each other.
+Before each round they wait at a `StoreBarrier`: collectives start only when all leaders hold the round's items in
+memory and have stored those of the previous round, so a slow file system on one node causes no timeout.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import PeerLost, first_line
 from utils.machine.threads import map_ahead
 
-# Bytes that are sent in a round: by all leaders together, and the limits for each of them.
+# Bytes sent per round by all leaders together, and the limits per leader.
 _ROUND_BYTES = 256 << 20
 _MIN_CHUNK_BYTES = 1 << 20
 _MAX_CHUNK_BYTES = 16 << 20
-_OPEN_COST_BYTES = 64 << 10  # bytes that could be read in the time that it takes to open an item
+_OPEN_COST_BYTES = 64 << 10  # bytes that could be read in the time it takes to open an item
 
 
 def assign_readers(sizes: np.ndarray, cached: np.ndarray) -> list[np.ndarray]:
     """Returns the items that each leader reads and sends, ascending, by leader. See `exchange_items` for the arguments.
 
-    An item that all leaders have is not read. An item that some leaders have is read by one of them, from its own
-    disk. The rest are cut into contiguous runs of about equal size.
+    An item that all leaders have is not read. An item that some leaders have is read by one of them, from its local
+    disk. The other items are divided into contiguous runs of about equal size.
     """
     needed = np.flatnonzero(~cached.all(axis=0))
     cost = sizes[needed] + _OPEN_COST_BYTES
     readers = (cached | ~cached.any(axis=0))[:, needed]  # bool (N, n): which leaders may read each
     reader = np.zeros(len(needed), np.int64)
-    for may_read in np.unique(readers, axis=1).T:  # bool (N,): items with the same readers are divided among these
+    for may_read in np.unique(readers, axis=1).T:  # bool (N,): items with the same readers are divided among them
         items = (readers == may_read[:, None]).all(axis=0)
         leaders = np.flatnonzero(may_read)
-        # Where the middle of an item is in the total cost, from 0 to 1, decides which of the equal shares it is in.
+        # The midpoint of an item in the cumulative cost, from 0 to 1, determines its share.
         position = (np.cumsum(cost[items]) - cost[items] / 2) / cost[items].sum()
         share = np.minimum((position * len(leaders)).astype(np.int64), len(leaders) - 1)
         reader[items] = leaders[share]
@@ -55,15 +55,15 @@ def exchange_items(
     group: Subgroup,
     threads: int = 8,
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yields, on every leader, number and bytes of all items that some leader lacks.
+    """Yields, on every leader, the number and bytes of each item that some leader lacks.
 
     Args:
         sizes: bytes of each item, int64 (F,), the same on all leaders.
         cached: whether each leader already has each item, bool (N, F), the same on all leaders.
-        load: returns an item, of its size; called in threads, for the items that this leader reads.
+        load: returns the content of an item; called in threads, for the items that this leader reads.
         barrier: of the leaders, in the order of ``group``.
 
-    Raises PeerLost if a leader is gone, PeerFailure if another leader has failed, and what ``load`` raises.
+    Raises PeerLost if a leader is gone, PeerFailure if another leader failed, and any exception of ``load``.
     """
     chunk_bytes = int(np.clip(_ROUND_BYTES // group.group_size, _MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES))
     shards = assign_readers(sizes, cached)
@@ -82,7 +82,7 @@ def exchange_items(
 
 
 def _batches(items: np.ndarray, sizes: np.ndarray, max_bytes: int) -> Iterator[list[int]]:
-    """Yields ``items`` in lists of at most ``max_bytes``; a larger item is alone."""
+    """Yields ``items`` in lists of at most ``max_bytes``; a larger item gets its own list."""
     batch: list[int] = []
     total = 0
     for item, size in zip(items.tolist(), sizes[items].tolist()):
@@ -97,7 +97,7 @@ def _batches(items: np.ndarray, sizes: np.ndarray, max_bytes: int) -> Iterator[l
 
 
 def _send_round(buffers: list[torch.Tensor], group: Subgroup, barrier: StoreBarrier) -> None:
-    """Broadcasts the buffer of each leader. Raises PeerLost if another node cannot be reached."""
+    """Broadcasts each leader's buffer. Raises PeerLost if another node cannot be reached."""
     if group.group_size == 1:
         return
     try:

@@ -1,5 +1,5 @@
-"""Groups of processes within a run. Every process makes the same groups in the same order, also those to which it does
-not belong. The names, for two nodes of four processes:
+"""Groups of processes within a run. Every process creates the same groups in the same order, including those that it
+does not belong to. The groups for two nodes of four processes:
 
     rank                     0   1   2   3   |   4   5   6   7
     node, local rank         0,0 0,1 0,2 0,3 |   1,0 1,1 1,2 1,3
@@ -33,19 +33,19 @@ class Subgroup:
 
 
 def node_group(ctx: DistributedContext) -> Subgroup:
-    """Returns the group of the processes of this node, on gloo."""
+    """Returns the group of this node's processes, on gloo."""
     return _group_by(ctx, 0)
 
 
 def one_per_node_group(ctx: DistributedContext) -> Subgroup:
-    """Returns the group of the processes that have the local rank of this one, one per node, on gloo; for local rank 0,
-    the node leaders."""
+    """Returns the group of all processes with this process's local rank, one per node, on gloo. For local rank 0, these
+    are the node leaders."""
     return _group_by(ctx, 1)
 
 
 def sync_bn_group(ctx: DistributedContext, size: int) -> dist.ProcessGroup | None:
-    """Returns the group over which ``--sync-bn SIZE`` takes batch statistics: ``SIZE`` consecutive ranks on the run's
-    backend, or None for the whole run (also for size -1)."""
+    """Returns the group over which ``--sync-bn SIZE`` computes batch statistics: ``SIZE`` consecutive ranks on the
+    run's backend, or None for the whole run (including size -1)."""
     if size <= 0 or size == ctx.world_size:
         return None
     return dist.new_subgroups(size, backend=ctx.backend)[0]

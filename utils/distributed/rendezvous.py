@@ -1,7 +1,7 @@
-"""Rendezvous: the processes of a run connect to one store, and make a group. Messages name those that do not join.
+"""Rendezvous: the processes of a run connect to one store and form a process group. Messages name missing processes.
 
-The launcher numbers all processes. With ``--eval-ranks``, the last ones are a group of their own, with ranks of their
-own. For two nodes of three processes and ``--eval-ranks 2``, with three GPUs on each node:
+The launcher numbers all processes. With ``--eval-ranks``, the last ones form a separate group, with ranks from 0. For
+two nodes of three processes and ``--eval-ranks 2``, with three GPUs on each node:
 
     launcher: rank                   0    1    2    |   3    4    5
     launcher: node, local rank       0,0  0,1  0,2  |   1,0  1,1  1,2
@@ -33,9 +33,9 @@ from utils.process.identity import process_identity, this_process
 from utils.process.launch import Launch
 from utils.strings import counted, rank_list
 
-FIRST_LINE_S = 10.0  # time of waiting after which a line is logged
+FIRST_LINE_S = 10.0  # waiting time after which a line is logged
 NEXT_LINES_S = 60.0  # between further lines
-HOSTED_S = 20.0  # a launcher's store runs before the processes do: if it does not answer, the launcher has died
+HOSTED_S = 20.0  # a launcher's store runs before the processes start; if it does not answer, the launcher has died
 UNKNOWN_NAME = (
     "the host name does not resolve here; use an address that all machines reach, or 127.0.0.1 on a single one "
     "(MASTER_ADDR; torchrun --local-addr or --master-addr)"
@@ -46,7 +46,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     """Waits until all processes of the run have joined, and returns its store.
 
     Raises PeerLost if the address cannot be reached or used, or if processes do not join within ``timeout_s``, and
-    UserError if two processes have the same rank.
+    UserError if two processes have the same rank or different world sizes.
     """
     is_host = launch.rank == 0 and not launch.is_hosted
     if not is_host:
@@ -73,8 +73,8 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
 def _generation(store: dist.Store, launch: Launch) -> int:
     """Counts how often torchrun has restarted the processes since the store was created.
 
-    A static rendezvous of torchrun keeps its store, with all keys of previous processes, when it restarts them. (Other
-    kinds make a new store each time, and their torchrun processes count different numbers of restarts.)
+    torchrun's static rendezvous keeps its store, with all keys of previous processes, when it restarts them. (Other
+    kinds create a new store each time, and their torchrun processes count different numbers of restarts.)
     """
     launcher = _launcher_name(launch)
     if not launcher:
@@ -84,7 +84,7 @@ def _generation(store: dist.Store, launch: Launch) -> int:
 
 
 def rendezvous_error(launch: Launch, error: Exception) -> PeerLost:
-    """Converts torch's error about a process group that could not be formed."""
+    """Converts torch's error about a process group that could not be formed to PeerLost."""
     reason = first_line(error)
     hint = "is the port taken? choose another with --master-port" if "EADDRINUSE" in reason else "is it reachable?"
     return PeerLost(f"cannot form the process group at {launch.address}:{launch.port}: {reason}; {hint}")
@@ -116,7 +116,7 @@ def _wait_for_address(launch: Launch, timeout_s: float) -> None:
 
 
 def _unreachable(launch: Launch, error: OSError) -> str:
-    """Explains that nobody answers at the run's address."""
+    """Explains that nothing answers at the run's address."""
     host = launch.launcher if launch.is_hosted else "process 0"
     reason = (error.strerror or str(error)).lower()
     hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
@@ -127,7 +127,7 @@ def _unreachable(launch: Launch, error: OSError) -> str:
 
 
 def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
-    """Returns once every process has joined. Rank 0 logs which ones are missing."""
+    """Returns once every process has joined. Rank 0 logs the missing ones."""
     description = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
         raise UserError(
@@ -152,8 +152,8 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
 def _wait_until(
     is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
 ) -> None:
-    """Returns once ``is_done``. Logs the ``problem`` after ten seconds and then every minute, and raises PeerLost with
-    it after ``timeout_s``."""
+    """Returns once ``is_done()`` is true. Logs ``problem()`` after ten seconds and then every minute, and raises
+    PeerLost with it after ``timeout_s``."""
     started = time.monotonic()
     next_line_s = FIRST_LINE_S
     while not is_done():
@@ -168,7 +168,7 @@ def _wait_until(
 
 
 class _Place(NamedTuple):
-    """The position of a process on its node, among those of its kind."""
+    """The position of a process among the training, or the evaluating, processes of its node."""
 
     local_rank: int
     local_world_size: int
@@ -176,9 +176,9 @@ class _Place(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """The part of a process in its run, and its rank among those with the same part."""
+    """Whether a process trains or evaluates, and its rank among the processes that do the same."""
 
-    is_evaluating: bool  # or it trains
+    is_evaluating: bool  # else it trains
     rank: int
     world_size: int
 
@@ -197,13 +197,14 @@ def join_run(
     """Creates the context of this process, and joins the process group if it was launched as one of several.
 
     Args:
-        launch: what `read_launch` returns.
+        launch: the result of `read_launch`.
         device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
-        eval_ranks: number of the last processes that are a group of their own, with ranks from 0; the groups exchange
+        eval_ranks: the last ``eval_ranks`` processes form a separate group, with ranks from 0. The groups exchange
             messages in the store that `evaluation_store` returns.
-        timeout_s: of collectives.
+        timeout_s: for joining, and of collectives.
 
-    Raises UserError if a device does not exist, or a port is in use.
+    Raises UserError if a device does not exist or processes contradict each other, and PeerLost if the process group
+    cannot be formed, for example because its port is in use.
     """
     if launch is None:
         devices = parse_devices(device)
@@ -234,7 +235,7 @@ def join_run(
 
 
 def _check_eval_ranks(store: dist.Store, launch: Launch, eval_ranks: int) -> None:
-    """Raises UserError if another process of the run has another value of ``--eval-ranks``."""
+    """Raises UserError if another process of the run has a different value of ``--eval-ranks``."""
     first = store.compare_set("eval ranks", "", str(eval_ranks)).decode()
     if first != str(eval_ranks):
         raise UserError(f"process {launch.rank} has --eval-ranks {eval_ranks}, another of this run {first}")
@@ -252,12 +253,12 @@ def _init_process_group(ctx: DistributedContext, launch: Launch, timeout_s: floa
             world_size=ctx.world_size,
             timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:  # errors of torch, and of gloo if another process exits meanwhile
+    except (RuntimeError, ValueError) as error:  # raised by torch, and by gloo if another process exits meanwhile
         raise rendezvous_error(launch, error) from None
 
 
 def evaluation_store(store: dist.Store) -> dist.Store:
-    """Returns the part of the run's store that holds the messages to and from the evaluating processes."""
+    """Returns the part of the run's store for messages to and from the evaluating processes."""
     return dist.PrefixStore("evaluators", store)
 
 
@@ -271,7 +272,7 @@ class _Node(NamedTuple):
 def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Place:
     """Returns the place of this process. Every process of the run must call this.
 
-    Raises UserError on all training processes of a node that has fewer devices than these.
+    Raises UserError on all training processes of a node that has fewer devices than training processes.
     """
     devices = devices_for_ranks(device)
     nodes = _exchange_devices(store, launch, devices)
@@ -281,8 +282,8 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: 
 
 
 def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _Node, eval_ranks: int) -> _Place:
-    """Returns the place of a process that trains, or of any process of a run without ``--eval-ranks``. On a node, GPUs
-    go to these processes first."""
+    """Returns the place of a training process, or of any process of a run without ``--eval-ranks``. These processes get
+    the GPUs of a node first."""
     local_rank = launch.local_rank
     local_world_size = launch.local_world_size
     if eval_ranks:
@@ -302,20 +303,20 @@ def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _No
 def _place_of_evaluator(
     launch: Launch, devices: Sequence[torch.device], nodes: Mapping[int, _Node], eval_ranks: int
 ) -> _Place:
-    """Returns the place of a process that validates for the others. It has a GPU of its own if every node has as many
-    as processes, else it uses the CPU."""
+    """Returns the place of an evaluating process. It gets a GPU of its own if every node has at least as many GPUs as
+    processes; otherwise it uses the CPU."""
     ranks_of_node = nodes[launch.node_rank].ranks
     evaluators = [rank for rank in ranks_of_node if rank >= launch.world_size - eval_ranks]
     local_rank = evaluators.index(launch.rank)
     device = torch.device("cpu")
     if devices and all(len(node.gpus) >= len(node.ranks) for node in nodes.values()):
-        device = devices[ranks_of_node.index(launch.rank) % len(devices)]  # behind those of the training processes
+        device = devices[ranks_of_node.index(launch.rank) % len(devices)]  # after those of the training processes
     return _Place(local_rank, len(evaluators), device)
 
 
 def _exchange_devices(store: dist.Store, launch: Launch, devices: Sequence[torch.device]) -> dict[int, _Node]:
-    """Returns the nodes of the run by their ranks. (A launcher may make different GPUs visible to each process, which
-    then sees fewer than there are processes.)"""
+    """Returns the nodes of the run by node rank. (A launcher may make different GPUs visible to each process, which
+    then sees fewer GPUs than there are processes.)"""
     store.set(f"node/{launch.rank}", json.dumps([launch.node_rank, identities(devices)]))
     values = store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])
     nodes: dict[int, _Node] = {}

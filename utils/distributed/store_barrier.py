@@ -1,7 +1,7 @@
-"""A barrier on the run's key-value store, at which processes wait for each other for as long as it takes.
+"""A barrier on the run's key-value store, at which processes wait for each other without a timeout.
 
-A collective fails after the process group's timeout. If work between collectives may take long (scanning a data set),
-processes wait here before they enter the next one.
+A collective fails after the process group's timeout. If the work between collectives can take long (scanning a data
+set), processes wait here before they enter the next collective.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from utils.errors import ExplainedError, PeerFailure, PeerLost, Stopped, first_l
 from utils.process.identity import has_died, this_process
 
 HEARTBEAT_S = 1.0
-LOST_AFTER_S = 60.0  # a process may hold the interpreter lock for long, e.g. while parsing a large file
+LOST_AFTER_S = 60.0  # a process can hold the interpreter lock for long, e.g. while parsing a large file
 _CHECK_ALIVE_EVERY_S = 0.5
 _LINGER_S = 2.0
 
@@ -27,19 +27,19 @@ _LINGER_S = 2.0
 class StoreBarrier:
     """A context that ``len(names)`` processes enter, inside which they can wait for each other.
 
-    Each part is for one failure of another process:
+    Failures of another process, and the methods that handle them:
 
-    | failure | part | raised where others wait |
+    | failure | handled by | raised where others wait |
     | --- | --- | --- |
     | it raises inside the context | `_report`, `_raise_failure` | PeerFailure with its message, or `Stopped` |
     | the same, while it hosts the store, which ends with it | `_wait_for_readers` | the same |
-    | it is killed, on this machine (no memory) | `_check_alive`: its process id | PeerLost, within a second |
+    | it is killed, on this machine (out of memory) | `_check_alive`: its process id | PeerLost, within a second |
     | it hangs, or its machine is lost | `_check_alive`: heartbeats | PeerLost, after a minute |
     | it hosts the store, and is killed | `_contact` | PeerLost |
 
     Args:
         store: of the run; None if there is a single process, which never waits.
-        title: the same in all processes, and used once in a run.
+        title: the same in all processes, and unique within the run.
         rank: the index of this process in ``names``.
         names: of the processes, for messages.
     """
@@ -74,12 +74,12 @@ class StoreBarrier:
 
     @property
     def _store(self) -> dist.PrefixStore:
-        """The store of a barrier of several processes."""
+        """The store of a barrier for several processes."""
         assert self._prefix_store is not None, "a single process waits for nobody"
         return self._prefix_store
 
     def wait_all(self) -> None:
-        """Returns when every process has called this as often as this one. Raises as the table above says."""
+        """Returns when every process has called this as often as this one. See the table above for errors."""
         if self._prefix_store is None:
             return
         self._rounds += 1
@@ -96,7 +96,7 @@ class StoreBarrier:
             self._store.set(f"key/{key}", "")
 
     def wait(self, key: str, rank: int) -> None:
-        """Returns when a process has `set` ``key``. Watches process ``rank`` meanwhile. Raises as `wait_all` does."""
+        """Returns once a process has `set` ``key``. Watches process ``rank`` meanwhile. Raises as `wait_all` does."""
         with self._contact(rank):
             self._poll(lambda: self._store.check([f"key/{key}"]), rank)
 
@@ -106,7 +106,7 @@ class StoreBarrier:
             self._raise_failure()
 
     def _raise_failure(self) -> NoReturn:
-        """Reads why another process has failed, tells it so (`_wait_for_readers`), and raises."""
+        """Reads why another process failed, acknowledges it (`_wait_for_readers`), and raises."""
         message = self._store.get("failed").decode()
         stop_code = self._value("stopped")
         self._store.add("readers", 1)
@@ -126,7 +126,7 @@ class StoreBarrier:
         """Makes the other processes raise where they wait."""
         is_peer_failure = isinstance(error, PeerFailure)
         if is_peer_failure and self._store.check(["failed"]):
-            return  # the failed process has reported
+            return  # the failed process has already reported
         reason = str(error) if isinstance(error, ExplainedError) else f"{type(error).__name__}: {error}"
         if isinstance(error, Stopped):
             self._store.set("stopped", str(error.code))
@@ -135,7 +135,7 @@ class StoreBarrier:
             self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
-        """Waits a moment until the others have read why this process failed. Those that fail themselves count, too."""
+        """Waits briefly until the others have read why this process failed, or have failed themselves."""
         readers = self._store.add("readers", 1)
         deadline = time.monotonic() + _LINGER_S
         while readers < len(self._names) and time.monotonic() < deadline:
@@ -144,7 +144,7 @@ class StoreBarrier:
 
     @contextmanager
     def _contact(self, rank: int) -> Iterator[None]:
-        """Converts errors of a store that cannot be reached while this process waits for ``rank``."""
+        """Converts errors of an unreachable store while this process waits for ``rank`` to PeerLost."""
         try:
             yield
         except dist.DistError as error:
@@ -160,7 +160,7 @@ class StoreBarrier:
             pause_s = min(2 * pause_s, max_pause_s)
 
     def _check_alive(self, rank: int) -> None:
-        """Raises PeerLost if the process has died, or has sent no heartbeat for long."""
+        """Raises PeerLost if the process has died, or has sent no heartbeat for `LOST_AFTER_S`."""
         now = time.monotonic()
         if now - self._alive_checked_at < _CHECK_ALIVE_EVERY_S:
             return
@@ -168,8 +168,10 @@ class StoreBarrier:
         name = self._names[rank]
         process = self._value(f"{rank}/process").decode()
         if process and has_died(process):
-            self.check()  # it may have said why
-            raise PeerLost(f"{name} (process {process.split()[0]}) died while the others waited for it; enough memory?")
+            self.check()  # it may have reported why
+            raise PeerLost(
+                f"{name} (process {process.split()[0]}) died while the others waited for it; is there enough memory?"
+            )
         beat = self._value(f"{rank}/beat")
         last_beat, seen_at = self._beats.setdefault(rank, (beat, now))
         if beat != last_beat:

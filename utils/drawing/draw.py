@@ -1,4 +1,4 @@
-"""Draws boxes with labels on images, uint8 (H, W, 3) RGB, and encodes these as files."""
+"""Draws boxes with labels on images, uint8 (H, W, 3) RGB, and encodes the images as files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def class_colors(classes: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def _class_color(index: int) -> tuple[int, int, int]:
-    """Returns the color of a class. Hues of successive classes are a golden-ratio turn apart; three shades alternate
-    every eight classes."""
+    """Returns the color of a class. Hues of successive classes are a golden-ratio turn apart; the shade changes every
+    eight classes."""
     saturation, value = ((0.85, 0.95), (0.60, 1.0), (0.95, 0.70))[index // 8 % 3]
     red, green, blue = colorsys.hsv_to_rgb((0.98 + index * GOLDEN_RATIO) % 1.0, saturation, value)
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -45,8 +45,8 @@ def draw_boxes(
     """Draws boxes (n, 4), pixels, on a copy of ``image``, uint8 (H, W, 3) RGB. Earlier boxes are on top of later ones.
 
     Args:
-        labels: n texts in any script; an empty one is not drawn.
-        colors: uint8 (n, 3) RGB, such as `class_colors`; None: one color for all.
+        labels: n strings in any script; empty ones are not drawn.
+        colors: uint8 (n, 3) RGB, such as from `class_colors`; None: one color for all.
         thickness, text_size: pixels; 0: depends on the image size.
     """
     canvas = np.ascontiguousarray(image).copy()
@@ -72,15 +72,15 @@ def draw_boxes(
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:
-    """Writes an RGB image in the format of the path's suffix. Raises UserError if it is too large for the format: a
-    side of a JPEG has at most 65,500 pixels."""
+    """Writes an RGB image in the format of the path's suffix. Raises UserError if it is too large for the format (a
+    JPEG has at most 65,500 pixels per side)."""
     write_whole(path, encode_image(image, Path(path).suffix, path))
 
 
 def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
     """Encodes an RGB image in the format of ``suffix``. Raises UserError about ``path``, as `write_image` does."""
     bgr = np.ascontiguousarray(image[..., ::-1])
-    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # its warnings must not be taken for a decoder's
+    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # keeps its warnings from a decoder's
     if not ok:
         raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
     return encoded.tobytes()

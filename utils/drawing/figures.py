@@ -1,4 +1,4 @@
-"""Figures with axes, drawn by Matplotlib, which is imported when needed, and sheets of images."""
+"""Figures with axes, drawn by Matplotlib (imported on first use), and contact sheets of images."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LABEL_CHARACTERS = 40  # of a name in a figure
+MAX_LABEL_CHARACTERS = 40  # per name in a figure
 MAX_MARKED_POINTS = 30  # points of a line that are marked
 WIDTH = 4.2  # inches of a figure with one chart, without its legend
 HEIGHT = 2.8
-LEGEND_CHARACTERS = 74  # in a row of the legend below a chart
+LEGEND_CHARACTERS = 74  # per row of the legend below a chart
 LEGEND_ROW = 0.18  # inches
 DPI = 140
 LINE_COLORS = (
@@ -66,7 +66,7 @@ class Line:
 
 
 class Mark(NamedTuple):
-    """A vertical line in a chart, with a text beside it."""
+    """A vertical line in a chart, with text beside it."""
 
     x: float
     text: str
@@ -82,7 +82,7 @@ class AxisLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over shared axes, whose ranges are those of the values where they are None."""
+    """Lines over shared axes. A range that is None is fitted to the values."""
 
     title: str
     lines: Sequence[Line]
@@ -90,13 +90,13 @@ class Chart:
     y_label: str
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float | None] | None = None
-    x_is_whole: bool = False  # the x axis has no fractions
+    x_is_whole: bool = False  # whether x axis ticks are integers only
     mark: Mark | None = None
     note: str = ""  # below the title
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Creates a figure of this size in inches, without pyplot, which has global state and needs a display."""
+    """Creates a figure of this size in inches, without pyplot, which keeps global state and may need a display."""
     backend = import_quietly("matplotlib.backends.backend_agg")
     from matplotlib.figure import Figure
 
@@ -106,7 +106,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def picture_of(figure: Figure) -> Picture:
-    """Renders a figure that `new_figure` has created."""
+    """Renders a figure created by `new_figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = figure.canvas
@@ -153,7 +153,7 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
 
 
 def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
-    """Writes the labels, and a ``note`` below the title, and draws the axes as all figures have them."""
+    """Writes the labels, and a ``note`` below the title, and applies the axes style that all figures share."""
     axes.set_xlabel(short_label(labels.x), fontsize=8)
     axes.set_ylabel(short_label(labels.y), fontsize=8)
     axes.set_title(short_label(labels.title), fontsize=9, pad=14 if note else 5)
@@ -184,7 +184,7 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
 def histogram_picture(
     edges: np.ndarray, counts: np.ndarray, labels: AxisLabels, mark: Mark | None = None, note: str = ""
 ) -> Picture:
-    """Draws bars of ``counts`` (K,) between ``edges`` (K + 1,), which are above 0, on an axis of powers of 2."""
+    """Draws bars of ``counts`` (K,) between positive ``edges`` (K + 1,) on a base-2 logarithmic axis."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.bar(edges[:-1], counts, np.diff(edges) * 0.97, align="edge", color=LINE_COLORS[0])
@@ -210,7 +210,7 @@ def heat_picture(counts: np.ndarray, labels: AxisLabels, note: str = "") -> Pict
 
 
 def bars_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
-    """Draws a bar with a text above it for each name."""
+    """Draws a bar with text above it for each name."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
     axes.bar(np.arange(len(names)), values, color=LINE_COLORS[0])
@@ -223,8 +223,8 @@ def bars_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str],
 
 
 def short_label(text: str) -> str:
-    """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollars, which would begin a
-    formula, and puts a space before a first underscore, which would leave the line out of the legend."""
+    """Prepares a name for Matplotlib: shortens it to leave space for the axes, escapes dollar signs, which would begin
+    a formula, and puts a space before a leading underscore, which would hide the line from the legend."""
     if len(text) > MAX_LABEL_CHARACTERS:
         text = f"{text[: MAX_LABEL_CHARACTERS - 1]}…"
     label = text.replace("$", r"\$")

@@ -1,7 +1,7 @@
 """Writes a self-contained HTML page from a Jinja2 template, which is next to the module that fills it in.
 
 The file contains its styles and pictures, and its content security policy forbids requests and scripts. Templates
-escape all text except `Markup`, since class names and paths may contain anything.
+escape all text except `Markup`, because class names and paths can contain anything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 UNKNOWN = "not known"
 FIGURE_PX = 460  # width of a chart in a wide page
-# Control characters but tabs and line breaks, and those that change the direction of text: names of files have any.
+# Control characters except tabs and line feeds, and those that change the text direction; file names can contain any.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _LONG_WORD = re.compile(r"\S{17,}")
 
 
 class HtmlTable(NamedTuple):
-    """A table. ``caption``: what it shows, for screen readers too. Cells: text, or a number, which may be unknown."""
+    """A table. The ``caption`` is also read by screen readers. Cells are text, or numbers, which may be unknown."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str | float | int | None]]
@@ -65,7 +65,7 @@ class Card(NamedTuple):
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here, as most runs write no page
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # imported here because most runs write no page
 
     environment = Environment(
         loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -91,7 +91,8 @@ def write_page(path: str | Path, template: str, title: str, subtitle: str = "", 
 
 
 def embed_image(content: bytes, kind: str, label: str, style: str, width: float) -> Markup:
-    """Embeds a PNG or JPEG file (``kind``) in the page. ``style``: a class of the style sheet; ``width``: pixels."""
+    """Embeds a PNG or JPEG file (``kind``) in the page. ``style`` is a class of the style sheet, ``width`` in
+    pixels."""
     uri = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
     return Markup('<img class="{}" alt="{}" width="{:.0f}" src="{}">').format(style, label, width, uri)
 
@@ -102,15 +103,15 @@ def embed_figure(picture: Picture, label: str) -> Markup:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Formats a number: at most ``digits`` decimals, thousands separated; "–" if it is unknown."""
+    """Formats a number with thousands separators, a float with ``digits`` decimals; "–" if it is unknown."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
 
 
 def breakable(text: str) -> Markup:
-    """Lets lines break after the slashes of a long path and the underscores of a long name; `Markup` is left as it
-    is."""
+    """Allows line breaks after the slashes of a long path and the underscores of a long name. Returns `Markup`
+    unchanged."""
     if isinstance(text, Markup):
         return text
     return Markup(_LONG_WORD.sub(lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), str(escape(text))))

@@ -1,4 +1,4 @@
-"""Writes text in any script on images, uint8 (H, W, 3) RGB, with fonts that are on the machine."""
+"""Writes text in any script on images, uint8 (H, W, 3) RGB, with the fonts of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, background: np.ndarray) -> None:
     """Writes black or white text, whichever contrasts better, on a patch of color ``background`` into ``canvas``.
-    ``xy``: the patch's top-left corner; the patch is moved into the canvas, and cut off if it is larger."""
+    ``xy`` is the patch's top-left corner. The patch is moved into the canvas, and cropped if it is larger."""
     mask = text_mask(text, size)
     height, width = canvas.shape[:2]
     x = int(np.clip(xy[0], 0, max(0, width - mask.shape[1])))
@@ -30,10 +30,10 @@ def write_text(canvas: np.ndarray, text: str, xy: tuple[int, int], size: int, ba
 
 @lru_cache(maxsize=1024)
 def text_mask(text: str, size: int) -> np.ndarray:
-    """Renders one line of text as coverage, uint8 (h, w); the height depends on the font only.
+    """Renders one line of text as coverage, uint8 (h, w). The height depends only on the font.
 
-    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...), or a system font that has all letters of
-    the text; letters that no font has are written as ``<code point>``.
+    The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...), or else a system font that has all
+    letters of the text. Letters that the font lacks are written as ``<code point>``.
     """
     from PIL import Image, ImageDraw
 
@@ -49,8 +49,8 @@ def text_mask(text: str, size: int) -> np.ndarray:
 
 
 def _font_with(text: str) -> str:
-    """Returns the path of a font that has all letters of ``text``: DejaVu Sans, or a system font; DejaVu Sans if none
-    has them; "" for Pillow's built-in font."""
+    """Returns the path of a font that has all letters of ``text``, DejaVu Sans or a system font, or of DejaVu Sans if
+    there is none. Returns "" for Pillow's built-in font if DejaVu Sans is missing."""
     default = _default_font()
     if not default or _has_all(default, text):
         return default
@@ -71,7 +71,7 @@ def _with_code_points(text: str, path: str) -> str:
 
 @lru_cache(maxsize=64)
 def _load(path: str, size: int) -> ImageFont.FreeTypeFont:
-    """Loads a font; "": Pillow's built-in one."""
+    """Loads a font; "" is Pillow's built-in font."""
     from PIL import ImageFont
 
     if path:

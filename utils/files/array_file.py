@@ -1,4 +1,4 @@
-"""Arrays and plain data in one safetensors file with a checksum, opened memory-mapped."""
+"""Stores arrays and plain data in one safetensors file with a checksum, which is memory-mapped when opened."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from safetensors.numpy import save
 
 from utils.files.safe_io import atomic_write, open_descriptor
 
-_KEY = "lockstep"  # of the file's metadata: the checksum and the plain data, as JSON
+_KEY = "lockstep"  # metadata key that holds the checksum and the plain data, as JSON
 
 
 class CacheError(Exception):
-    """The file exists but is not a valid cache file; the message says what is wrong."""
+    """The file exists but is not a valid cache file. The message gives the reason."""
 
 
 def write_arrays(path: Path, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes ``path`` atomically. Raises OSError."""
+    """Writes ``path`` atomically. Raises OSError if that fails."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = save(arrays, {_KEY: json.dumps([_checksum(meta, arrays), meta])})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def _checksum(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> int:
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the metadata, and read-only arrays that are views of the mapped file.
+    """Returns the metadata, and read-only arrays that are views of the memory-mapped file.
 
     Raises CacheError if the file is damaged or has another layout, OSError if it cannot be opened.
     """

@@ -22,8 +22,8 @@ from utils.schema import check
 
 FORMAT = "lockstep"
 VERSION = 1  # of the format
-MAX_PARTS = 2_000_000  # of a checkpoint's content: values, lists and so on
-CHARACTERS_PER_PART = 64  # a longer text counts as several
+MAX_PARTS = 2_000_000  # values, lists and so on in a checkpoint's content
+CHARACTERS_PER_PART = 64  # a longer string counts as several parts
 MAX_TENSORS = 20_000  # in a safetensors file
 MAX_HEADER_BYTES = 16 * 2**20  # of a safetensors file
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -31,8 +31,8 @@ DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 
 class CheckpointContent(TypedDict, total=False):
-    """Types that every reader of a checkpoint may rely on. Files of weights alone have only some of these keys; to
-    resume, `engine.checkpoint.checkpoint.Checkpoint` checks all."""
+    """Types that every reader of a checkpoint can rely on. Weights-only files have only some of these keys; for
+    resuming, `engine.checkpoint.checkpoint.Checkpoint` checks all of them."""
 
     version: int
     program: str
@@ -53,16 +53,16 @@ class CheckpointContent(TypedDict, total=False):
 
 
 def write_checkpoint(content: dict[str, Any], path: str | Path) -> None:
-    """Replaces ``path`` atomically and durably. If that raises OSError (a full disk), the old file is unchanged."""
+    """Replaces ``path`` atomically and durably. If it raises OSError (a full disk), the old file is unchanged."""
     with atomic_write(path, durable=True) as file:
         try:
             torch.save({"format": FORMAT, "version": VERSION, "program": program.VERSION, **content}, file)
-        except RuntimeError as error:  # of torch's zip writer, while it handles the OSError of a failed write
+        except RuntimeError as error:  # raised by torch's zip writer while it handles the OSError of a failed write
             raise error.__context__ or error from None
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint on the CPU, without running code in it. Raises UserError for any other file."""
+    """Reads a checkpoint to the CPU, without running code in it. Raises UserError for any other file."""
     with TorchFile(path) as file:
         return checkpoint_in(file)
 
@@ -75,10 +75,10 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
 
 
 def read_part(path: str | Path, name: str, *, check_sums: bool = True) -> Any:
-    """Returns the part ``name`` of a checkpoint, such as "progress"; None if it has no such part.
+    """Returns the part ``name`` of a checkpoint, such as "progress", or None if it has no such part.
 
-    The tensors of other parts are not kept in memory. Raises UserError for a damaged file and for any other.
-    ``check_sums``: also for damaged tensors of other parts, for which all of the file is read.
+    Tensors of other parts are not kept in memory. Raises UserError if the file is damaged or not a checkpoint. With
+    ``check_sums``, the whole file is read, to detect damaged tensors of other parts too.
     """
     with TorchFile(path) as file:
         if check_sums:
@@ -87,7 +87,7 @@ def read_part(path: str | Path, name: str, *, check_sums: bool = True) -> Any:
 
 
 def _content_of(file: TorchFile) -> dict[Any, Any]:
-    """Returns the content of an open file, with records in place of tensors."""
+    """Returns the content of an open file, with `Record` objects in place of tensors."""
     content = file.content
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{file.path}: not a checkpoint of this program")
@@ -105,10 +105,10 @@ class _FinishedPart(NamedTuple):
 
 
 class _ContentReader:
-    """Puts tensors in place of the records of tensors in the content of a file, or in a part of it.
+    """Replaces records with tensors in a file's content, or in a part of it.
 
-    The number of parts is bounded, and shared parts count each time, since copying or printing writes them out: ten
-    nested lists that each contain the next one ten times are small in the file.
+    The number of parts is bounded. Shared parts count each time, because copying or printing expands them: ten nested
+    lists that each contain the next one ten times are small in the file.
     """
 
     def __init__(self, file: TorchFile) -> None:
@@ -116,7 +116,7 @@ class _ContentReader:
         self._finished: dict[int, _FinishedPart] = {}  # by the identity of a part in the file
 
     def read(self, content: Any) -> Any:
-        """Returns the content with its tensors. Raises UserError for objects that no checkpoint of ours contains."""
+        """Returns the content with its tensors. Raises UserError for objects that our checkpoints never contain."""
         try:
             return self._read(content).part
         except RecursionError:
@@ -128,7 +128,7 @@ class _ContentReader:
         if isinstance(part, str):
             return _FinishedPart(part, 1 + len(part) // CHARACTERS_PER_PART)
         if id(part) not in self._finished:
-            self._finished[id(part)] = _FinishedPart(part, MAX_PARTS + 1)  # until it is finished: it contains itself
+            self._finished[id(part)] = _FinishedPart(part, MAX_PARTS + 1)  # seen only if the part contains itself
             self._finished[id(part)] = self._read_container(part)
         finished = self._finished[id(part)]
         if finished.size > MAX_PARTS:
@@ -166,8 +166,8 @@ def is_safetensors(path: str | Path) -> bool:
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Reads the tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors of
-    types or dimensions that no detector has."""
+    """Returns the tensors by name, on the CPU, and the metadata. Raises UserError for a damaged file, and for tensors
+    whose type or number of dimensions no detector has."""
     if not Path(path).is_file():
         raise UserError(f"{path}: no such checkpoint")
     try:
@@ -186,8 +186,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def _check_header(path: str | Path) -> None:
-    """Raises UserError if a safetensors file lists more tensors than any detector has. Its header is read as the JSON
-    that it is, in which a key can be written in many ways; what is malformed is left to the library."""
+    """Raises UserError if a safetensors file lists more tensors than any detector has. The header is parsed as JSON,
+    not searched, because JSON can spell a key in many ways. Malformed headers are left to the library."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(min(length, MAX_HEADER_BYTES + 1))

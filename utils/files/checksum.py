@@ -13,7 +13,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sha256_of_tree(path: Path) -> str:
-    """Returns the sha256 of a file, or of a folder: of the names of its files, in order, and their checksums."""
+    """Returns the sha256 of a file, or for a folder, of its sorted file names and their checksums."""
     if not path.is_dir():
         return sha256_of(path)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Where a checkpoint's data set is: stored with the checkpoint, and found again after one or both have been moved."""
+"""Stores the location of a checkpoint's data set, and finds it again after one or both have been moved."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from utils.files.paths import normal_path, path_of, relative_name
 
 
 def describe_location(source: str | Path, root: str, folder: str | Path) -> dict[str, str]:
-    """Describes where a data set is, for a checkpoint: absolute paths, and paths relative to the run's ``folder``.
+    """Describes a data set's location for a checkpoint: absolute paths, and paths relative to the run's ``folder``.
 
-    ``source``: the YAML. ``root``: the folder that its entries are relative to, or "".
+    ``source`` is the YAML. ``root`` is the folder that its entries are relative to, or "".
     """
     paths = {"source": str(normal_path(source))}
     if root:
@@ -22,15 +22,14 @@ def describe_location(source: str | Path, root: str, folder: str | Path) -> dict
 
 
 def stored_location(stored: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the entries of `describe_location` that ``stored`` has, without what else a checkpoint says of its
-    data."""
+    """Returns the entries of `describe_location` that are in ``stored``, a checkpoint's description of its data."""
     names = ("source", "root", "source_from_run", "root_from_run")
     return {name: str(stored[name]) for name in names if name in stored}
 
 
 def find_location(stored: Mapping[str, Any], checkpoint: str | Path) -> tuple[str, str]:
-    """Finds the data set's YAML, and the folder that its entries are relative to, that ``checkpoint`` has ``stored``;
-    "" for what it does not have. A path is looked up as it was stored, then relative to the checkpoint's folder."""
+    """Finds the data set's YAML, and the folder that its entries are relative to, as ``stored`` in ``checkpoint``; ""
+    if not stored. A path is looked up as it was stored, then relative to the checkpoint's folder."""
     folder = normal_path(checkpoint).parent
     return _stored_path(stored, "source", folder), _stored_path(stored, "root", folder)
 

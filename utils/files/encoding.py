@@ -1,4 +1,4 @@
-"""Text in other encodings than UTF-8: which one it seems to be, and XML that names its own."""
+"""Text in encodings other than UTF-8: guesses the encoding, and decodes XML that declares its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins with UTF-16's
 )
 _KANA = re.compile("[\u3041-\u30ff]")
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a]")
-_PAIR = re.compile(rb"[\x81-\xfe][\xa1-\xfe]")  # of a character of two bytes
-_BIG5_LAST_COMMON_LEAD = 0xC6  # first byte of the last characters that are in common use
+_PAIR = re.compile(rb"[\x81-\xfe][\xa1-\xfe]")  # a two-byte character
+_BIG5_LAST_COMMON_LEAD = 0xC6  # lead byte of the last characters in common use
 _HANGUL_ONLY = re.compile("[\x00-\x7f\uac00-\ud7a3]*")
 _XML_ENCODING = re.compile(rb"""\s*<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
-# Encodings of several bytes per character, by Python's names, and the codec that reads them: with the additions that
-# files of this name often have. Parsers of XML know none of them.
+# Multibyte encodings by Python's names, and the codec that reads them, which includes the extensions that such files
+# often use. XML parsers support none of them.
 _MULTIBYTE_CODECS = {
     **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
     **dict.fromkeys(("big5", "cp950", "big5hkscs"), "big5hkscs"),
@@ -30,7 +30,7 @@ _MULTIBYTE_CODECS = {
 
 
 class EncodingError(ValueError):
-    """The message says which encoding the text seems to have, and what to do."""
+    """The text is not UTF-8. The message names its probable encoding, and what to do."""
 
 
 def decode_utf8(data: bytes) -> str:
@@ -39,7 +39,7 @@ def decode_utf8(data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise EncodingError(_advice(data, error.start)) from None
-    if "\0" in text and probable_encoding(data) == "UTF-16":  # of ASCII, without a byte order mark
+    if "\0" in text and probable_encoding(data) == "UTF-16":  # ASCII text without a byte order mark
         raise EncodingError(_advice(data, text.index("\0")))
     return text
 
@@ -54,7 +54,7 @@ def encoding_advice(data: bytes) -> str:
 
 
 def decode_loosely(data: bytes) -> str:
-    """Decodes text in any encoding well enough to recognize a kind of file: ASCII in it is right."""
+    """Decodes text in any encoding well enough to recognize the kind of file: its ASCII characters are right."""
     encoding = probable_encoding(data) if b"\0" in data else ""
     try:
         return data.decode(encoding or "utf-8-sig", "replace")
@@ -63,8 +63,8 @@ def decode_loosely(data: bytes) -> str:
 
 
 def decode_xml(data: bytes) -> bytes | str:
-    """Prepares XML for a parser: decodes it if its declaration names an encoding of several bytes per character, else
-    returns ``data`` itself. Raises EncodingError if the content is not in that encoding."""
+    """Prepares XML for a parser: decodes it if it declares a multibyte encoding, else returns ``data`` itself. Raises
+    EncodingError if the content is not in the declared encoding."""
     declared = _XML_ENCODING.match(data)
     if declared is None:
         return data
@@ -79,7 +79,7 @@ def decode_xml(data: bytes) -> bytes | str:
 
 
 def probable_encoding(data: bytes) -> str:
-    """Guesses the encoding of text that is not UTF-8, for messages; "" for data that does not look like text."""
+    """Guesses the encoding of text that is not UTF-8, for messages. Returns "" if the data does not look like text."""
     for mark, name in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return name
@@ -90,7 +90,7 @@ def probable_encoding(data: bytes) -> str:
         return ""
     if _KANA.search(_decoded(sample, "cp932")):
         return "Shift-JIS"
-    if not _PAIR.search(sample):  # letters with accents, between others
+    if not _PAIR.search(sample):  # single accented letters among ASCII
         return "Windows-1252"
     if _decoded(sample, "gb2312"):
         korean = _decoded(sample, "euc_kr")
@@ -101,7 +101,7 @@ def probable_encoding(data: bytes) -> str:
 
 
 def _decoded(sample: bytes, codec: str) -> str:
-    """Decodes ``sample``, which may end within a character. Returns "" if it has another encoding."""
+    """Decodes ``sample``, which may end within a character. Returns "" if it is not in this encoding."""
     try:
         return codecs.getincrementaldecoder(codec)().decode(sample)
     except UnicodeDecodeError:
@@ -118,4 +118,4 @@ def _advice(data: bytes, position: int) -> str:
     if not name:
         return f"not text (byte {position} is not UTF-8)"
     source = name.partition(" ")[0]
-    return f"not UTF-8 but, as it seems, {name}; save it as UTF-8, such as with iconv -f {source} -t UTF-8"
+    return f"not UTF-8 but apparently {name}; save it as UTF-8, such as with iconv -f {source} -t UTF-8"

@@ -1,8 +1,8 @@
-"""Exclusive file locks that end with the process that holds them, however it ends, and name their holder.
+"""Exclusive file locks that name their holder and end with its process, however that ends.
 
-They are BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) is lost when the process closes any
-descriptor of the file. Linux maps flocks on NFS to locks of whole files, so they exclude other machines. Forked
-children close the descriptors of `FileLock`, as they would keep the lock of a killed parent.
+They use BSD's ``flock``, which belongs to the open file. A record lock (``lockf``) would be lost when the process
+closes any descriptor of the file. Linux maps flocks on NFS to whole-file locks, so they exclude other machines. Forked
+children close the descriptors of `FileLock`; otherwise they would keep the lock of a killed parent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _held: set[int] = set()  # descriptors of this process's FileLocks
 
 
 class FileLock:
-    """A lock among all machines that see the file. Where the file system has no locks, `acquire` always succeeds, and
+    """A lock shared by all machines that see the file. If the file system has no locks, `acquire` always succeeds, and
     ``excludes_others`` is False."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.excludes_others = True  # of the last lock that was acquired
+        self.excludes_others = True  # for the last acquired lock
         self._descriptor = -1
 
     def acquire(self, patience_s: float = 0.0) -> str:
@@ -43,7 +43,7 @@ class FileLock:
         return ""
 
     def wait(self, purpose: str) -> FileLock:
-        """Acquires the lock, for a ``with`` statement. While it waits, a warning names ``purpose``."""
+        """Acquires the lock, for a ``with`` statement. If it has to wait, logs a warning that names ``purpose``."""
         holder = self.acquire()
         if holder:
             get_logger().warning("waiting for %s (%s)", purpose, holder)
@@ -51,14 +51,14 @@ class FileLock:
         return self
 
     def __enter__(self) -> FileLock:
-        """Does not acquire the lock; on exit it is released if it was acquired."""
+        """Does not acquire the lock. On exit it is released if it was acquired."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
     def release(self) -> None:
-        """Releases the lock if this process holds it. The file stays."""
+        """Releases the lock if this process holds it. The file is kept."""
         if self._descriptor in _held:  # else this is a child of the holder
             _held.remove(self._descriptor)
             os.close(self._descriptor)

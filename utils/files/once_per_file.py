@@ -1,4 +1,4 @@
-"""Remembers what was read of a file until it changes."""
+"""Caches what was read from a file until the file changes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Content = TypeVar("Content")
 
 
 def once_per_file(read: Callable[[Path], Content]) -> Callable[[Path], Content]:
-    """Decorates a function that reads a large file: it is called again only after the size or time of the file has
-    changed. Its result should be small, and is shared by all callers, who must not change it. Errors are not
-    remembered."""
+    """Decorates a function that reads a large file. It is called again only after the file's inode, size or
+    modification time has changed. Its result should be small, and is shared by all callers, which must not modify it.
+    Errors are not cached."""
     contents: dict[Path, tuple[tuple[int, int, int], Content]] = {}
 
     @functools.wraps(read)
     def remembered(path: Path) -> Content:
         try:
             status = os.stat(path)
-        except OSError:  # `read` says what is wrong
+        except OSError:  # let `read` raise the error
             return read(path)
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
         if path not in contents or contents[path][0] != stamp:

@@ -1,7 +1,7 @@
-"""Paths, and the names of files relative to a folder: `relative_name` and `path_of` are inverses.
+"""Paths, and file names relative to a folder: `relative_name` and `path_of` are inverses.
 
-Both treat paths as text and so keep symbolic links. Therefore `normal_path` removes ``..`` first, in the sense of the
-kernel: behind a symbolic link, ``..`` is the folder above the link's target, not above the link.
+Both treat paths as text and so keep symbolic links. Therefore `normal_path` first resolves ``..`` as the kernel does:
+after a symbolic link, ``..`` is the folder above the link's target, not above the link.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def normal_path(path: str | os.PathLike) -> Path:
-    """Returns the absolute path of the same file without ``..``. Symbolic links stay, except those before a ``..``."""
+    """Returns the absolute path of the same file without ``..``. Keeps symbolic links, except those before a ``..``."""
     path = Path(path).absolute()
     if ".." not in path.parts:
         return path
@@ -27,10 +27,10 @@ def normal_path(path: str | os.PathLike) -> Path:
 
 
 def relative_name(path: str | os.PathLike, root: str | os.PathLike) -> str:
-    """Returns ``path`` relative to the folder ``root``, with ``/``; the result begins with ``..`` if it is outside.
+    """Returns ``path`` relative to the folder ``root``, with ``/``. The result begins with ``..`` if it is outside.
 
-    `path_of` returns the path. No other function may join such a name with its folder: where the folder's path has a
-    symbolic link, the kernel would read the leading ``..`` as another folder.
+    `path_of` is the inverse. No other function may join such a name with its folder: if the folder's path contains a
+    symbolic link, the kernel would resolve the leading ``..`` to another folder.
     """
     path = os.fspath(path)
     root = os.fspath(root)
@@ -47,5 +47,5 @@ def path_of(name: str, root: str | os.PathLike) -> str:
 
 
 def is_inside(path: str | os.PathLike, folder: str | os.PathLike) -> bool:
-    """Returns whether ``path`` is ``folder`` or below it, once all symbolic links are followed."""
+    """Returns whether ``path`` is ``folder`` or below it, after resolving all symbolic links."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))

@@ -1,7 +1,7 @@
 """Reads the pickle of a PyTorch file as data.
 
-`read_program` takes the opcodes one by one; each makes at most one small object. Every class or function that the
-pickle names becomes an inert `Record` when it is called.
+`read_program` interprets the opcodes one by one; each creates at most one small object. A call of any class or function
+that the pickle names becomes an inert `Record`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-MAX_OPCODES = 2_000_000  # each may make an object of a hundred bytes
+MAX_OPCODES = 2_000_000  # each can create an object of a hundred bytes
 MAX_INTEGER_BITS = 128
 
 
@@ -42,14 +42,14 @@ _SETS = [Name(module, kind) for module in ("builtins", "__builtin__") for kind i
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """An object that a pickle creates by calling ``kind`` with ``args``, and the ``state`` that it is then given."""
+    """An object that a pickle creates by calling ``kind`` with ``args``, and the ``state`` set on it afterwards."""
 
     kind: Name
     args: tuple
     state: Any = None
 
     def get(self, key: str) -> Any:
-        """Returns an entry of the state if that is a dict, else None."""
+        """Returns an entry of the state if the state is a dict, else None."""
         return self.state.get(key) if isinstance(self.state, dict) else None
 
     def calls(self, *functions: str) -> bool:
@@ -58,9 +58,9 @@ class Record:
 
 
 def read_program(program: bytes) -> Any:
-    """Runs a pickle program. Returns the object that it describes: dicts, lists (also for sets), tuples, plain values,
-    `Name`, `Storage` and `Record` objects. Raises pickle.UnpicklingError with the reason for anything that torch does
-    not write."""
+    """Interprets a pickle program. Returns the object that it describes, made of dicts, lists (also for sets), tuples,
+    plain values, and `Name`, `Storage` and `Record` objects. Raises pickle.UnpicklingError with the reason for anything
+    that torch does not write."""
     machine = _Machine()
     try:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(program)):
@@ -78,8 +78,8 @@ def read_program(program: bytes) -> Any:
 
 
 class _Machine:
-    """The state of a pickle program. Its methods are opcodes; those that do not fit the state raise any error of
-    malformed data."""
+    """The state of a pickle program. Its methods are opcodes. An opcode that does not fit the state raises one of the
+    errors that `read_program` reports as malformed data."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -154,7 +154,7 @@ class _Machine:
         target = self.stack[-1]
         if isinstance(target, list):
             target.extend(items)
-        elif not isinstance(target, Record):  # of a subclass of list, whose items nobody reads
+        elif not isinstance(target, Record):  # a Record is an instance of a list subclass, whose items are unused
             raise TypeError
 
     def set_item(self, _: object) -> None:
@@ -166,12 +166,12 @@ class _Machine:
         self._add_items(self.pop_to_mark())
 
     def _add_items(self, items: list[Any]) -> None:
-        """Adds keys and values, which alternate, to the dict on the stack."""
+        """Adds alternating keys and values to the dict on the stack."""
         target = self.stack[-1]
-        if isinstance(target, Record):  # of a subclass of dict, whose items nobody reads
+        if isinstance(target, Record):  # an instance of a dict subclass, whose items are unused
             return
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # The hash of a tuple of tuples of tuples can take forever: each may contain the next one twice.
+            # Hashing nested tuples can take forever, because each can contain the next one twice.
             if isinstance(key, tuple) and any(isinstance(part, tuple) for part in key):
                 raise TypeError
             target[key] = value
@@ -191,8 +191,8 @@ class _Machine:
         self.stack.append(self._names.setdefault((module, name), Name(module, name)))
 
     def call(self, _: object) -> None:
-        """Calls a name with a tuple of arguments. Containers are not copied: one of them in a hundred calls could be
-        far larger than the file."""
+        """Calls a name with a tuple of arguments. Containers are not copied: copies of one container in a hundred calls
+        could be far larger than the file."""
         args = self.stack.pop()
         name = self.stack.pop()
         if not isinstance(name, Name) or not isinstance(args, tuple):
@@ -211,7 +211,7 @@ class _Machine:
             self.stack.append(Record(name, args))
 
     def call_with_keywords(self, _: object) -> None:
-        self.stack.pop()  # nobody reads them
+        self.stack.pop()  # the keywords, which are unused
         self.call(None)
 
     def set_state(self, _: object) -> None:
@@ -219,7 +219,7 @@ class _Machine:
         target = self.stack[-1]
         if isinstance(target, Record):
             target.state = state
-        elif not isinstance(target, dict):  # an OrderedDict, whose attributes nobody reads
+        elif not isinstance(target, dict):  # a dict is an OrderedDict, whose attributes are unused
             raise TypeError
 
     def refer(self, _: object) -> None:

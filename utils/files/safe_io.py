@@ -1,7 +1,8 @@
-"""Atomic writes, and opening files only if they are what they should be.
+"""Atomic writes, and reads of regular files only.
 
-A reader of a file that `atomic_write` replaces finds either the old or the new content, also after a crash or on a full
-disk. A pipe blocks whoever opens it, a device has no end, and a file may be far too large.
+A reader of a file that `atomic_write` replaces finds either the old or the new content, even after a crash or on a full
+disk. Reads check the kind and size of a file first: opening a pipe blocks, a device has no end, and a file can be far
+too large.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _FORMULA = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")  # the last four are ful
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """Yields a temporary file that replaces ``path`` when the block ends; if the block raises, ``path`` is unchanged.
+    """Yields a temporary file that replaces ``path`` when the block ends. If the block raises, ``path`` is unchanged.
     An OSError names ``path``, whichever call failed.
 
-    ``durable``: survive a power cut, by fsync of the content, and of the folder if the file system supports it. For
-    what took long to compute, and for files whose existence says that others are complete.
+    ``durable`` makes the file survive a power cut, by fsync of the content, and of the folder if the file system
+    supports it. Use it for content that took long to compute, and for files whose existence marks others as complete.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.urandom(8).hex()}.tmp")  # other nodes may write the same file
@@ -60,8 +61,8 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
 
 
 def remove_half_written(folder: str | Path) -> None:
-    """Removes what a killed process has left of its `atomic_write` in ``folder``. Files that a process is writing are
-    locked, and stay, as do those of other programs."""
+    """Removes temporary files of `atomic_write` that killed processes left in ``folder``. Files that a process is
+    writing are locked, and are kept, as are those of other programs."""
     for path in Path(folder).glob(".*.tmp"):
         if not _TEMPORARY.fullmatch(path.name):
             continue
@@ -72,16 +73,16 @@ def remove_half_written(folder: str | Path) -> None:
 
 
 def write_whole(path: str | Path, content: bytes | str, *, durable: bool = False) -> None:
-    """Replaces ``path`` atomically by ``content``. Text is UTF-8; undecodable bytes of file names are escaped.
+    """Replaces ``path`` atomically with ``content``. Text is UTF-8; undecodable bytes of file names are escaped.
     ``durable``: see `atomic_write`."""
     with atomic_write(path, durable=durable) as file:
         file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
 
 
 def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], *, durable: bool = False) -> None:
-    """Replaces ``path`` atomically by a table whose lines end with LF; text is that of `csv_cell`. ``durable``: see
-    `atomic_write`."""
-    import csv  # not for --help
+    """Replaces ``path`` atomically with a table whose lines end with LF and whose cells are escaped by `csv_cell`.
+    ``durable``: see `atomic_write`."""
+    import csv  # not needed for --help
 
     text = io.StringIO(newline="")
     writer = csv.writer(text)  # with "\n" as its line terminator, it would not quote a "\r" in a cell
@@ -95,8 +96,8 @@ def write_csv(path: str | Path, rows: Iterable[Iterable[Any]], *, durable: bool 
 
 
 def csv_cell(value: Any) -> Any:
-    """Puts an apostrophe before text that spreadsheets would compute as a formula (OWASP, CSV injection). Numbers stay,
-    also as text."""
+    """Prefixes text that spreadsheets would evaluate as a formula with an apostrophe (OWASP, CSV injection). Numbers,
+    including those written as text, are unchanged."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     try:
@@ -119,7 +120,7 @@ def read_regular(path: str | os.PathLike, max_bytes: int | None = None) -> bytes
         if len(data) == status.st_size:
             return data
         parts = [data]
-        while parts[-1]:  # it grows, or is larger than one read returns
+        while parts[-1]:  # the file grows, or is larger than one read returns
             parts.append(os.read(handle, 1 << 24))
         return b"".join(parts)
     finally:
@@ -141,8 +142,8 @@ def read_text(path: str | os.PathLike, max_bytes: int | None = None) -> str:
 
 
 def open_direct(path: str | os.PathLike, flags: int) -> int:
-    """Opens a file of a run; the ``opener`` of `open`. It neither follows a symbolic link, which may lead out of the
-    folder (PermissionError), nor waits for the reader of a pipe."""
+    """Opens a file of a run; an ``opener`` for `open`. It neither follows a symbolic link, which could lead out of the
+    folder, nor waits for the reader of a pipe: both raise PermissionError."""
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -152,9 +153,9 @@ def open_direct(path: str | os.PathLike, flags: int) -> int:
 
 
 def open_below(root: str | os.PathLike, name: str, *, make: bool = False) -> int:
-    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make``: create
-    what is missing. Raises PermissionError for a symbolic link below ``root``: what is written to the folder stays
-    there, also if another user replaces a part of its path."""
+    """Opens the folder ``name`` below ``root`` (or ``root`` itself for "") and returns a descriptor. ``make`` creates
+    missing folders. Raises PermissionError for a symbolic link below ``root``, so that files written to the folder stay
+    there even if another user replaces a part of its path."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     path = Path(root)
     for part in Path(name).parts:

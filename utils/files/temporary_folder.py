@@ -1,4 +1,4 @@
-"""A folder in which files are made before they get their names."""
+"""A folder in which files are written before they are renamed to their final names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from utils.errors import UserError
 
 @contextlib.contextmanager
 def temporary_folder(path: str | Path) -> Iterator[Path]:
-    """Creates a folder next to ``path`` for the block, which only this user can open. Its contents can be renamed to
+    """Creates a folder next to ``path`` during the block, which only this user can open. Its contents can be renamed to
     ``path`` (`replace_path`).
 
-    The folder is locked. Folders that killed processes left behind are removed first; those of other programs stay. If
-    the folder cannot be created, the OSError names ``path``.
+    The folder is locked. Folders that killed processes left behind are removed first; those of other programs are kept.
+    If the folder cannot be created, the OSError names ``path``.
     """
     path = Path(path)
     _remove_left_behind(path)
     try:
         folder, descriptor = _create_locked(path)
-    except OSError as error:  # a read-only disk: the user knows the folder by the other name
+    except OSError as error:  # a read-only disk: the user knows only ``path``
         error.filename = str(path)
         raise
     try:
@@ -38,8 +38,8 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
 
 
 def program_folder_name(purpose: str) -> str:
-    """Returns the name of a `temporary_folder` in the folder for temporary files of the system. It differs between
-    machines: where they share that folder, one may not see the locks of another."""
+    """Returns the name of a `temporary_folder` in the system's folder for temporary files. It differs between machines,
+    because machines that share the system's folder may not see each other's locks."""
     machine = hashlib.blake2b(os.uname().nodename.encode(), digest_size=4).hexdigest()  # names of pods may be long
     return f"lockstep-{purpose}-{machine}"
 
@@ -55,7 +55,7 @@ def _remove_left_behind(path: Path) -> None:
     for folder in path.parent.glob(f"{glob.escape(prefix)}.*.tmp"):
         if not is_ours(folder.name):
             continue
-        with contextlib.suppress(OSError):  # it is in use, a file, or of another user
+        with contextlib.suppress(OSError):  # it is in use, is a file, or belongs to another user
             descriptor = _open(folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -65,12 +65,12 @@ def _remove_left_behind(path: Path) -> None:
 
 
 def _create_locked(path: Path) -> tuple[Path, int]:
-    """Creates a temporary folder of ``path``. Returns it, and the descriptor that holds its lock, if the file system
-    has locks."""
+    """Creates a temporary folder of ``path``. Returns the folder and the descriptor that holds its lock (if the file
+    system has locks)."""
     while True:
         folder = path.with_name(f"{_prefix(path)}.{os.urandom(8).hex()}.tmp")
         folder.mkdir(mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # another process has taken it for one that was left behind
+        with contextlib.suppress(FileNotFoundError):  # another process removed it as left behind
             descriptor = _open(folder)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -84,9 +84,9 @@ def _open(folder: Path) -> int:
 
 
 def replace_path(new: Path, path: Path) -> None:
-    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file is replaced atomically; a
-    folder replaces whatever has its name, which is removed with the temporary folder. Raises UserError if a folder is
-    in the way of a file."""
+    """Renames ``new``, a file or folder in a `temporary_folder`, to ``path``. A file replaces ``path`` atomically. If
+    ``new`` is a folder, an existing ``path`` is first moved to the temporary folder, and removed with it. Raises
+    UserError if a folder is in the way of a file."""
     if new.is_dir() and os.path.lexists(path):
         os.replace(path, new.with_name(f"{new.name}.old"))
     try:

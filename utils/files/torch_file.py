@@ -1,7 +1,7 @@
 """Reads PyTorch files (torch >= 1.6) as data: a zip archive of raw storages and one pickle.
 
-No code in a file is run (`utils.files.pickle_program`), and what it asks for is bounded by its size. Tensors are views
-of the storages, which are entries of the archive.
+No code in a file is run (`utils.files.pickle_program`), and the memory that it can request is bounded by its size.
+Tensors are views of the storages, which are entries of the archive.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ STORAGE_DTYPES = {
 }
 _IS_FOLDER = 0x10  # among an entry's attributes
 _READ_BYTES = 1 << 24
-# What zipfile raises for a damaged archive, or for one that a disk does not deliver.
+# Errors that zipfile raises for an archive that is damaged, or that the disk fails to read.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError, ValueError)
 
 
 class TorchFile:
-    """A PyTorch file, opened for reading data only: a context manager. Raises UserError, beginning with the path, for
+    """A context manager that opens a PyTorch file for reading data only. Raises UserError, beginning with the path, for
     other files and for contradictions in the file."""
 
     def __init__(self, path: str | Path) -> None:
@@ -71,7 +71,7 @@ class TorchFile:
         self._file.close()
 
     def check_sums(self) -> None:
-        """Raises UserError if the checksum of an entry is wrong, also of one that nothing refers to."""
+        """Raises UserError if the checksum of any entry is wrong, even if nothing refers to the entry."""
         try:
             wrong = self._zip.testzip()
         except _ZIP_ERRORS as error:
@@ -81,8 +81,8 @@ class TorchFile:
             raise UserError(f"{self.path}: damaged checkpoint (the checksum of its entry {wrong[:100]} is wrong)")
 
     def view(self, value: Any) -> Tensor | None:
-        """Returns the tensor of a record as a view of its storage, or None for other values. The tensors of a file may
-        not be far larger than the file."""
+        """Returns the tensor of a record as a view of its storage, or None for other values. Raises UserError if the
+        file's tensors are far larger than the file."""
         if isinstance(value, Record) and value.calls("_rebuild_parameter", "_rebuild_parameter_with_state"):
             value = value.args[0] if value.args else None
         if not isinstance(value, Record):
@@ -101,7 +101,7 @@ class TorchFile:
             flat = self._bytes_of(storage.key).view(STORAGE_DTYPES[storage.kind])
             view = flat.as_strided(size, stride, offset).detach()  # torch checks that it is within the storage
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OverflowError):
-            raise self.refuse("a tensor does not match the data that is there") from None
+            raise self.refuse("a tensor does not match the stored data") from None
         self._allowance -= max(view.element_size(), 4) * view.numel()
         if self._allowance < 0:
             raise self.refuse("its tensors declare far more data than the file has")
@@ -111,7 +111,7 @@ class TorchFile:
         return UserError(f"{self.path}: refused: {reason}")
 
     def _bytes_of(self, key: str) -> Tensor:
-        """Reads the bytes of a storage, uint8, once: many tensors may be views of them."""
+        """Reads the bytes of a storage, uint8, once, because many tensors can be views of it."""
         if key not in self._storages:
             entry = self._entries[f"{self._folder}data/{key}"]
             content = torch.empty(entry.file_size, dtype=torch.uint8, device="cpu")
@@ -154,7 +154,8 @@ class TorchFile:
 
 
 def open_checkpoint(path: str | Path) -> BinaryIO:
-    """Opens a checkpoint once for all that is read of it, since a training process may replace the file meanwhile."""
+    """Opens a checkpoint, once for everything that is read from it: a training process may replace the file
+    meanwhile."""
     try:
         return open_regular(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -165,12 +166,12 @@ def open_checkpoint(path: str | Path) -> BinaryIO:
 
 
 def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
-    """Opens the zip archive in the file of `open_checkpoint`, which the caller closes. PyTorch stores entries
+    """Opens the zip archive in a file from `open_checkpoint`, which the caller closes. PyTorch stores entries
     uncompressed, so together they cannot exceed the file. Raises UserError for anything else."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        # zipfile raises BadZipFile also if reading fails.
+        # zipfile also raises BadZipFile if reading fails.
         raise_if_limit(error if isinstance(error, OSError) else error.__context__ or error, path)
         raise UserError(f"{path}: truncated, or not a PyTorch checkpoint (zip format, torch >= 1.6)") from None
     reason = _contradiction(archive.infolist(), os.fstat(file.fileno()).st_size)
@@ -180,7 +181,7 @@ def open_zip(file: BinaryIO, path: str | Path) -> zipfile.ZipFile:
 
 
 def _contradiction(entries: list[zipfile.ZipInfo], file_bytes: int) -> str:
-    """Returns what the ``entries`` of an archive of ``file_bytes`` have that PyTorch does not write; "" if nothing."""
+    """Returns the property of ``entries``, in an archive of ``file_bytes``, that PyTorch never writes, or ""."""
     if any(e.compress_type != zipfile.ZIP_STORED or e.file_size != e.compress_size for e in entries):
         return "its entries are compressed, but PyTorch's never are"
     if any(not e.filename or e.is_dir() or e.external_attr & _IS_FOLDER for e in entries):  # torch reads nothing

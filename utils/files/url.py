@@ -1,4 +1,4 @@
-"""Reads from URLs that the user names. Nothing else in the program opens a connection."""
+"""Reads from URLs that the user names. The program sends HTTP requests only from here."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def is_http(url: str) -> bool:
 
 
 def without_login(url: str) -> str:
-    """Removes user and password from a URL: they do not belong in logs, file names and results."""
+    """Removes user and password from a URL, to keep them out of logs, file names and results."""
     return re.sub("(?<=://)[^/?#]*@", "", url)
 
 
 def url_path(url: str) -> str:
-    """Returns the unquoted path of the file in ``url``: ``photos/a b.jpg`` for ``https://host/photos/a%20b.jpg?v=2``."""
+    """Returns the unquoted path of the file in ``url``: ``photos/a b.jpg`` for
+    ``https://host/photos/a%20b.jpg?v=2``."""
     return urllib.parse.unquote(re.split("[?#]", url.partition("://")[2])[0].partition("/")[2])
 
 
 def open_url(url: str) -> http.client.HTTPResponse:
     """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
-    authentication, but not to another host that a redirect names. Raises one of `NETWORK_ERRORS`."""
+    authentication, but not to another host after a redirect. Raises one of `NETWORK_ERRORS` on failure."""
     address = urllib.parse.quote(without_login(url), safe=_RESERVED)
     request = urllib.request.Request(address, headers={"User-Agent": "lockstep"})
     login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
@@ -46,7 +47,7 @@ def open_url(url: str) -> http.client.HTTPResponse:
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, and sends the login again to the host that it is for."""
+    """Follows redirects, and sends the login again if the host is the same."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -59,8 +60,8 @@ class _RedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _is_same_host(url: str, redirected: str) -> bool:
-    """Returns whether a login for ``url`` may be sent to ``redirected``: to the same host and port, and encrypted if
-    it was."""
+    """Returns whether a login for ``url`` may be sent to ``redirected``, which must have the same host and port, and be
+    encrypted if ``url`` is."""
     source = urllib.parse.urlsplit(url)
     target = urllib.parse.urlsplit(redirected)
     return source.netloc == target.netloc and (target.scheme == source.scheme or target.scheme == "https")

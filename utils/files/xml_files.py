@@ -1,4 +1,4 @@
-"""Parses XML that may come from anybody: entities are refused, and encodings that expat does not know are read."""
+"""Parses untrusted XML: refuses entities, and reads encodings that expat does not support."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINE = "line"  # attribute of elements: the line where they begin, which Element
 
 
 class XmlError(ValueError):
-    """XML that cannot be read; the message begins with the line number."""
+    """XML that cannot be read. The message begins with the line number."""
 
     def __init__(self, reason: str, line: int) -> None:
         super().__init__(f"{line}: {reason}")
@@ -28,7 +28,7 @@ def parse_xml(data: bytes) -> ElementTree.Element:
         builder.start(tag, {**attributes, LINE: str(parser.CurrentLineNumber)})
 
     def refuse(name: str, *_: object) -> None:
-        """Entities can include other files or expand to gigabytes."""
+        """Refuses an entity, which could include other files or expand to gigabytes."""
         raise XmlError(f"declares the entity '{name}'", parser.CurrentLineNumber)
 
     parser.buffer_text = True

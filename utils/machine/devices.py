@@ -1,4 +1,4 @@
-"""Parses ``--device``, and chooses the autocast type of a device (``--amp``)."""
+"""Parses ``--device``, and chooses a device's autocast dtype (``--amp``)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make_current(device: torch.device) -> None:
-    """Makes a GPU the default of CUDA events, streams and pinned copies."""
+    """Makes a GPU the current device of CUDA events, streams and pinned copies."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
-    """Parses ``--device``; only CUDA devices can be several. Raises UserError for devices that do not exist."""
+    """Parses ``--device``, which may list several CUDA devices. Raises UserError for devices that do not exist."""
     name = device.strip().lower().replace("cuda:", "")
     if not name and not torch.cuda.is_available():
         name = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -44,7 +44,7 @@ def parse_devices(device: str) -> tuple[torch.device, ...]:
 
 
 def devices_for_ranks(device: str) -> tuple[torch.device, ...]:
-    """Returns the visible GPUs, one of which this process uses; empty if processes run on the CPU."""
+    """Returns the visible GPUs, one of which this process uses, or an empty tuple if processes run on the CPU."""
     name = device.strip().lower()
     if name == "cpu" or (name == "" and not torch.cuda.is_available()):
         return ()
@@ -62,10 +62,10 @@ def identities(devices: Sequence[torch.device]) -> list[str]:
 
 
 def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
-    """Returns the autocast type that ``--amp`` asks for, or None for float32.
+    """Returns the autocast dtype for ``--amp``, or None for float32.
 
-    ``auto`` takes bfloat16 where the device computes in it: CUDA devices since Ampere, CPUs with AVX512-BF16 or AMX.
-    Older CUDA devices get float16 with a loss scaler.
+    ``auto`` selects bfloat16 if the device supports it natively: CUDA devices since Ampere, and CPUs with AVX512-BF16
+    or AMX. Older CUDA devices get float16 with a gradient scaler.
     """
     if choice == "off":
         return None

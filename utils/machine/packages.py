@@ -1,4 +1,4 @@
-"""Imports packages without telemetry and without what they log meanwhile; optional ones may be missing."""
+"""Imports packages with their telemetry off and without their import-time warnings; explains missing packages."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ PACKAGES = {  # packages whose module has another name
     "litert_torch": "litert-torch",
     "yaml": "PyYAML",
 }
-_REQUIREMENTS = {"ray": '"ray[default,train]"'}  # of packages with extras
-# By package: variables that it reads when it is imported, with values for which it opens no connection on its own.
+_REQUIREMENTS = {"ray": '"ray[default,train]"'}  # for packages with extras
+# By package: environment variables read at import, with values that stop the package from opening connections.
 _NO_TELEMETRY = {
-    "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},  # else it looks for a newer version
+    "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},  # otherwise it looks for a newer version
     "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
     "onnxruntime": {"ORT_DISABLE_TELEMETRY": "1"},
     "ray": {"RAY_USAGE_STATS_ENABLED": "0"},
     "wandb": {"WANDB_ERROR_REPORTING": "false"},
 }
-_REPORTING_PACKAGES = {"openvino": "openvino_telemetry"}  # reports imports and conversions if it can be imported
+_REPORTING_PACKAGES = {"openvino": "openvino_telemetry"}  # would report imports and conversions
 
 
 def require_installed(modules: Iterable[str], purpose: str, alternative: str) -> None:
-    """Reports missing packages before the work starts. Does not import them.
+    """Checks, before work starts, that packages are installed. Does not import them.
 
-    Raises UserError, which says that ``purpose`` needs the packages, and what to do instead of installing them.
+    Raises UserError, which states that ``purpose`` needs the missing packages, and the ``alternative`` to installing
+    them.
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if len(missing) == 1:
@@ -51,9 +52,9 @@ def require_installed(modules: Iterable[str], purpose: str, alternative: str) ->
 
 
 def require_package(module: str, purpose: str, alternative: str) -> ModuleType:
-    """Imports an optional package with its telemetry off, unless the user's environment turns it on. Returns it.
+    """Imports and returns an optional package with its telemetry off, unless the user's environment turns it on.
 
-    Raises UserError, which says that ``purpose`` needs the package, and what to do instead of installing it.
+    Raises UserError, which states that ``purpose`` needs the package, and the ``alternative`` to installing it.
     """
     try:
         with _without_telemetry(module):
@@ -65,8 +66,8 @@ def require_package(module: str, purpose: str, alternative: str) -> ModuleType:
 
 
 def import_quietly(name: str) -> ModuleType:
-    """Imports a module without the warnings that its package logs meanwhile: Matplotlib's about a home folder that it
-    cannot write to, and about its list of fonts. Raises what the import raises."""
+    """Imports a module and suppresses the warnings that its package logs meanwhile, such as Matplotlib's about a
+    read-only home folder and its font list. Errors of the import propagate."""
     logger = logging.getLogger(name.partition(".")[0])
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -82,7 +83,7 @@ def _missing_package(module: str, reason: str, purpose: str, alternative: str) -
 
 
 def _requirement(module: str) -> str:
-    """Returns what to install with pip, with the extras that are used."""
+    """Returns the requirement for pip, with the extras in use."""
     return _REQUIREMENTS.get(module) or PACKAGES.get(module, module)
 
 
@@ -95,7 +96,7 @@ def _without_telemetry(module: str) -> Iterator[None]:
     if reporter is None or reporter in sys.modules:
         yield
         return
-    # Python raises ImportError for a module that is None here; the annotation of sys.modules does not know it.
+    # Python raises ImportError for a module that is None here; the annotation of sys.modules does not allow None.
     sys.modules[reporter] = cast(ModuleType, None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The cores, the memory and the disk that this process may use, and whether its CPU multiplies bfloat16."""
+"""The cores, memory and disk space that this process may use, and whether its CPU multiplies bfloat16 natively."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from utils.errors import UserError
 
-USABLE_DISK_FRACTION = 0.98  # of the free space of a disk
+USABLE_DISK_FRACTION = 0.98  # of a disk's free space
 PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
 _GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Counts the cores that this process may use, at least 1: its CPU affinity, limited by the CPU quotas of its
-    control group (``docker --cpus``, a batch system), rounded down. ``root`` contains /proc and /sys."""
+    """Counts the cores that this process may use: its CPU affinity, limited by the CPU quotas of its control group
+    (``docker --cpus``, a batch system), rounded down, but at least 1. ``root`` contains /proc and /sys."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min([allowed, *map(int, _quotas(root))]), 1)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yields the CPU quotas, in cores, of this process's control groups and of their parents."""
+    """Yields the CPU quotas, in cores, of this process's control groups and their parents."""
     for folder in _control_groups(root):
         with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
             quota, period = map(int, (folder / "cpu.max").read_text(encoding="utf-8").split())
@@ -33,14 +33,14 @@ def _quotas(root: Path) -> Iterator[float]:
         with contextlib.suppress(OSError, ValueError):
             quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
             period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
-            if quota > 0:  # -1: none
+            if quota > 0:  # -1 means no quota
                 yield quota / period
 
 
 def _control_groups(root: Path, controller: str = "") -> Iterator[Path]:
-    """Yields the folders of this process's control group and of its parents: those of version 2, or of a
-    ``controller`` of version 1. They need not exist: a container may see its own group as the root of all, whatever its
-    name in /proc is. Then only that root exists."""
+    """Yields the folders of this process's control group and its parents, for cgroup v2, or for a v1 ``controller``.
+    They need not exist: in a container that sees its own group as the root, whatever its name in /proc, only the root
+    does."""
     mount = root / "sys/fs/cgroup" / controller
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -51,8 +51,8 @@ def _control_groups(root: Path, controller: str = "") -> Iterator[Path]:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Returns the bytes that this process can still allocate, by the system and its control groups; ``sys.maxsize`` if
-    unknown. ``root`` contains /proc and /sys."""
+    """Returns the bytes that this process can still allocate within the limits of the system and its control groups, or
+    ``sys.maxsize`` if unknown. ``root`` contains /proc and /sys."""
     return max(min([sys.maxsize, *_free_in_system(root), *_free_in_groups(root)]), 0)
 
 
@@ -62,8 +62,8 @@ def _free_in_system(root: Path) -> Iterator[int]:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """Yields what the limit of each control group leaves. The kernel counts the cache of files that were read as used
-    memory, but takes back its inactive part before it refuses any."""
+    """Yields the bytes left below each control group's limit. The kernel counts the page cache as used memory, but
+    reclaims its inactive part before it refuses an allocation."""
     versions = (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -77,8 +77,8 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _named_number(path: Path, name: str) -> int:
-    """Returns the number after the word ``name`` in a file with one of both in each line. Raises OSError, LookupError
-    if there is no such word, or ValueError."""
+    """Returns the number after ``name`` in a file of lines with a name and a number. Raises OSError or ValueError, or
+    LookupError if there is no such name."""
     for line in path.read_text(encoding="utf-8").splitlines():
         words = line.split()
         if words and words[0] == name:
@@ -87,12 +87,13 @@ def _named_number(path: Path, name: str) -> int:
 
 
 def check_processes(spawn: int, device: str, *, threads: int | None = None) -> None:
-    """Raises UserError if ``--spawn`` starts more processes than the machine has cores (unless they may use a GPU) or
-    memory for. Call it before torch is imported, which alone fills the memory if there are too many.
+    """Raises UserError if ``--spawn`` would start more processes than there are cores (unless they may use a GPU) or
+    than fit into memory. Call it before torch is imported, which alone can fill the memory if there are too many
+    processes.
 
     Args:
         device: the value of `--device`.
-        threads: of each process, by which users show that they know the cores; 0: not given; None: there is no flag.
+        threads: the value of `--threads`, with which users accept sharing cores; 0: not given; None: no such flag.
     """
     cores = available_cores()
     free = available_memory()
@@ -109,7 +110,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
 
 
 def _may_have_gpu(device: str) -> bool:
-    """Returns whether a process with this ``--device`` may find a GPU, as far as the system's files tell."""
+    """Returns whether a process with this ``--device`` may find a GPU, judging by the system's device files."""
     if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))
@@ -123,11 +124,11 @@ _MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC
 
 
 def keep_freed_memory() -> None:
-    """Makes this process and its children reuse freed memory instead of returning it to the system, unless the user has
+    """Makes this process and its forks reuse freed memory instead of returning it to the system, unless the user has
     set malloc's environment variables.
 
-    By default, glibc returns large blocks. A training step on a CPU frees all its feature maps, and the 20,000 page
-    faults of the next step took 15 % of its time (benchmarks/LOG.md).
+    By default, glibc returns large blocks to the system. A training step on a CPU frees all its feature maps, and the
+    20,000 page faults of the next step took 15 % of its time (benchmarks/LOG.md).
     """
     if any(name in os.environ for name in _MALLOC_VARIABLES):
         return
@@ -139,10 +140,10 @@ def keep_freed_memory() -> None:
 
 
 def cpu_multiplies_bf16() -> bool:
-    """Returns whether the CPU has matrix instructions for bfloat16; without them it is emulated, many times slower.
+    """Returns whether the CPU has matrix instructions for bfloat16. Without them it is emulated, many times slower.
 
-    Not timed at start-up: with another busy process, timings went either way (0.5 to 2.0 times float32 in five tries),
-    and the same command must give the same run.
+    This is not measured at start-up: beside another busy process, timings went either way (0.5 to 2.0 times float32 in
+    five tries), and the same command must give the same run.
     """
     import torch
 

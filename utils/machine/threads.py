@@ -22,8 +22,8 @@ class _End(Enum):
 
 
 class ReadAheadLimit:
-    """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if these would take more
-    than `AHEAD_BYTES`; none before the first image."""
+    """Limits how many images one stage of work may be ahead of the next: ``count``, or fewer if they would take more
+    than `AHEAD_BYTES`, and 0 before the first image, whose size is not known yet."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -43,9 +43,9 @@ def map_ahead(
 ) -> Generator[R, None, None]:
     """Maps in ``threads`` threads, in order, with at most ``ahead()`` pending results (default: two per thread).
 
-    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item starts: a
-    file is not continued behind a part that could not be written. If ``items`` raises one, it is raised after the
-    results of the items before it.
+    If ``function`` raises an exception, it is raised in place of the result, and no call for a later item starts, so
+    that a file is not continued after a part that could not be written. If ``items`` raises an exception, it is raised
+    after the results of the items before it.
     """
     threads = max(threads, 1)
     calls = _OrderedCalls(function, threads)
@@ -64,21 +64,21 @@ def map_ahead(
             waiting.append(calls.submit(item))
             while len(waiting) > (2 * threads if ahead is None else ahead()):
                 yield waiting.popleft().result()
-        while waiting:  # of a call that has failed, the result is its exception; it comes before cancelled ones
+        while waiting:  # a failed call raises its exception here, before any cancelled ones
             yield waiting.popleft().result()
     if error_of_items is not None:
         raise error_of_items
 
 
 class _OrderedCalls(Generic[T, R]):
-    """Calls a function in threads. Once a call has raised, no later one starts; at the end of the block, those that
+    """Calls a function in threads. Once a call has raised, no later call starts. At the end of the block, calls that
     have not started are cancelled."""
 
     def __init__(self, function: Callable[[T], R], threads: int) -> None:
         self._function = function
         self._pool = ThreadPoolExecutor(threads)
         self._num_submitted = 0
-        self._failed: list[int] = []  # numbers of the calls that have raised
+        self._failed: list[int] = []  # numbers of the calls that raised
 
     def __enter__(self) -> _OrderedCalls[T, R]:
         return self
@@ -96,7 +96,7 @@ class _OrderedCalls(Generic[T, R]):
         return self._pool.submit(self._call, number, item)
 
     def _call(self, number: int, item: T) -> R:
-        if self._failed and number > min(self._failed):  # an earlier one may still start, as another thread was faster
+        if self._failed and number > min(self._failed):  # an earlier call may still start
             raise CancelledError
         try:
             return self._function(item)
@@ -106,7 +106,7 @@ class _OrderedCalls(Generic[T, R]):
 
 
 def iterate_ahead(items: Generator[T, None, None], ahead: Callable[[], int]) -> Generator[T, None, None]:
-    """Yields ``items``, which another thread computes, with at most ``ahead()`` pending ones. Closes them at the
+    """Yields ``items``, computed by another thread with at most ``ahead()`` pending ones. Closes the generator at the
     end."""
     computed = map_ahead(lambda _: next(items, _End.END), itertools.repeat(None), threads=1, ahead=ahead)
     with contextlib.closing(items), contextlib.closing(computed):

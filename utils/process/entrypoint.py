@@ -1,6 +1,6 @@
 """Runs entry scripts, which end with one line for a user error, and with a traceback only for a bug.
 
-docs/architecture.md ("How a process ends") shows what else takes part: signals, several processes, standard output.
+docs/architecture.md ("How a process ends") shows the other parts: signals, several processes, standard output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
-NEW_OBJECTS_PER_COLLECTION = 10_000  # of Python's garbage collector, which by default runs every 700
+NEW_OBJECTS_PER_COLLECTION = 10_000  # threshold of Python's garbage collector, 700 by default
 PEER_GRACE_S = 2.0
 
 # Errors of the file system that the user can resolve.
@@ -37,11 +37,11 @@ _REFUSED = frozenset(
 
 
 def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> None:
-    """Runs ``main(argv)``. Returns if it succeeds, else exits as `_ENDINGS` says, with a code of
+    """Runs ``main(argv)``. Returns if it succeeds, else exits according to `_ENDINGS`, with a code from
     `utils.process.exit_codes`.
 
-    A command whose output cannot be written completes its work; then it exits with 141 if the reader of the output is
-    gone, else with 2 and a line.
+    A command whose output cannot be written completes its work. It then exits with 141 if the reader of the output is
+    gone, else with 2 and an error line.
     """
     _prepare_process()
     try:
@@ -51,59 +51,59 @@ def run_main(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] |
 
 
 def _run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> None:
-    """Runs ``main(argv)``, and raises an error if its output could not be written."""
+    """Runs ``main(argv)``. Raises an error if its output could not be written."""
     raise_on_interrupt()
     try:
         main(argv)
-    except SystemExit:  # --help, or issues that tools.check has found
+    except SystemExit:  # --help, or tools.check found issues
         _check_output()
         raise
     _check_output()
 
 
 def _prepare_process() -> None:
-    """Sets what must be set before torch and Matplotlib are loaded, and hooks for errors that reach no caller."""
+    """Configures the process before torch and Matplotlib are loaded, and installs hooks for errors without a caller."""
     keep_standard_streams()
     take_result_file()
-    # Importing torch makes some 500,000 objects, none of them garbage. By default they would be searched so often that
-    # the start of a training takes half a second longer. Later little changes: a training step leaves no cycles.
+    # Importing torch creates some 500,000 objects, none of them garbage. With the default threshold they are scanned so
+    # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
-    # By default OpenMP's threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
-    # process next to a training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
+    # By default OpenMP threads (of torch, which is loaded later) spin for milliseconds while they wait, so a busy
+    # process beside training on the CPU makes steps ten times slower. The bound costs nothing (benchmarks/LOG.md).
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process has ended
-    # Plots use a canvas of their own. Matplotlib cannot be imported if the backend that a notebook names is missing.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no page of stack frames when another process ends
+    # Plots create their own canvas. Matplotlib cannot be imported if the backend that a notebook sets is missing.
     os.environ.pop("MPLBACKEND", None)
     with contextlib.suppress(UserError):  # there is no home folder
-        os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # its list of this machine's fonts
+        os.environ.setdefault("MPLCONFIGDIR", str(cache_folder() / "matplotlib"))  # Matplotlib's font list
     keep_freed_memory()
     threading.excepthook = _thread_excepthook
     sys.unraisablehook = _unraisablehook
 
 
 class _OutputClosed(Exception):
-    """The reader of standard output is gone. (Any other BrokenPipeError, such as that of a callback's socket, is a
+    """The reader of standard output is gone. (Any other BrokenPipeError, such as from a callback's socket, is a
     bug.)"""
 
 
 class _Ending(NamedTuple):
-    """A row of `_ENDINGS`: errors of one type, and the end of the process that they cause."""
+    """A row of `_ENDINGS`: an error type, and how it ends the process."""
 
     error_type: type[BaseException]
     exit_code: int | None  # None: the ``code`` of the error
     report: Callable[[BaseException], None]
-    destroys_group: bool  # the process group, see `_exit`
+    destroys_group: bool  # whether the process group is destroyed, see `_exit`
 
 
 def _wait_for_report(_: BaseException) -> None:
-    """Lets the process that has failed print why: launchers stop all processes when the first one exits."""
+    """Gives the failed process time to print why: launchers stop all processes when the first one exits."""
     with contextlib.suppress(KeyboardInterrupt):
         time.sleep(PEER_GRACE_S)
 
 
 def _print_line(error: BaseException) -> None:
-    """Prints the line about an error, or hands it to the process that has started this one."""
+    """Prints the error line, or passes it to the process that started this one."""
     sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
     line = one_line(error_line(error) or "")
     report_error(" ".join(line.split()), is_disk_full=is_disk_full(error), is_peer_lost=isinstance(error, PeerLost))
@@ -131,7 +131,7 @@ _ENDINGS = (
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Reports an error and exits, by its row of `_ENDINGS`."""
+    """Reports an error and exits, according to its row of `_ENDINGS`."""
     error_type = _listed_type(error)
     ending = next(each for each in _ENDINGS if issubclass(error_type, each.error_type))
     ending.report(error)
@@ -141,8 +141,8 @@ def _end(error: BaseException) -> NoReturn:
 
 
 def _listed_type(error: BaseException) -> type[BaseException]:
-    """Returns the type by which `_ENDINGS` lists an error."""
-    # Python < 3.12 wraps a KeyboardInterrupt that comes while a class is made.
+    """Returns the error type to look up in `_ENDINGS`."""
+    # Python < 3.12 wraps a KeyboardInterrupt that arrives while a class is created.
     if isinstance(error.__cause__, KeyboardInterrupt):
         return KeyboardInterrupt
     is_limit = not isinstance(error, ExplainedError) and error_line(error) is not None
@@ -157,7 +157,7 @@ def error_line(error: BaseException) -> str | None:
 
 
 def _check_output() -> None:
-    """Raises an error if standard output could not be written, so that the exit code says that some of it is lost."""
+    """Raises an error if standard output could not be written, so that the exit code shows that output is lost."""
     error = output_error()
     if isinstance(error, BrokenPipeError):
         raise _OutputClosed
@@ -166,7 +166,7 @@ def _check_output() -> None:
 
 
 def _explain_os_error(error: BaseException) -> str | None:
-    """Explains a full disk, a folder without write permission and the like in one line; None for other errors."""
+    """Explains a full disk, missing write permission and the like in one line. Returns None for other errors."""
     if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return None
     location = f"{error.filename}: " if error.filename else ""
@@ -177,13 +177,13 @@ def _explain_os_error(error: BaseException) -> str | None:
 
 
 def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:
-    """Leaves a full disk and the like to the main thread, which meets it, too: TensorBoard writes in a thread."""
+    """Ignores errors of TensorBoard's writer thread, such as a full disk, which the main thread also encounters."""
     if not type(ended.thread).__module__.startswith("tensorboard"):
         threading.__excepthook__(ended)
 
 
 def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
-    """Repeats a Ctrl-C that came in a callback of an import, where Python cannot raise it."""
+    """Repeats a Ctrl-C that arrived in an import callback, where Python cannot raise it."""
     if ignored.exc_type is KeyboardInterrupt:
         repeat_interrupt()
     else:
@@ -191,8 +191,8 @@ def _unraisablehook(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def _exit(code: int, *, destroy_group: bool) -> NoReturn:
-    """Exits. Without ``destroy_group`` the process group, which the error may have broken, is left as it is: an orderly
-    exit could wait for the other processes, and these wait for this one."""
+    """Exits. Without ``destroy_group`` the process group, which the error may have broken, is abandoned: an orderly
+    exit could wait for the other processes, which are waiting for this one."""
     distributed = sys.modules.get("torch.distributed")  # not imported just to exit
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if destroy_group or not has_group:

@@ -1,4 +1,4 @@
-"""Identifies processes across machines and containers, and tells whether one has ended."""
+"""Identifies processes across machines and containers, and checks whether one has ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def this_process() -> str:
 
 
 def process_identity(pid: int) -> str:
-    """Identifies a running process of this machine among all processes anywhere (as far as /proc allows)."""
+    """Identifies a running process of this machine uniquely across machines (as far as /proc allows)."""
     try:
         started = process_stat(pid)[19]
     except (OSError, IndexError):
@@ -21,15 +21,14 @@ def process_identity(pid: int) -> str:
 
 
 def has_died(process: str) -> bool:
-    """Returns whether the process that `this_process` has identified has ended; False if it cannot be observed from
-    here."""
+    """Returns whether a process identified by `this_process` has ended, or False if it cannot be observed from here."""
     pid, space = process.split()
     return space == _process_space() and not _is_running(int(pid))
 
 
 def _process_space() -> str:
-    """Returns a text that is equal in processes that see each other's process ids: ranks may run in separate containers
-    or on separate machines."""
+    """Returns a string that is equal in processes that see each other's process ids. (Ranks may run in separate
+    containers or on separate machines.)"""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -44,12 +43,12 @@ def _is_running(pid: int) -> bool:
         return process_stat(pid)[0] != "Z"
     except ProcessLookupError:
         return False
-    except (OSError, IndexError):  # of another user, or not to be seen
+    except (OSError, IndexError):  # it belongs to another user, or cannot be seen
         return True
 
 
 def boot_id() -> str:
-    """Returns an id that all processes of a machine share until it is restarted, also in its containers; "" without
+    """Returns an id that all processes of a machine share until it reboots, including in containers; "" without
     /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -58,7 +57,7 @@ def boot_id() -> str:
 
 
 def process_stat(pid: int | str = "self") -> list[str]:
-    """Returns the fields of /proc/PID/stat, beginning with the state, field 3 of proc(5). Raises OSError if there are
-    none."""
+    """Returns the fields of /proc/PID/stat, beginning with the state (field 3 of proc(5)). Raises OSError if the file
+    cannot be read."""
     content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return content.rpartition(")")[2].split()  # the name, in parentheses, may contain anything

@@ -1,6 +1,6 @@
 """The rank of this process according to its environment. Only this module reads the variables that launchers set.
 
-torchrun, ``--spawn`` and launch/ray_train.py all set those of torchrun.
+torchrun, ``--spawn`` and launch/ray_train.py all set torchrun's variables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from utils.errors import PeerFailure, UserError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-# Launchers that start copies of a program, by the variable that holds the number of copies.
+# Launchers that start copies of a program, by the variable with the number of copies.
 _COPIES = {"OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpirun", "SLURM_STEP_NUM_TASKS": "srun"}
 
 
@@ -33,19 +33,19 @@ class Launch:
 
     @property
     def launcher(self) -> str:
-        """Returns the name of this launcher in messages."""
+        """The launcher's name in messages."""
         return "torchrun" if self.run_id else "the environment"
 
 
 def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use torchrun or --spawn") -> Launch | None:
-    """Reads the rank of this process from the environment. Returns None if it is not one of several.
+    """Reads the rank of this process from the environment. Returns None if the process is not one of several.
 
     Args:
-        environ: None for that of this process.
+        environ: None for this process's environment.
         instead: what to do instead of starting copies, for the message that refuses them.
 
-    Raises UserError for variables that are incomplete, not numbers, or contradictory, and for copies of the program
-    that do not know of each other and would overwrite each other's files.
+    Raises UserError for variables that are incomplete, not numbers, or contradictory, and for independent copies of the
+    program, which would overwrite each other's files.
     """
     environ = os.environ if environ is None else environ
     present = [name for name in _VARIABLES if environ.get(name)]
@@ -78,23 +78,23 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
 
 
 def _check_no_copies(environ: Mapping[str, str], instead: str) -> None:
-    """Raises UserError if a launcher has started copies of the program that do not know of each other."""
+    """Raises UserError if a launcher has started independent copies of the program."""
     for name, launcher in _COPIES.items():
-        # The shell of ``srun --pty`` is a single process, whatever the size of its step.
+        # The shell of ``srun --pty`` is a single process, whatever the size of its job step.
         if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
             count = _number(environ, name)
             raise UserError(f"{launcher} has started {count} separate processes; {instead}")
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """Returns the whole number that a variable holds. Raises UserError for another value."""
+    """Returns the value of a variable as an integer. Raises UserError if it is not one, or is negative."""
     if not environ[name].strip().isdecimal():
         raise UserError(f"{name} is {environ[name]!r}; it must be a whole number, 0 or more")
     return int(environ[name])
 
 
 def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
-    """Returns whether this process is one of the last ``eval_ranks`` of its run, which validate while the others train.
+    """Returns whether this process is one of the run's last ``eval_ranks``, which validate while the others train.
 
     Raises UserError if no process is left to train.
     """
@@ -110,15 +110,15 @@ def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
 
 
 def forget_copy_count() -> None:
-    """Removes the variables by which launchers number copies of this program from the environment: they divide the
-    work among themselves, and what each of them starts is no copy."""
+    """Removes the copy counts of launchers from the environment: the copies of this program divide the work, and the
+    processes that each of them starts are not copies."""
     for name in _COPIES:
         os.environ.pop(name, None)
 
 
 def require_one_process(command: str, instead: str) -> None:
-    """Ends this process with one line, on rank 0, if a launcher has started several: all would do the same work.
-    Copies, which have no rank, print the line each. ``instead``: what to do instead."""
+    """Ends this process if a launcher has started several processes, which would all do the same work. Rank 0 reports
+    it in one line; copies, which have no rank, each print the line. ``instead`` is what to do instead."""
     launch = read_launch(instead=instead)
     if launch is None or launch.world_size == 1:
         return
@@ -128,7 +128,7 @@ def require_one_process(command: str, instead: str) -> None:
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Returns the variables that torchrun would set for a process of a run on this machine."""
+    """Returns the variables that torchrun would set for a process of a single-node run."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -141,8 +141,8 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def environment_of_child() -> dict[str, str]:
-    """Returns the environment for a command that this process starts. If a launcher has started this process alone,
-    its variables are left out: each command would come to the launcher's store as the same rank."""
+    """Returns the environment for a command that this process starts. If a launcher started this process alone, the
+    launcher's variables are left out; otherwise every command would join the launcher's store as the same rank."""
     if os.environ.get("WORLD_SIZE") != "1":
         return dict(os.environ)
     return {

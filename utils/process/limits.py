@@ -14,7 +14,7 @@ from utils.machine.packages import PACKAGES
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-# What the messages of errors contain when a limit is reached.
+# Parts of error messages that mean that a limit was reached.
 _TOO_MANY_FILES_MARKS = ("Too many open files", "received 0 items of ancdata")
 _NO_MEMORY_MARKS = (
     "DefaultCPUAllocator: ",
@@ -26,7 +26,7 @@ _NO_MEMORY_MARKS = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-_NO_MEMORY_PACKAGES = ("builtins", "torch", "cv2", "numpy", "lmdb")  # packages whose errors have these marks
+_NO_MEMORY_PACKAGES = ("builtins", "torch", "cv2", "numpy", "lmdb")  # packages whose errors contain these marks
 _GPU_MARKS = ("CUDA", "CUBLAS", "CUDNN")
 _ALLOCATION = re.compile(r"allocate (?P<bytes>\d+) bytes|allocate (?P<text>[\d.]+ [KMGT]iB)")
 _WORKER = re.compile(
@@ -43,7 +43,7 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Returns whether a full disk or an exceeded quota is the error, or what it was raised for."""
+    """Returns whether the error, or one of its causes, is a full disk or an exceeded quota."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
@@ -52,8 +52,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
-    """Explains in one line an error that is a limit of the machine. Returns None for other errors. ``advice``: how to
-    use less memory."""
+    """Explains an error that is a machine limit in one line. Returns None for other errors. ``advice`` tells how to use
+    less memory."""
     if not isinstance(error, Exception) or isinstance(error, ExplainedError):
         return None
     for recognize in _RECOGNIZERS:
@@ -83,7 +83,7 @@ def _missing_library(error: Exception, _: str) -> str | None:
 
 
 def _missing_package(error: Exception, _: str) -> str | None:
-    """Explains a package that is not installed. (A missing module of this program, or of an installed package, is a
+    """Explains that a package is not installed. (A missing module of this program, or of an installed package, is a
     bug.)"""
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not module or importlib.util.find_spec(module) is not None:
@@ -99,7 +99,7 @@ def _too_many_open_files(error: Exception, _: str) -> str | None:
 
 
 def _too_many_processes(error: Exception, _: str) -> str | None:
-    """Explains that fork(2) is refused."""
+    """Explains that fork(2) was refused."""
     if isinstance(error, BlockingIOError) and "Resource temporarily unavailable" in str(error):
         return (
             "no more processes can be started; raise the limit (ulimit -u, docker run --pids-limit), or use fewer "
@@ -120,7 +120,7 @@ def _killed_worker(error: Exception, _: str) -> str | None:
     match = _WORKER.search(str(error))
     if match is None:
         return None
-    # The error that names the signal may have interrupted the wait for a batch, and then is the cause of this one.
+    # The error that names the signal may have interrupted the wait for a batch; then it is this error's cause.
     cause = _WORKER.search(str(error.__cause__)) or match
     signal = (match["signal"] or cause["signal"] or "").strip()
     by_signal = f" by the signal '{signal}'" if signal else ""
@@ -151,7 +151,7 @@ def _errno_of(error: Exception) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-# Each returns the line about an error of its kind, else None. The first that knows an error explains it.
+# Each returns a line for errors of its kind, else None. The first that recognizes an error explains it.
 _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
     _unmappable_library,
     _missing_library,
@@ -165,8 +165,8 @@ _RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
 
 
 def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -> str:
-    """Suggests settings that need less memory than those of the run; the advice for `explain_limit`. ``batch_size``: 0
-    or less if it is unknown. ``device``: its type."""
+    """Suggests settings that need less memory than the run's, as the ``advice`` for `explain_limit`. ``batch_size`` is
+    0 or less if unknown. ``device`` is the device type."""
     smaller: list[str] = []
     if batch_size > max(min_batch, 0):
         smaller.append(f"--batch-size {max(batch_size // 2, min_batch)}")
@@ -186,9 +186,9 @@ def memory_advice(batch_size: int, imgsz: int, *, min_batch: int, device: str) -
 
 @contextlib.contextmanager
 def limits_as_user_errors(advice: Callable[[], str]) -> Iterator[None]:
-    """Converts errors of the block that are limits of the machine to UserError.
+    """Converts errors of the block that are machine limits to UserError.
 
-    ``advice``: called when there is one, returns what to change.
+    ``advice`` is called if the block raises, and returns what to change.
     """
     try:
         yield

@@ -10,7 +10,7 @@ from utils.errors import UserError
 
 
 def free_port() -> int:
-    """Finds a free TCP port, mostly below those that Linux gives to connections, which could take it first."""
+    """Finds a free TCP port, preferably below Linux's ephemeral ports, which another connection could take first."""
     generator = random.SystemRandom()  # not seeded: runs that start at the same time need different ports
     candidates = [generator.randrange(20_000, 32_000) for _ in range(20)]
     for port in [*candidates, 0]:  # 0: any

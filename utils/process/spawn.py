@@ -25,9 +25,9 @@ from utils.process.stop_signals import stop_signals
 
 SIGNAL_GRACE_S = 60.0  # how long `spawn` waits for the other processes after a stop signal
 FAILURE_GRACE_S = 4.0  # how long it waits for them after one has failed
-_RETURNED = 99  # exit status of a process whose function has returned; 0: a library or a callback has exited
-_STOPPED = (REQUEUE, INTERRUPTED)  # exit codes of processes that a signal has stopped
-_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, BUG, PIPE_CLOSED)  # exit codes of processes that have printed why
+_RETURNED = 99  # exit status of a process whose function returned; 0 means that a library or a callback exited
+_STOPPED = (REQUEUE, INTERRUPTED)  # exit codes of processes stopped by a signal
+_WITH_MESSAGE = (CHECK_FAILED, USER_ERROR, BUG, PIPE_CLOSED)  # exit codes of processes that have reported why
 
 
 def spawn(
@@ -38,17 +38,17 @@ def spawn(
     optional: int = 0,
     stop_code: int | None = None,
 ) -> None:
-    """Runs ``function(*args)`` in ``processes`` processes of this machine, with the variables of torchrun if they are
-    several, by `run_main`, which reports its errors.
+    """Runs ``function(*args)`` in ``processes`` processes of this machine, with torchrun's variables if there are
+    several. Each process uses `run_main`, which reports errors.
 
     Stop signals are forwarded. If a process fails, the others are stopped.
 
     Args:
-        optional: the others go on if one of the last ``optional`` processes is killed, or exits by itself.
-        stop_code: of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
+        optional: the others go on if one of the last ``optional`` processes is killed, or exits on its own.
+        stop_code: code of `Stopped` if SIGTERM or SIGUSR1 ends a process that does not handle it; None: as in a shell.
 
-    Raises PeerFailure if a process failed and has printed why, Stopped if a signal stopped one, PeerLost if one was
-    killed, and UserError if one has crashed or exited by itself.
+    Raises PeerFailure if a process failed and reported why, Stopped if a signal stopped one, PeerLost if one was
+    killed, and UserError if one crashed or exited on its own.
     """
     with _Group(function, processes, args) as group:
         group.start()
@@ -59,8 +59,8 @@ def spawn(
 
 
 class _Group:
-    """The processes that `spawn` starts. While entered, stop signals are forwarded to them; at the end of the block,
-    those that still run are stopped."""
+    """The processes that `spawn` starts. Stop signals are forwarded to them during the block. At its end, processes
+    that are still running are stopped."""
 
     def __init__(self, function: Callable[..., object], processes: int, args: Sequence[Any]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -69,7 +69,7 @@ class _Group:
             for variables in _variables_by_rank(processes)
         ]
         self._previous_handlers: dict[int, Any] = {}
-        self.signals: list[int] = []  # that were forwarded, in order
+        self.signals: list[int] = []  # forwarded signals, in order
 
     def __enter__(self) -> _Group:
         for number in stop_signals():
@@ -82,13 +82,13 @@ class _Group:
             signal.signal(number, handler)
 
     def start(self) -> None:
-        resource_tracker.ensure_running()  # it would start with the first process, and unblocks signals then
-        with _blocked(stop_signals()):  # a signal waits until all processes exist, and reaches each of them
+        resource_tracker.ensure_running()  # otherwise the first process would start it, which unblocks signals
+        with _blocked(stop_signals()):  # a signal waits until all processes exist, and then reaches each of them
             for process in self._processes:
                 process.start()
 
     def wait(self, optional: int) -> int | None:
-        """Waits until all processes have succeeded, and returns None, or until one has failed, and returns its rank.
+        """Waits until all processes have succeeded or one has failed. Returns the rank of the failed process, or None.
         ``optional``: see `spawn`."""
         running = dict(enumerate(self._processes))
         while running:
@@ -104,7 +104,7 @@ class _Group:
         return None
 
     def exit_codes(self) -> list[int]:
-        """Returns the exit status of each process, by rank, once all have been stopped."""
+        """Returns the exit status of each process, by rank, after all have been stopped."""
         return [process.exitcode or 0 for process in self._processes]
 
     def _forward(self, number: int, _: object) -> None:
@@ -115,7 +115,7 @@ class _Group:
                     os.kill(process.pid, number)
 
     def _stop(self, timeout_s: float) -> None:
-        """Stops the processes that run. Each has ``timeout_s`` to exit by itself, and as long again after SIGTERM."""
+        """Stops running processes. They have ``timeout_s`` to exit on their own, and as long again after SIGTERM."""
         started = [process for process in self._processes if process.pid is not None]
         _join(started, timeout_s)
         for process in started:
@@ -130,7 +130,7 @@ class _Group:
 
 @contextlib.contextmanager
 def _blocked(signals: Sequence[int]) -> Iterator[None]:
-    """Lets signals wait until the end of the block."""
+    """Blocks signals until the end of the block."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -139,25 +139,25 @@ def _blocked(signals: Sequence[int]) -> Iterator[None]:
 
 
 def _join(processes: Sequence[BaseProcess], timeout_s: float) -> None:
-    """Waits until the processes have exited, together at most ``timeout_s``."""
+    """Waits until the processes have exited, for at most ``timeout_s`` in total."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
         process.join(max(deadline - time.monotonic(), 0))
 
 
 def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code: int | None) -> BaseException:
-    """Returns what `spawn` raises after the process ``rank`` has failed.
+    """Returns the error that `spawn` raises after process ``rank`` failed.
 
-    | signals came before | the processes | error |
+    | signals before the failure | processes | error |
     | --- | --- | --- |
-    | yes | one has stopped, as signals make it | `Stopped` with its code |
+    | yes | one stopped because of a signal | `Stopped` with its code |
     | yes | one was ended by the signal, or killed for not ending | `Stopped` with `_code_of_unhandled` |
-    | yes | all that failed have printed why | as without a signal: it is not the reason |
-    | no | ``rank`` has failed | `_failure_of` |
+    | yes | all that failed reported why | as without a signal, which is not the reason |
+    | no | ``rank`` failed | `_failure_of` |
 
     Args:
         codes: exit statuses of all processes, by rank.
-        signals: those that came before the failure, in order.
+        signals: signals received before the failure, in order.
         stop_code: see `spawn`.
     """
     stopped = [code for code in codes if code in _STOPPED]
@@ -170,27 +170,27 @@ def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code
 
 
 def _code_of_unhandled(signals: Sequence[int], stop_code: int | None) -> int:
-    """Returns the exit code after ``signals`` that a process did not handle: ``stop_code`` unless Ctrl-C is
-    one of them, else as in a shell."""
+    """Returns the exit code after ``signals`` that a process did not handle: ``stop_code`` unless Ctrl-C is among them,
+    else as in a shell."""
     if stop_code and signal.SIGINT not in signals:
         return stop_code
     return 128 + signals[0]
 
 
 def _failure_of(code: int, name: str) -> BaseException:
-    """Returns the error for a process that has ended with the exit status ``code``. ``name``: how messages name it."""
+    """Returns the error for a process that ended with exit status ``code``. ``name`` is its name in messages."""
     if code in _STOPPED:
         return Stopped(code)
     if code in _WITH_MESSAGE:
         return PeerFailure(f"{name} failed", code)
     if code >= 0:
-        return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
-    message = f"{name} was {killed_by(-code)}"  # it could not print anything itself
+        return UserError(f"{name} ended with status {code} without a message; did a callback or a library exit?")
+    message = f"{name} was {killed_by(-code)}"  # it could not report anything itself
     return UserError(message) if is_crash(-code) else PeerLost(message)
 
 
 def _variables_by_rank(processes: int) -> list[dict[str, str]]:
-    """Returns the environment variables of each process: those of torchrun, unless there is only one."""
+    """Returns the environment variables of each process, including torchrun's if there are several processes."""
     if processes == 1:
         return [result_variables()]
     port = free_port()
@@ -198,11 +198,11 @@ def _variables_by_rank(processes: int) -> list[dict[str, str]]:
 
 
 def _run_process(variables: Mapping[str, str], function: Callable[..., object], args: tuple) -> None:
-    """Runs ``function(*args)`` with these environment variables. Ends with `_RETURNED`, or as `run_main` says."""
+    """Runs ``function(*args)`` with these environment variables. Exits with `_RETURNED`, or as `run_main` does."""
     exit_on_interrupt()
     end_with_parent()()
     os.environ |= variables
-    # A spawned process would spawn its loader workers too, each of which would then import torch again.
+    # Otherwise a spawned process would also spawn its loader workers, each of which would import torch again.
     multiprocessing.set_start_method(None, force=True)
 
     def work(_: object) -> None:

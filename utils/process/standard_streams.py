@@ -1,4 +1,4 @@
-"""Lets a command complete its work although a standard stream is closed, full or no longer read."""
+"""Lets a command complete its work even if a standard stream is closed, full or no longer read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _errors: list[OSError] = []  # of standard output in this process
 
 
 class _Output(io.FileIO):
-    """The file of a standard stream. Drops what cannot be written, and records the error if the stream ``is_output``,
-    not standard error."""
+    """The file of a standard stream. Drops data that cannot be written, and records the error if the stream is standard
+    output (``is_output``)."""
 
     def __init__(self, descriptor: int, *, is_output: bool) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -32,7 +32,7 @@ class _Output(io.FileIO):
 
 
 class _Unbuffered(io.BufferedWriter):
-    """Writes at once, as streams do under ``python -u`` or PYTHONUNBUFFERED."""
+    """Flushes every write, as streams do under ``python -u`` or PYTHONUNBUFFERED."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         count = super().write(data)
@@ -41,21 +41,21 @@ class _Unbuffered(io.BufferedWriter):
 
 
 def keep_standard_streams() -> None:
-    """Makes standard output and standard error ignore errors; `output_error` returns them.
+    """Makes standard output and standard error ignore write errors. `output_error` returns those of standard output.
 
-    Opens /dev/null in place of streams that were closed. Otherwise the next file would get the number of such a stream,
-    and with it what a library prints.
+    Opens /dev/null in place of closed streams. Otherwise the next opened file would get a closed stream's descriptor,
+    and receive the output of libraries.
     """
     _errors.clear()
     for number, name, flags in ((0, "stdin", os.O_RDONLY), (1, "stdout", os.O_WRONLY), (2, "stderr", os.O_WRONLY)):
         if getattr(sys, name) is None:
             _open_null(number, name, flags)
-        elif number and getattr(sys, name) is getattr(sys, f"__{name}__"):  # else a notebook or a test reads it
+        elif number and getattr(sys, name) is getattr(sys, f"__{name}__"):  # else a notebook or a test replaced it
             _replace(name)
 
 
 def output_error() -> OSError | None:
-    """Flushes standard output. Returns its first error, or None if all of it could be written."""
+    """Flushes standard output. Returns its first error, or None if everything was written."""
     with contextlib.suppress(ValueError):  # closed
         sys.stdout.flush()
     return _errors[0] if _errors else None

@@ -1,4 +1,4 @@
-"""Records SIGTERM, SIGUSR1 and SIGINT, so that training can stop at a step boundary with its state saved."""
+"""Handles SIGTERM, SIGUSR1 and SIGINT, so that training can stop at a step boundary with its state saved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from utils.process.interrupts import IMPATIENT_S, imports_torch
 
 
 class StopSignals:
-    """While entered, a signal raises `Stopped` in the main thread; inside `deferred` it is only recorded.
+    """While entered, a signal raises `Stopped` in the main thread. Inside `deferred` it is only recorded.
 
-    A second Ctrl-C, some seconds after the first, raises at once. Repeated SIGTERM and SIGUSR1 have no effect. Once
-    `ignore_requeue` is called, only Ctrl-C has one.
+    A second Ctrl-C, some seconds after the first, raises at once. Repeated SIGTERM and SIGUSR1 have no effect. After
+    `ignore_requeue`, only Ctrl-C has an effect.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StopSignals:
         self._ignores_requeue = False
         self._interrupted_at = 0.0
         self._previous: dict[int, Any] = {}
-        self._pipe: tuple[int, int] | None = None  # of the numbers of signals
+        self._pipe: tuple[int, int] | None = None  # receives signal numbers
 
     def __enter__(self) -> StopSignals:
         self._pipe = os.pipe()
@@ -43,7 +43,7 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         stopping = self.received  # the remaining work must then not be interrupted
         for number, handler in self._previous.items():
-            if signal.getsignal(number) == self._handle:  # another one has been set on purpose, and stays
+            if signal.getsignal(number) == self._handle:  # another handler was set on purpose, and stays
                 signal.signal(number, signal.SIG_IGN if stopping else handler)
         signal.set_wakeup_fd(-1)
         for end in self._pipe or ():
@@ -52,30 +52,30 @@ class StopSignals:
 
     @property
     def received(self) -> bool:
-        """Returns whether any of the signals has been received."""
+        """Whether any of the signals has been received."""
         return self.requeue or self.interrupt
 
     @property
     def code(self) -> int:
-        """Returns the exit code of a process that these signals have stopped."""
+        """The exit code of a process that these signals stopped."""
         return INTERRUPTED if self.interrupt else REQUEUE
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Records signals in the block instead of raising. A process that is stopping stays in this state, as does one
-        that fails in the block: a launcher's signal must not interrupt how it ends."""
+        that fails in the block, so that a launcher's signal does not interrupt its exit."""
         self._deferred = True
         yield
         self._deferred = self.received
 
     def ignore_requeue(self) -> None:
-        """Ignores SIGTERM and SIGUSR1 until the end of the block: the training is done, so a requeued job would only
-        have to write the report and the exports that this one is about to write."""
+        """Ignores SIGTERM and SIGUSR1 until the end of the block. Call it when training is done: a requeued job would
+        only write the report and the exports that this process is about to write."""
         self._ignores_requeue = True
 
     def drain(self) -> bool:
-        """Takes the signals that have come since the last call, also while the main thread is blocked. Returns whether
-        there were any. For one thread only."""
+        """Consumes the signals since the last call, including those received while the main thread is blocked. Returns
+        whether there were any. For one thread only."""
         with suppress(OSError):  # nothing to read, or closed
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False
@@ -91,7 +91,7 @@ class StopSignals:
         else:
             self.requeue = True
         if impatient or not self._deferred:
-            if imports_torch(frame):  # which could lose the exception; there is nothing to save or to close yet
+            if imports_torch(frame):  # the import could lose the exception; there is nothing to save or close yet
                 os._exit(self.code)
             self._deferred = True
             raise Stopped(self.code)

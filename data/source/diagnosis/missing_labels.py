@@ -1,4 +1,4 @@
-"""Says what a data set has instead of the label files of a split, none of which exists."""
+"""Reports what a data set contains in place of a split's label files, if none of them exists."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.strings import counted
 
-_MAX_FOLDERS = 1000  # folders that are searched for label files if there are none where they are expected
+_MAX_FOLDERS = 1000  # folders searched for label files if there are none in the expected ones
 
 
 class _Advice(NamedTuple):
-    """Says what to do with files of a kind in a place where no labels are read."""
+    """Advice about files of one kind in a folder where no labels are read."""
 
     suffix: str
-    is_per_image: bool  # whether such a file has the stem of its image
+    is_per_image: bool  # whether each image has such a file, with the image's stem
     remedy: str  # see `LabelFiles.advice`
 
 
 _FORMAT_ADVICE = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
-# Files with the names of images come first: a JSON for each image is no COCO JSON.
+# Files named like images come first: one JSON per image is not COCO JSON.
 _ADVICE = (
     *(advice for advice in _FORMAT_ADVICE if advice.is_per_image),
     _Advice(".json", True, "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON"),
@@ -41,7 +41,7 @@ _ADVICE = (
 
 
 def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
-    """Raises UserError if no image of a split has a label file, with what the data set has instead."""
+    """Raises UserError if no image of a split has a label file, with a hint at what the data set contains instead."""
     if all(file.stamp is None for file in listing.labels):
         raise UserError(_no_labels_message(listing, spec, split))
 
@@ -76,7 +76,7 @@ def _findings_of(listing: Listing, kind: str) -> list[Finding]:
 
 
 def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str:
-    """Returns a hint about files in other places that may be the label files of a split; "" if there are none."""
+    """Returns a hint about files in other folders that may be the split's label files, or "" if there are none."""
     image = Path(path_of(listing.images[0].name, spec.root))
     label = Path(path_of(listing.labels[0].name, spec.root))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
@@ -99,7 +99,7 @@ def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str
 
 
 def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
-    """Yields the folders in which label files may be: near the first image and its expected label file first."""
+    """Yields the folders that may contain label files, beginning near the first image and its expected label file."""
     yield image.parent
     yield label.parent
     if root not in image.parents:
@@ -113,7 +113,7 @@ def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
 
 
 def _matches(files: list[Path], advice: _Advice, stems: Collection[str]) -> list[Path]:
-    """Returns the files that ``advice`` is about. ``stems``: those of the images."""
+    """Returns the files to which ``advice`` applies. ``stems``: stems of the images."""
     matches = [path for path in files if path.suffix.lower() == advice.suffix]
     if advice.is_per_image:
         matches = [path for path in matches if path.stem in stems]
@@ -121,8 +121,7 @@ def _matches(files: list[Path], advice: _Advice, stems: Collection[str]) -> list
 
 
 def _how_to_move(text_file: Path, image: Path, root: Path) -> str:
-    """Returns what to do with .txt files that have the names of images, such as ``text_file`` with that of
-    ``image``."""
+    """Returns what to do with .txt files that have the names of images, such as ``text_file`` for ``image``."""
     folders = [Path(folder) for folder in label_folders(str(image.parent))]
     if text_file.parent in folders:
         return f"they have no row of YOLO txt (first: {text_file.name})"

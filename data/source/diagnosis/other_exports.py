@@ -1,4 +1,4 @@
-"""Recognizes exports that neither training nor `tools.convert` reads, and says what to export instead."""
+"""Recognizes exports that neither training nor `tools.convert` reads, and suggests what to export instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Export(NamedTuple):
 
 
 def _has_keys(*alternatives: str) -> re.Pattern[str]:
-    """Makes a pattern that finds one of these keys in JSON."""
+    """Returns a pattern that matches any of these keys in JSON."""
     return re.compile(rf'"({"|".join(alternatives)})"\s*:')
 
 
@@ -48,8 +48,8 @@ _EXPORTS = (
 
 
 def unread_export(path: Path) -> str:
-    """Returns what the export in a file is, and what to export instead; "" for other files. A YAML may mention the
-    words of an export, in a comment or a path; one that begins like JSON is JSON."""
+    """Returns the kind of export in a file, and what to export instead, or "" for other files. A YAML is only searched
+    if it begins like JSON, because comments and paths can mention the words of an export."""
     head = _head(path)
     if path.suffix.lower() not in EXPORT_SUFFIXES and not head.lstrip().startswith(("{", "[")):
         return ""
@@ -60,7 +60,7 @@ def unread_export(path: Path) -> str:
 
 
 def first_unread_export(paths: Iterable[Path]) -> str:
-    """Returns a message about the first of ``paths`` that `unread_export` recognizes; "" if there is none."""
+    """Returns a message about the first of ``paths`` that `unread_export` recognizes, or "" if there is none."""
     for path in paths:
         if path.suffix.lower() in EXPORT_SUFFIXES:
             message = unread_export(path)
@@ -70,7 +70,7 @@ def first_unread_export(paths: Iterable[Path]) -> str:
 
 
 def check_no_export(path: Path) -> None:
-    """Raises UserError if ``path``, which should be the YAML of a data set, is the export of an annotation tool."""
+    """Raises UserError if ``path``, which should be a data set's YAML, is the export of an annotation tool."""
     message = unread_export(path)
     if message:
         raise UserError(f"{path}: {message}")
@@ -96,5 +96,5 @@ def _head(path: Path) -> str:
     try:
         with open_regular(path) as file:
             return decode_loosely(file.read(_HEAD))
-    except OSError:  # whoever reads the file says what is wrong with it
+    except OSError:  # reported when the file is read
         return ""

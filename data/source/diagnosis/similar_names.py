@@ -1,4 +1,4 @@
-"""Finds images by names that resemble that of a label file."""
+"""Finds images whose names resemble the name of a label file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def loose_stem(name: str) -> str:
 
 
 class UnlabeledImages:
-    """Finds the images without a label file by names that resemble theirs. Nothing is computed before it is asked."""
+    """Finds images without a label file by names that resemble theirs. Its tables are built on first use."""
 
     def __init__(self, images: Iterable[ListedImage]) -> None:
         self._images = images
@@ -51,8 +51,8 @@ class UnlabeledImages:
         return stem in self._by_stem
 
     def resembling(self, stem: str) -> list[ListedImage]:
-        """Returns the images whose loose stem is ``stem``; else the only one that has another sign or other leading
-        zeros, or that begins or ends with it, or the other way around."""
+        """Returns the images whose loose stem is ``stem``. Without one, returns the only image whose stem differs in
+        punctuation or leading zeros, or begins or ends with ``stem`` or vice versa."""
         if stem in self._by_stem:
             return self._by_stem[stem]
         similar = {*self._by_part.get(stem, ()), *self._by_stem_without_punctuation.get(_without_punctuation(stem), ())}
@@ -62,7 +62,7 @@ class UnlabeledImages:
 
 
 class ImagesOnDisk:
-    """Finds images in folders by their loose names, also those that no split names or that are not read."""
+    """Finds images in folders by their loose names, including images of no split and of unsupported kinds."""
 
     def __init__(self, folders: Folders) -> None:
         self._folders = folders
@@ -79,7 +79,7 @@ class ImagesOnDisk:
 
     def find(self, stems: Sequence[str], folders: Iterable[str]) -> str:
         """Returns the name, relative to the data set's folder, of the first image in ``folders`` that has one of the
-        ``stems``; "" if there is none."""
+        ``stems`` (loose stems or loose names), or "" if there is none."""
         for folder in folders:
             images = self.names_in(folder)
             for stem in stems:
@@ -90,9 +90,9 @@ class ImagesOnDisk:
 
 def _beginnings_and_ends(stem: str) -> set[str]:
     """Returns the beginnings and ends of a name, cut at punctuation: ``0000`` and ``7436`` for ``0000_7436``."""
-    signs = [i for i, character in enumerate(stem) if not character.isalnum()]
-    beginnings = {stem[:i] for i in signs}
-    ends = {stem[i + 1 :] for i in signs}
+    cuts = [i for i, character in enumerate(stem) if not character.isalnum()]
+    beginnings = {stem[:i] for i in cuts}
+    ends = {stem[i + 1 :] for i in cuts}
     return beginnings | (ends - {""})
 
 

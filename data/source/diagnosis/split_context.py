@@ -1,5 +1,5 @@
-"""Context for deciding which image an unused label file belongs to (`SplitContext`): the images of its split, those on
-the disk, and those of the other splits (`OtherSplits`)."""
+"""Context for deciding which image an unused label file belongs to (`SplitContext`): the images of its split, on the
+disk, and in the other splits (`OtherSplits`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from utils.files.paths import path_of
 
 
 class OtherSplits:
-    """Answers questions about the splits of a data set with other images, which are listed only when they are asked.
+    """Images of the other splits of a data set, as far as they differ from this split's. They are listed on first use.
 
     Args:
-        split: this split.
-        split_images: its images.
+        split: name of this split.
+        split_images: images of this split.
     """
 
     def __init__(self, spec: DatasetSpec, split: str, split_images: SplitImages) -> None:
@@ -46,12 +46,12 @@ class OtherSplits:
 
     @property
     def is_first_split(self) -> bool:
-        """Returns whether no other split is named before this one."""
+        """Whether the data set names no other split before this one."""
         return not self._names_before
 
     @cached_property
     def stems(self) -> frozenset[str]:
-        """`loose` names, without suffix, of other images whose labels may be where this split's are."""
+        """Loose stems of images outside this split whose labels may be in the same folders as this split's."""
         splits = self._spec.listed_splits
         annotations = splits[self._split].annotations
         names: list[str] = []
@@ -64,7 +64,7 @@ class OtherSplits:
 
     @cached_property
     def folders_before(self) -> frozenset[str]:
-        """The folders (absolute) of the images of splits that the data set names before this one."""
+        """The image folders (absolute) of the splits that the data set names before this one."""
         names: set[str] = set()
         for other in self._names_before:
             images = find_images_leniently(self._spec, other, self._folders).names
@@ -73,7 +73,7 @@ class OtherSplits:
 
 
 def _share_labels(first: Path | None, second: Path | None) -> bool:
-    """Returns whether the label files of two splits may be in the same folder. None: they are next to the images."""
+    """Returns whether the label files of two splits may be in the same folder. None: YOLO txt next to the images."""
     if first is None or second is None:
         return first is None and second is None
     return first.is_relative_to(second) or second.is_relative_to(first)
@@ -81,13 +81,13 @@ def _share_labels(first: Path | None, second: Path | None) -> bool:
 
 @dataclass(frozen=True)
 class SplitContext:
-    """Holds the images of a split and those around it."""
+    """The images of a split, the images around it, and the label files found for it."""
 
     found: FoundLabels
-    split_folders: Sequence[str]  # that the split names (absolute), without its lists
+    split_folders: Sequence[str]  # folders that the split names (absolute), without its lists
     others: OtherSplits
     unlabeled: UnlabeledImages
-    images_on_disk: ImagesOnDisk  # also those that no split names
+    images_on_disk: ImagesOnDisk  # including images of no split
 
     @classmethod
     def of(cls, found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> SplitContext:
@@ -106,11 +106,11 @@ class SplitContext:
 
     @cached_property
     def labeled_stems(self) -> frozenset[str]:
-        """The loose stems of the images with a label file, also of those that are left out because of it."""
+        """The loose stems of the images with a label file, including images that are left out because of it."""
         images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
         return frozenset(loose_stem(image.file.base_name) for image in images)
 
     @property
     def candidates(self) -> CandidateFiles:
-        """The files that no image has."""
+        """The candidate label files that are not used by any image."""
         return self.found.candidates

@@ -1,4 +1,4 @@
-"""Finds files with labels that are not read: in another format, or with another suffix."""
+"""Finds files with labels that are not read because of their format or suffix."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from data.source.listing.listing import ImageStatus, ListedImage
 
 
 def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Finding]:
-    """Returns the findings about files that seem to have the labels of an unlabeled image, by names of images, without
-    images that are ``left_out`` already."""
+    """Returns, by image name, findings about files that seem to contain the labels of an unlabeled image. Images that
+    are ``left_out`` already are skipped."""
     unlabeled = {
         file.name: image
         for image in found.images
@@ -26,19 +26,19 @@ def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Fin
     findings: dict[str, Finding] = {}
     for group in found.groups:
         images = [unlabeled[name] for name in group.names if name in unlabeled]
-        images = [image for image in images if image.name not in findings]  # found under another of its names
+        images = [image for image in images if image.name not in findings]  # skip images found under another name
         folders = list(dict.fromkeys((group.usual_label_folder, group.folder)))
         findings |= _unread_labels_in(folders, images, found)
     return findings
 
 
 def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], found: FoundLabels) -> dict[str, Finding]:
-    """Returns the findings about files in ``folders`` that have the names of ``images``, which are unlabeled, and seem
-    to have labels, one for each image."""
+    """Returns findings about files in ``folders`` that are named like the unlabeled ``images`` and seem to contain
+    labels, at most one per image."""
     if not images:
         return {}
     candidates = found.candidates
-    # Files per folder that are opened: if no image has a label file, none is left out, and the split is refused.
+    # Number of files to open per folder. A sample suffices if no image is labeled: then the split is refused.
     max_files = len(found.images) if found.is_any_labeled else SAMPLE_SIZE
     image_of_stem = {loose_stem(image.file.base_name): image for image in images}
     findings: dict[str, Finding] = {}
@@ -58,12 +58,12 @@ def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], fou
 
 
 def _unread_file(file: Candidate, image: ListedImage, format_name: str, found: FoundLabels) -> Finding:
-    """Returns the finding about a file that seems to have the labels of an image."""
+    """Returns the finding about a file that seems to contain the labels of an image."""
     return Finding(
         where=found.candidates.full_name(file),
         kind=UNREAD_LABELS,
         text=(
-            f"seems to have the labels of {image.name}, which is left out ({format_name}; labels are read from "
+            f"seems to contain the labels of {image.name}, which is left out ({format_name}; labels are read from "
             f"{image.label.name}, which may be empty)"
         ),
         lost_images=int(found.is_any_labeled),
@@ -72,7 +72,7 @@ def _unread_file(file: Candidate, image: ListedImage, format_name: str, found: F
 
 def _image_stem(name: str, label_suffix: str) -> str:
     """Returns the loose stem of the image to which ``00.json``, ``00.png.json``, ``00.txt.bak`` or ``00`` may belong.
-    ``label_suffix``: that of label files that are read."""
+    ``label_suffix``: suffix of the label files that are read."""
     stem = loose_stem(name)
     begin, suffix = os.path.splitext(stem)
     return begin if suffix == label_suffix or is_image_name(stem) else stem

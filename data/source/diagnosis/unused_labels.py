@@ -1,13 +1,13 @@
-"""Diagnoses a split whose label files are not exactly one for each image: label files that no image has, or several
-have, and files in other formats that seem to have the labels of an image.
+"""Diagnoses a split that does not have exactly one label file per image: label files used by no image or by several,
+and files in other formats that seem to contain the labels of an image.
 
-An image without a label file to which such a file may belong is left out: as a background, it would teach the model to
-ignore its objects. The steps:
+An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
+objects. The steps:
 
-1. collect the label files that no image has, in the folders where they are expected (`_collect_expected`) and nearby
+1. collect the unused label files, in the folders where they are expected (`_collect_expected`) and nearby
    (`_collect_misplaced`);
-2. explain those whose image is known (`_collect_file_of`): it has another label file, or is not read;
-3. leave out the images whose names resemble that of a file without an explanation (`_assign_images_once`);
+2. explain files whose image is known (`_collect_file_of`): the image has another label file, or is not read;
+3. leave out the images whose names resemble the name of an unexplained file (`_assign_images_once`);
 4. leave out the images that seem to have labels in another format (`unread_labels`).
 """
 
@@ -32,22 +32,22 @@ from utils.files.paths import path_of
 
 
 class Diagnosis(NamedTuple):
-    """Says which label files of a split are not used, and for which images that is a reason to leave them out."""
+    """The unused label files of a split, and the images that are left out because of them."""
 
     findings: list[Finding]
-    reasons: dict[str, Finding]  # those of the findings for which images are left out, by names of images
+    reasons: dict[str, Finding]  # findings because of which images are left out, by image name
 
 
-NO_DIAGNOSIS = Diagnosis([], {})  # of a split in which each image has a label file, and there is no other
-_UnusedFiles = dict[Candidate, Finding | None]  # label files that no image has; None: of an unknown image
+NO_DIAGNOSIS = Diagnosis([], {})  # for a split with exactly one label file per image
+_UnusedFiles = dict[Candidate, Finding | None]  # unused label files; None if the image is unknown
 
 
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
-    """Reports the label files of a split that no image has.
+    """Reports the label files that are not used by exactly one image of the split, and labels in other formats.
 
     Args:
         found: the label files that are used.
-        split_folders: the folders that the split names (absolute), without its lists.
+        split_folders: the folders that the split names (absolute), without lists.
         others: the data set's other splits.
     """
     context = SplitContext.of(found, split_folders, others)
@@ -74,8 +74,8 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
 
 
 def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, list[str]]:
-    """Returns the names of the images that each file resembles, each image with the first of its files only, so that
-    its loss counts once."""
+    """Returns the names of the images that each file resembles. An image is assigned to its first file only, so that it
+    is counted as lost once."""
     assigned: set[str] = set()
     images_of: dict[Candidate, list[str]] = {}
     for file, images in similar.items():
@@ -90,7 +90,7 @@ def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> d
 def _collect_expected(
     unused: _UnusedFiles, groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
 ) -> None:
-    """Adds the unused label files in the folders where those of the images are expected."""
+    """Adds the unused label files in the folders where label files are expected."""
     candidates = context.candidates
     for folder in _folders_to_search(groups_by_folder, context):
         image_folders = [group.folder for group in groups_by_folder[folder]]
@@ -107,7 +107,7 @@ def _collect_expected(
 
 
 def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
-    """Yields those of the expected folders whose unused files this split reports."""
+    """Yields the expected folders whose unused files are reported by this split."""
     candidates = context.candidates
     for folder, groups in groups_by_folder.items():
         is_usual = any(folder == candidates.folders.first_name(group.usual_label_folder) for group in groups)
@@ -118,14 +118,14 @@ def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], con
 
 
 def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
-    """Returns whether this split reports the unused label files of a folder of images. If several splits list images of
-    one folder, the first split does: these files would be a large fraction of a small split."""
+    """Returns whether this split reports the unused label files of an image folder. If several splits list images of
+    one folder, the first split does, because these files would be a large fraction of a small split."""
     is_walked = group.folder in context.candidates.walked
     return is_walked or group.folder not in context.others.folders_before
 
 
 def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: FilesPerImage) -> list[str]:
-    """Returns the loose stems that the image of a label file may have; that of the file itself comes first."""
+    """Returns the loose stems that the image of a label file may have, beginning with the stem of the file itself."""
     stems = [loose_stem(file.name)]
     image = label_format.named_image(first_bytes) if label_format.named_image is not None else ""
     if image:
@@ -134,29 +134,28 @@ def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: Files
 
 
 def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: SplitContext) -> None:
-    """Adds an unused label file of the image ``name``, which exists, unless there is nothing wrong with that."""
+    """Adds an unused label file of the existing image ``name``, unless the file can be ignored."""
     image = context.image_of_name.get(name)
     if image is None:
         is_read = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-        if not is_read:  # else no list names it, or it has a finding of its own
+        if not is_read:  # an image of a supported kind is in no list, or has a finding already
             unused[file] = _orphan(file, f"its image, {name}, is not read", context)
     elif image.status is ImageStatus.BACKGROUND:
         unused[file] = None
     elif image.status is ImageStatus.LABELED:
         used = image.label.name
         if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
-            message = f"{name} has {used}, which is used; remove one of the two"
+            message = f"{name} uses {used} instead; remove one of the two"
             unused[file] = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
     else:
-        assert image.status is ImageStatus.LEFT_OUT  # the reason names the file that is wrong
+        assert image.status is ImageStatus.LEFT_OUT  # its reason names the bad file
 
 
 # Nearby folders
 
 
 def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
-    """Adds the label files of a split that are in nearby folders. ``expected``: folders that have been searched
-    already."""
+    """Adds the label files of a split that are in nearby folders. ``expected``: folders already searched."""
     candidates = context.candidates
     for nearby in nearby_folders(context.split_folders, candidates):
         folder = candidates.folders.first_name(nearby.label_folder)
@@ -169,8 +168,8 @@ def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Co
 
 
 def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
-    """Returns whether a file in a nearby folder belongs to no image there, and may belong to one of this split. The
-    first split reports those that may belong to an image of any."""
+    """Returns whether a file in a nearby folder belongs to no image there and may belong to an image of this split.
+    Files that may belong to an image of any split are reported by the first split."""
     stem = loose_stem(file.name)
     belongs_to_another = stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems
     if belongs_to_another:
@@ -186,20 +185,20 @@ def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) 
 
 
 def _orphan_message(similar: Sequence[ListedImage]) -> str:
-    """Returns what to do with a label file that belongs to no image. ``similar``: the unlabeled images whose names
-    resemble its own, which are left out."""
+    """Returns what to do with a label file that belongs to no image. ``similar``: the unlabeled images with similar
+    names, which are left out."""
     if not similar:
         return "belongs to no image; rename it like its image, or remove it"
     first = similar[0]
-    return f"belongs to no image; if it is that of {first.name}, which is left out, rename it to {first.label.name}"
+    return f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}"
 
 
 def _orphan(file: Candidate, message: str, context: SplitContext, images: Collection[str] = ()) -> Finding:
-    """Returns the finding about a label file that belongs to no image. ``images``: those that are left out because of
-    it, if any image has a label file.
+    """Returns the finding about a label file that belongs to no image. ``images``: names of the images that it
+    resembles, which are left out if any image of the split is labeled.
 
-    Without such an image it counts as one, unless the split lists its images: then the folder may hold the labels of
-    many other images.
+    Without ``images``, the file counts as one lost image, unless the split names only lists: then the folder may
+    contain the labels of many other images.
     """
     candidates = context.candidates
     lost_images = int(bool(context.split_folders))
@@ -216,7 +215,7 @@ def _orphan(file: Candidate, message: str, context: SplitContext, images: Collec
 
 
 def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:
-    """Returns findings about the label files that several images have."""
+    """Returns findings about the label files that several images share."""
     owners: dict[str, list[str]] = {}  # names of images, by label file
     for image in images:
         if image.status is ImageStatus.LABELED:

@@ -1,8 +1,8 @@
-"""Lists an image once that symbolic links show under several names, with the label file that it has under any of them.
+"""Merges the names that symbolic links give an image into one, with the label file found under any of them.
 
-Two label files under two names make two images of it: two views of the same pictures, each with labels of its own. An
-empty file, or one that cannot be read, makes none beside others. Files where the format expects them come first: others
-(`unusual_labels`) are looked for only if none of the names has one.
+If two names have different label files, the image is listed twice: as two views, each with its own labels. A file that
+is empty or cannot be read makes no view if another one has labels. Files where the format expects them come first:
+other files (`unusual_labels`) are looked for only if none of the names has one.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WITHOUT_LABELS = (ImageStatus.LABELED, ImageStatus.LEFT_OUT, ImageStatus.BACKGR
 def find_aliases(
     images: Mapping[str, ImageFile], real_folders: Mapping[str, str], root: Path
 ) -> dict[str, list[ImageFile]]:
-    """Finds the images that have several names. Returns the other names of each by its usual one, which no symbolic
-    link is part of, or else the first.
+    """Finds the images that have several names. Returns, by usual name, the image under its other names. The usual name
+    is the first one without symbolic links, or else the first.
 
     Args:
-        images: by name.
-        real_folders: real paths of the folders of all images, by the prefixes of their names.
+        images: images by name.
+        real_folders: real paths of the image folders, by the prefixes of the image names.
         root: the data set's folder.
     """
     names_of_folder: dict[str, list[str]] = {}
@@ -51,23 +51,22 @@ def find_aliases(
 
 
 def _folder_of(image: ImageFile, real_root: str) -> str:
-    """Returns the path of the folder of an image, by its name."""
+    """Returns the path of an image's folder, from the image's name."""
     return path_of(image.name.rpartition("/")[0], real_root)
 
 
 class Views(NamedTuple):
-    """Holds an image, once for each file with labels that it has, and what is wrong with its label files."""
+    """Holds an image, once for each file with its labels, and what is wrong with its label files."""
 
     images: list[ListedImage]
     findings: list[Finding]  # without a loss
 
 
 def views_of_image(named_images: Sequence[ListedImage], root: Path) -> Views:
-    """Returns an image once for each of its label files with labels, under the first name by which that is found; once
-    if it has none.
+    """Returns an image once for each of its label files with labels, under the first name with which the label file is
+    found, or once if it has none.
 
-    ``named_images``: the image under each of its names, the usual one first, with the label file that it has under this
-    name.
+    ``named_images``: the image under each of its names, the usual one first, with the label file found under that name.
     """
     names_of_label: dict[str, list[ListedImage]] = {}  # by the real path of the label file
     for image in named_images:

@@ -1,4 +1,4 @@
-"""Looks up the files that may be label files: which a folder has besides those of images, and what is in them."""
+"""Looks up the files that may be label files: a folder's files that are not used by an image, and their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from data.source.listing.images import OtherFiles, spread
 from data.source.walk import Folders, none_if_missing
 from utils.files.safe_io import read_regular
 
-SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it has labels
+SAMPLE_SIZE = 20  # files of a folder that are opened to decide whether it contains labels
 
 
 class Candidate(NamedTuple):
@@ -29,23 +29,23 @@ class Candidate(NamedTuple):
         return os.path.join(self.folder, self.name)
 
     def first_bytes(self) -> bytes:
-        """Returns the beginning of the file; nothing if it cannot be read."""
+        """Returns the beginning of the file, or b"" if it cannot be read."""
         return first_bytes(self.path)
 
     def content(self) -> bytes:
-        """Returns the content of the file; nothing if it cannot be read."""
+        """Returns the content of the file, or b"" if it cannot be read."""
         return _content(self.path) or b""
 
 
 class CandidateFiles:
-    """Looks up the files in the folders of a split's labels that are not the label file of an image yet.
+    """Looks up the files in a split's label folders that are not used as an image's label file yet.
 
     Args:
-        label_format: how the label files of the format are found and recognized.
-        annotations: the folder of the labels; None: where the format expects them.
-        folders: entries on the disk.
-        walked: the files other than images in the folders of the images, which a walk has seen.
-        used: names of label files of images, by folder; a folder may have several names, by symbolic links.
+        label_format: defines how label files are found and recognized.
+        annotations: the folder of the labels; None if they are where the format expects them.
+        folders: directory entries on the disk.
+        walked: the files other than images in the image folders that have been walked.
+        used: names of the images' label files, by folder. Symbolic links can give a folder several names.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class CandidateFiles:
         self._contains_labels: dict[str, bool] = {}  # by folder
 
     def excluding(self, used: Mapping[str, Iterable[str]]) -> CandidateFiles:
-        """Returns the candidates but for those that are label files of images now. ``used``: their names by folder."""
+        """Returns the candidates without the files ``used``, names by folder, which are now images' label files."""
         names = dict(self._used)
         for folder, names_in_folder in used.items():
             names[folder] = names.get(folder, frozenset()) | frozenset(names_in_folder)
         return CandidateFiles(self.label_format, self.annotations, self.folders, self.walked, names)
 
     def label_folders(self, image_folder: str, below_split: str = "") -> list[str]:
-        """Returns the folders in which the label files of the images in a folder may be, the usual one first; all are
-        absolute. ``below_split``: the part of ``image_folder`` below the folder that the split names."""
+        """Returns the folders (absolute) that may contain the label files of the images in a folder, the usual one
+        first. ``below_split``: the part of ``image_folder`` below the folder that the split names."""
         return self.label_format.label_folders(image_folder, below_split, self.annotations)
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name, used or not; without images and folders if a walk was there."""
+        """Returns the entries of a folder by name, used or not; without images and subfolders for a walked folder."""
         entries = self.walked.get(folder)
         return self.folders.entries(folder) if entries is None else entries
 
@@ -86,14 +86,14 @@ class CandidateFiles:
         return self._unused(self.entries(folder), folder)
 
     def files(self, folder: str) -> list[Candidate]:
-        """Returns the candidates in a folder, sorted, that have the suffix of label files."""
+        """Returns the sorted candidates in a folder that have the suffix of label files."""
         suffix = self.label_format.suffix
         entries = self.entries(folder)
         names = [name for name in self.names(folder) if name[-len(suffix) :].lower() == suffix]
         return [Candidate(folder, name) for name in sorted(names) if not none_if_missing(entries[name].is_dir)]
 
     def folders_in(self, folder: str) -> list[str]:
-        """Returns the names, sorted, of the folders in a folder of labels, without symbolic links."""
+        """Returns the sorted names of the subfolders of a label folder, without symbolic links."""
         entries = self.folders.entries(folder)
         names = sorted(self._unused(entries, folder))
         return [name for name in names if none_if_missing(entries[name].is_dir) and not entries[name].is_symlink()]
@@ -108,14 +108,15 @@ class CandidateFiles:
         return self._by_loose_name[folder]
 
     def contains_labels(self, folder: str) -> bool:
-        """Returns whether some of the candidates in a folder have labels: those next to images may be captions."""
+        """Returns whether any of a sample of a folder's candidates contain labels. Text files next to images may be
+        captions."""
         if folder not in self._contains_labels:
             files = self.files(folder)
             self._contains_labels[folder] = any(self.is_label_file(file) for file in spread(files, SAMPLE_SIZE))
         return self._contains_labels[folder]
 
     def is_label_file(self, file: Candidate) -> bool:
-        """Returns whether a file has labels in the split's format."""
+        """Returns whether a file contains labels in the split's format."""
         return self.label_format.is_labels(file.first_bytes())
 
     def full_name(self, file: Candidate) -> str:
@@ -124,7 +125,7 @@ class CandidateFiles:
 
     def _unused(self, entries: dict[str, os.DirEntry], folder: str) -> Collection[str]:
         """Returns the names of those ``entries`` of a folder that are not used."""
-        if len(self._used.get(folder, ())) == len(entries):  # the usual case, in a fraction of the time
+        if len(self._used.get(folder, ())) == len(entries):  # fast path for the usual case
             return ()
         return entries.keys() - self._used_in_real.get(self.folders.real(folder), frozenset())
 
@@ -146,13 +147,13 @@ def without_copies(files: Sequence[Candidate]) -> Sequence[Candidate]:
 
 
 def have_equal_content(first: str, second: str) -> bool:
-    """Returns whether two files, given by their paths, have the same content. Unreadable files equal nothing."""
+    """Returns whether the files at two paths have the same content. False if either is unreadable."""
     content = _content(first)
     return content is not None and content == _content(second)
 
 
 def _content(path: str) -> bytes | None:
-    """Returns the content of a file; None if it cannot be read."""
+    """Returns the content of a file, or None if it cannot be read."""
     try:
         return read_regular(path, max_bytes=MAX_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads .txt lists of images, as Darknet, CVAT and Pascal VOC write them: a path in each row."""
+"""Reads .txt lists of images, as written by Darknet, CVAT and Pascal VOC, with one path per row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from utils.logger import get_logger
 
 MAX_LIST_BYTES = 1 << 31
 NO_FILE = "a pipe or device, not a file"
-_MAX_TRIED_ROWS = 10  # rows that are tried of a list that was written for another folder
+_MAX_TRIED_ROWS = 10  # rows tried to locate the images of a list that was written for another folder
 
 
 class NamedImage(NamedTuple):
@@ -30,7 +30,7 @@ class NamedImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageList:
-    """Holds what the rows of a list name."""
+    """The images that the rows of a list name, and the problems of other rows."""
 
     images: list[NamedImage]  # in order
     missing: list[str]  # rows whose images do not exist, as paths with /
@@ -43,18 +43,18 @@ class _Row(NamedTuple):
 
 
 class _RowReader(Protocol):
-    """Says which image a row of a list names."""
+    """Resolves the rows of a list to image paths."""
 
     def names_image(self, row: str) -> bool:
         """Returns whether a row looks like the path of an image."""
 
     def path(self, row: str) -> str | None:
-        """Returns the absolute path of the image; None if there is no such image."""
+        """Returns the absolute path of the image, or None if it does not exist."""
 
 
 def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
-    """Reads a list. If no row is an image as it is written, finds out for which folder the list was written. Raises
-    UserError if all rows name nothing, or several images."""
+    """Reads a list. If no row names an image as written, determines the folder that the list was written for. Raises
+    UserError if the first rows still match no image, or if one of them matches several."""
     rows = _rows(file)
     reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
     if rows and all(reader.path(row.text) is None for row in rows):
@@ -75,7 +75,7 @@ def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> I
 
 
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
-    """Returns whether a file has one of the ``suffixes`` of images that are read (`is_image_name`: of any image)."""
+    """Returns whether a file has one of the ``suffixes`` of supported images. For any image, see `is_image_name`."""
     return os.path.splitext(name)[1].lower() in suffixes
 
 
@@ -86,14 +86,14 @@ def _rows(file: Path) -> list[_Row]:
 
 
 def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) -> ImageFile | Finding:
-    """Returns the image of a row, or what is wrong with it."""
+    """Returns the image of a row, or a finding about the row."""
     if not reader.names_image(row.text):
         return Finding(location, BAD_LISTED, f"{row.text[:100]!r} is not the path of an image", lost_images=1)
     path = reader.path(row.text)
     if path is None:
         reason = "not found"
         if _parts(row.text)[-1].startswith("."):
-            reason += ", as names that begin with a dot are hidden; rename the image"
+            reason += ", because names that begin with a dot are hidden; rename the image"
         return Finding(location, MISSING_IMAGE, f"{row.text} {reason}", lost_images=1)
     parent, name = os.path.split(path)
     entry = folders.entries(parent)[name]
@@ -104,8 +104,8 @@ def _read_row(row: _Row, location: str, reader: _RowReader, folders: Folders) ->
 
 
 class _RowsAsWritten:
-    """Reads rows as absolute paths, or as relative ones: to the list's folder if they begin with ``./``, else to the
-    data set's folder first, then to the list's."""
+    """Reads rows as absolute or relative paths. Rows that begin with ``./`` are relative to the list's folder or else
+    to the data set's folder; other rows are relative to the data set's folder or else to the list's folder."""
 
     def __init__(self, list_folder: Path, folders: Folders, suffixes: frozenset[str]) -> None:
         self._list_folder = list_folder
@@ -133,8 +133,8 @@ class _RowsAsWritten:
 
 
 class _RowsForAnotherFolder:
-    """Reads rows whose first ``left_out`` folders are those of another place, with or without suffixes, as paths in
-    ``folder``."""
+    """Reads rows, with or without suffix, as paths in ``folder`` after dropping their first ``left_out`` folders, which
+    belong to another location."""
 
     def __init__(self, folder: Path, left_out: int, folders: Folders, suffixes: frozenset[str]) -> None:
         self._folder = folder
@@ -147,7 +147,7 @@ class _RowsForAnotherFolder:
 
     def path(self, row: str) -> str | None:
         parts = _parts(row)[self._left_out :]
-        if not parts:  # it has fewer folders than the row that shows how to read them
+        if not parts:  # fewer folders than the row that determined ``left_out``
             return None
         path = os.path.join(self._folder, *parts)
         if is_image(row, self._suffixes):
@@ -160,12 +160,12 @@ class _RowsForAnotherFolder:
 def _reader_for_another_folder(
     rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str]
 ) -> _RowsForAnotherFolder:
-    """Finds the images of a list whose rows name no image as written: they have Windows separators, are for another
+    """Returns a reader for a list whose rows name no image as written: they have Windows separators, are for another
     folder (CVAT's ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's
     ``000012``).
 
-    The first of ``rows`` that ends like the path of one image in the data set decides for all. Raises UserError if no
-    image fits, or several do.
+    The first row whose end matches the path of exactly one image in the data set decides for all. Raises UserError if
+    no image matches, or if several do.
     """
     root = folders.root
     tried_rows = rows[:_MAX_TRIED_ROWS]
@@ -179,7 +179,7 @@ def _reader_for_another_folder(
                 raise _several_images(row, sorted(matches), file, root)
             if matches:
                 image = Path(matches[0])
-                message = "%s: no row names an image as it is written; rows are read as line %d: %s is %s"
+                message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
                 get_logger().info(message, file, row.line, row.text, relative_name(image, root))
                 return _RowsForAnotherFolder(image.parents[len(tail) - 1], left_out, folders, suffixes)
     advice = labels_without_images(root) or f"; give paths of images relative to {root}"
@@ -188,7 +188,7 @@ def _reader_for_another_folder(
 
 
 def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:
-    """Returns the ``paths``, or those that without their suffixes, end in the parts ``tail``."""
+    """Returns the ``paths`` that end in the parts ``tail``, compared without suffixes unless ``has_suffix``."""
     ending = os.sep + os.path.join(*tail)
     if has_suffix:
         return [path for path in paths if path.endswith(ending)]
@@ -196,7 +196,7 @@ def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> 
 
 
 def _several_images(row: _Row, images: list[str], file: Path, root: Path) -> UserError:
-    """Makes the error about a row that may name any of several ``images``."""
+    """Returns the error about a row that may name any of several ``images``."""
     shown = images if len(images) <= 2 else [*images[:2], "..."]
     return UserError(
         f"{file}:{row.line}: {len(images)} images fit {row.text[:200]!r}: {', '.join(shown)}; name images by "
@@ -207,7 +207,7 @@ def _several_images(row: _Row, images: list[str], file: Path, root: Path) -> Use
 def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: frozenset[str]) -> list[str]:
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {_parts(row.text)[-1] for row in rows}
-    voc_images = file.parent.parent.parent / "JPEGImages"  # next to ImageSets/Main; masks elsewhere have the same names
+    voc_images = file.parent.parent.parent / "JPEGImages"  # next to ImageSets; masks elsewhere have the same names
     base = voc_images if voc_images.is_dir() else root
     if not base.is_dir():
         return []

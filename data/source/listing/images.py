@@ -1,4 +1,4 @@
-"""Finds the images of a split, which names folders and .txt lists (`image_list`)."""
+"""Finds the images in the folders and .txt lists (`image_list`) that a split names."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 from utils.logger import get_logger
 
-_SAMPLE_SIZE = 20  # files of a folder and a suffix that are opened to decide whether any of them are images
-_MAX_MEASURED = 1000  # files of which the largest is opened as well: an image is larger than most other files
+_SAMPLE_SIZE = 20  # files per folder and suffix that are opened to decide whether any of them are images
+_MAX_MEASURED = 1000  # files whose sizes are compared to also open the largest, which is the likeliest image
 T = TypeVar("T")
 OtherFiles = dict[str, dict[str, os.DirEntry]]  # files other than images, by folder (absolute) and name
 
 
 @dataclass(slots=True)
 class SplitImages:
-    """Collects the images of a split, and what else its folders and lists say."""
+    """Collects the images of a split, and the other files and problems in its folders and lists."""
 
-    folders: Folders  # entries on the disk
+    folders: Folders  # directory entries on the disk
     suffixes: frozenset[str]  # of images
     images: dict[str, ImageFile] = field(default_factory=dict)  # by name, each image once
     aliases: dict[str, list[ImageFile]] = field(default_factory=dict)  # images under other names, see `find_aliases`
-    missing: list[str] = field(default_factory=list)  # names in lists of images that do not exist
+    missing: list[str] = field(default_factory=list)  # listed names of images that do not exist
     findings: list[Finding] = field(default_factory=list)
-    real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of names of images
+    real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
-    other_files: OtherFiles = field(default_factory=dict)  # in the folders of the images, if the split names folders
+    other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
 
     def add(self, image: ImageFile, location: str) -> None:
-        """Adds an image that the split names in a ``location``; a repetition is a finding."""
+        """Adds an image that the split names at ``location``. A repeated image becomes a finding."""
         if image.name in self.images:
             self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is listed twice; used once"))
         else:
             self.images[image.name] = image
 
     def separate_aliases(self) -> None:
-        """Keeps each image under one name, once all are added."""
-        if len(set(self.real_folders.values())) == len(self.real_folders):  # the usual case: no image is looked at
+        """Keeps each image under one name. Call this after all images have been added."""
+        if len(set(self.real_folders.values())) == len(self.real_folders):  # fast path for the usual case
             return
         self.aliases = find_aliases(self.images, self.real_folders, self.folders.root)
         for image in self.all_aliases:
@@ -74,12 +74,12 @@ class SplitImages:
         return {*self.images, *(image.name for image in self.all_aliases)}
 
     def sorted(self) -> list[ImageFile]:
-        """Returns the images by name."""
+        """Returns the images, sorted by name."""
         return [self.images[name] for name in sorted(self.images)]
 
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split, at least one. Raises UserError if there is none, or an entry is missing."""
+    """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
     entries = spec.listed_splits[split].images
     for entry in entries:
         if entry == Path(entry.anchor):
@@ -98,14 +98,14 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
 
 
 def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split without refusing anything: its mistakes are reported when it is used itself. Warns
-    of a folder or list that cannot be read, whose images seem to be of no split."""
+    """Returns the images of another split without raising for its mistakes, which are reported when that split is used.
+    Logs a warning for a folder or list that cannot be read; its images then seem to belong to no split."""
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
     for entry in spec.listed_splits[split].images:
         try:
             _read_entry(split_images, entry)
         except UserError as error:
-            get_logger().warning("%s: '%s': not all of its images are known: %s", spec.source, split, error)
+            get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
     split_images.separate_aliases()
     return split_images
 
@@ -124,7 +124,7 @@ def _read_entry(split_images: SplitImages, entry: Path) -> None:
 
 
 def _add_list(split_images: SplitImages, file: Path) -> None:
-    """Adds the images that a list names, and what is wrong with its rows."""
+    """Adds the images that a list names, and the findings about its rows."""
     image_list = read_image_list(file, split_images.folders, split_images.suffixes)
     for row in image_list.images:
         split_images.add(row.image, row.location)
@@ -136,7 +136,7 @@ def _add_list(split_images: SplitImages, file: Path) -> None:
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:
-    """Adds what a folder has, without the folders in it. ``split_folder``: the one that the split names."""
+    """Adds the content of a folder, without its subfolders. ``split_folder``: the folder that the split names."""
     prefix = split_images.folders.name_in(visit.path)
     below_split = relative_name(visit.path, split_folder)
     prefix_in_split = "" if below_split == "." else f"{below_split}/"
@@ -146,7 +146,7 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
     other_files: dict[str, os.DirEntry] = {}
     for entry in visit.entries:
         name = entry.name
-        stem, dot, ending = name.rpartition(".")  # much faster than os.path.splitext; the name begins with no dot
+        stem, dot, ending = name.rpartition(".")  # much faster than os.path.splitext; names do not begin with a dot
         suffix = dot + ending
         if suffix == ARRAY_SUFFIX and stem in cached_stems:
             continue
@@ -160,25 +160,25 @@ def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> 
         other_files[name] = entry
     split_images.other_files[visit.path] = other_files
     split_images.real_folders[prefix] = visit.real
-    if visit.real not in split_images.walked_folders:  # else it is shown under another name, with the same files
+    if visit.real not in split_images.walked_folders:  # else already walked under another name
         split_images.walked_folders.add(visit.real)
         split_images.findings += [*findings, *_unsupported_images(other_files, prefix)]
 
 
 def _images_not_read(visit: Visit, prefix: str, suffixes: frozenset[str]) -> Iterator[Finding]:
-    """Yields findings about what is named like an image and not read: an empty folder, and hidden files in a folder."""
+    """Yields findings about entries that are named like images but not read: empty folders and hidden files."""
     if not visit.entries and is_image(visit.path, suffixes):
         name = prefix.rstrip("/") or "."
         yield Finding(name, BAD_IMAGE, "an empty folder, not a file", lost_images=1, consequence="left out")
     for entry in visit.hidden:
         if is_image(entry.name, suffixes) and none_if_missing(entry.is_file):
-            yield Finding(prefix + entry.name, UNSUPPORTED, "is hidden, as its name begins with a dot; rename it")
+            yield Finding(prefix + entry.name, UNSUPPORTED, "is hidden because its name begins with a dot; rename it")
 
 
 def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterator[Finding]:
-    """Yields findings about the images among the ``files`` of a folder that have no suffix of images that are read.
+    """Yields findings about images among the ``files`` of a folder that have no supported suffix.
 
-    Files of unknown suffix are opened: a sample first, as there may be millions that are no images.
+    Files with an unknown suffix are opened, first a sample, because there may be millions that are not images.
     """
     names_of: dict[str, list[str]] = {}  # by suffix
     for name in files:
@@ -197,7 +197,7 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
 
 
 def _sample_of(names: Sequence[str], files: Mapping[str, os.DirEntry]) -> set[str]:
-    """Returns some of ``names``, at equal distances, and the largest of some more of these files."""
+    """Returns evenly spaced ``names``, and the largest file of a larger evenly spaced sample."""
     largest = max(spread(names, _MAX_MEASURED), key=lambda name: _size_of(files[name]))
     return {*spread(names, _SAMPLE_SIZE), largest}
 
@@ -208,26 +208,26 @@ def _size_of(file: os.DirEntry) -> int:
 
 
 def spread(items: Sequence[T], count: int) -> Sequence[T]:
-    """Returns ``count`` of the items, at equal distances; all if there are no more."""
+    """Returns ``count`` evenly spaced items, or all if there are no more."""
     if len(items) <= count:
         return items
     return [items[i * len(items) // count] for i in range(count)]
 
 
 def _cached_stems(entries: Iterable[os.DirEntry], suffixes: frozenset[str]) -> set[str]:
-    """Returns the stems of images, if arrays are images, too: an array of the same stem is a copy that another program
-    has cached."""
+    """Returns the stems of images if arrays are also read as images. An array with such a stem is a copy cached by
+    another program."""
     if ARRAY_SUFFIX not in suffixes:
         return set()
     return {os.path.splitext(entry.name)[0] for entry in entries if is_image(entry.name, IMAGE_SUFFIXES)}
 
 
 def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_split: str) -> Finding | None:
-    """Adds an entry that is named like an image, unless it is a folder; returns a finding if it is no file. The names
-    are those of `ImageFile`."""
-    status = status_of(entry)  # one look at the disk: folders may have millions of images
+    """Adds an entry that is named like an image, unless it is a folder. Returns a finding if it is not a regular file.
+    ``name``, ``name_in_split``: see `ImageFile`."""
+    status = status_of(entry)  # a single disk access: folders may contain millions of images
     if status is None:
-        return Finding(name, MISSING_IMAGE, "a link to nothing", lost_images=1)
+        return Finding(name, MISSING_IMAGE, "a broken link", lost_images=1)
     if stat.S_ISREG(status.st_mode):
         split_images.add(ImageFile(name, name_in_split, FileStamp(status.st_size, status.st_mtime_ns)), name)
         return None
@@ -237,7 +237,7 @@ def _add_file(split_images: SplitImages, entry: os.DirEntry, name: str, name_in_
 
 
 def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> UserError:
-    """Makes the error about a split without images, with what its folders have instead."""
+    """Returns the error about a split without images, with what its folders contain instead."""
     searched = ", ".join(map(str, spec.listed_splits[split].images))
     message = f"{searched}: no images found for '{split}' (looked for {' '.join(sorted(image_suffixes(spec.pixels)))})"
     unread = unread_files(split_images.findings)
@@ -248,5 +248,5 @@ def _no_images(spec: DatasetSpec, split: str, split_images: SplitImages) -> User
 
 
 def unread_files(findings: Iterable[Finding]) -> list[str]:
-    """Returns the files of unsupported kinds, as `unread_summary` takes them."""
+    """Returns the files of unsupported kinds, formatted for `unread_summary`."""
     return [f"{finding.where}: {finding.text}" for finding in findings if finding.kind == UNSUPPORTED]

@@ -1,7 +1,7 @@
-"""Finds the label file of each image, where a format has one per image: where the format expects it, with the image's
-name and the format's suffix.
+"""Finds the label file of each image in formats with one per image: in the folder where the format expects it, with the
+image's name and the format's suffix.
 
-`unusual_labels` finds those of the other images under other names.
+`unusual_labels` searches for the other images' label files in other folders and under other names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from utils.files.paths import path_of
 
 @dataclass(frozen=True, slots=True)
 class ImageGroup:
-    """The images of one folder, whose label files are expected in the same folders. An image that symbolic links show
-    in several folders is in the group of each."""
+    """The images of one folder, which share their label folders. An image that symbolic links show in several folders
+    is in the group of each."""
 
     folder: str  # absolute
     label_folders: list[str]  # absolute, the usual one first
@@ -48,10 +48,10 @@ class FoundLabels:
 
     images: list[ListedImage]  # sorted by name
     groups: list[ImageGroup]  # the images under all of their names
-    candidates: CandidateFiles  # the files that no image has
-    without_usual_label: frozenset[str]  # all names of images without a label file where the format expects it
+    candidates: CandidateFiles  # the files that are not used by any image
+    without_usual_label: frozenset[str]  # all names of images without a label file in the usual folder
     findings: list[Finding]
-    unusual: dict[str, str]  # label files in other places or of other names, by names of images
+    unusual: dict[str, str]  # label files in other folders or with other names, by image name
 
     @property
     def is_any_labeled(self) -> bool:
@@ -59,8 +59,7 @@ class FoundLabels:
 
 
 def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> FoundLabels:
-    """Finds the label files of images where the format expects them, under the images' names. ``candidates``: all
-    files."""
+    """Finds the label files in the usual folders that have the images' names. ``candidates``: all files."""
     groups = _group_by_folder([*split_images.sorted(), *split_images.all_aliases], candidates)
     images: list[ListedImage] = []
     used: dict[str, list[str]] = {}  # names of label files, by folder
@@ -85,8 +84,8 @@ def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> F
 
 
 def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[list[ListedImage], list[str]]:
-    """Returns the images of a group, each with the file of its name in the usual label folder, and the names of these
-    files."""
+    """Returns the images of a group, each with the label file of the same name in the usual label folder, and the names
+    of these label files."""
     entries = candidates.entries(group.usual_label_folder)
     prefix = candidates.folders.name_in(group.usual_label_folder)
     image_prefix = len(group.images[0].name) - len(group.images[0].base_name)
@@ -105,8 +104,8 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
 
 
 def _unite_names(named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path) -> Views:
-    """Returns the images, each once per label file. ``named_images``: each image under each of its names;
-    ``aliases``: see `find_aliases`."""
+    """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
+    `find_aliases`."""
     image_of_name = {image.name: image for image in named_images}
     united = Views([], [])
     for usual_name, others in aliases.items():
@@ -119,10 +118,10 @@ def _unite_names(named_images: Sequence[ListedImage], aliases: Mapping[str, Sequ
 
 
 def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
-    """Returns an image with its label file. It is left out if that is no file. ``status``: None for a link to
-    nothing."""
+    """Returns an image with its label file. The image is left out if its label file is not a regular file. ``status``:
+    None for a broken link."""
     if status is None:
-        return _with_no_file(image, LabelFile(name, None), "a link to nothing")
+        return _with_no_file(image, LabelFile(name, None), "a broken link")
     label = LabelFile(name, FileStamp(status.st_size, status.st_mtime_ns))
     if stat.S_ISREG(status.st_mode):
         return ListedImage(image, ImageStatus.LABELED, label)
@@ -135,7 +134,7 @@ def _with_no_file(image: ImageFile, label: LabelFile, problem: str) -> ListedIma
 
 
 def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) -> list[ImageGroup]:
-    """Groups images by their folder and that in the split, which decide where their labels are expected."""
+    """Groups images by their folder and their folder within the split, which determine their label folders."""
     groups: dict[tuple[str, str], ImageGroup] = {}
     for image in images:
         folder_names = (image.name.rpartition("/")[0], image.name_in_split.rpartition("/")[0])

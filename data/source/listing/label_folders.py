@@ -1,9 +1,9 @@
-"""Names the folders in which the label files of a split may be:
+"""Names the folders that may contain the label files of a split:
 
-usual      where the format looks for the label files of a folder of images first
-expected   the usual folder, that of the images and, if an image has no label file in the usual one, the others of
-           the format
-nearby     a folder below or above a usual one: a label file of the split is there by mistake
+usual      the folder where the format first looks for the label files of an image folder
+expected   the usual folder, the image folder and, if an image has no label file in the usual folder, the format's other
+           folders
+nearby     a folder below or above a usual one, where label files of the split are misplaced
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from data.source.listing.listing import ImageStatus
 
 
 class NearbyFolder(NamedTuple):
-    """A folder in which label files of the split may be by mistake."""
+    """A folder that may contain misplaced label files of the split."""
 
     label_folder: str  # absolute
-    image_folder: str  # absolute; its images have their labels in ``label_folder``
-    is_of_other_splits: bool  # other splits may have labels there, too
+    image_folder: str  # absolute; ``label_folder`` is the label folder of its images
+    is_of_other_splits: bool  # whether other splits may also have labels there
 
 
 def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
-    """Returns whether each image has a label file of its own in the usual folder, and no expected or nearby folder has
-    any other. ``split_folders``: those that the split names (absolute)."""
+    """Returns whether each image has its own label file in the usual folder, and no expected or nearby folder contains
+    any other. ``split_folders``: folders that the split names (absolute)."""
     if found.without_usual_label:
         return False
     labels = {image.label.name for image in found.images if image.status is ImageStatus.LABELED}
@@ -40,7 +40,7 @@ def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
 
 
 def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
-    """Returns the expected folders, each under one name, with the images whose label files may be there."""
+    """Returns the expected folders, each under one name, with the groups of images whose label files may be there."""
     folders = found.candidates.folders
     groups: dict[str, list[ImageGroup]] = {}
     for group in found.groups:
@@ -53,7 +53,7 @@ def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
 
 
 def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folders of the folders that a split names, and those nearby."""
+    """Yields the usual label folders of the folders that a split names, and the folders nearby."""
     for split_folder in split_folders:
         yield from _folders_below(split_folder, candidates)
         if candidates.annotations is None:
@@ -61,9 +61,9 @@ def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> 
 
 
 def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folder of a folder that the split names, and the folders below: of ``images/train``,
-    ``labels/train``, ``labels/train/a``, ... Of a folder without ``images`` in its path, whose labels are beside the
-    images, these are the folders of images themselves."""
+    """Yields the usual label folder of a folder that the split names, and the folders below it. For ``images/train``,
+    these are ``labels/train``, ``labels/train/a``, ... If the labels are next to the images, as for a path without
+    ``images``, these are the image folders themselves."""
     is_of_other_splits = candidates.annotations is not None
     label_folder = candidates.label_folders(split_folder)[0]
     if label_folder == split_folder:
@@ -83,8 +83,8 @@ def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[Ne
 
 
 def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folders of the folders above one that the split names, up to ``images``: of
-    ``images/2024/train``, ``labels/2024`` and ``labels``."""
+    """Yields the usual label folders of the folders above one that the split names, up to ``images``. For
+    ``images/2024/train``, these are ``labels/2024`` and ``labels``."""
     image_folder = split_folder
     while os.path.basename(image_folder) != "images":
         image_folder = os.path.dirname(image_folder)

@@ -1,4 +1,4 @@
-"""Defines the listing of a split: all of its images, each with its status, and what is wrong with any of them."""
+"""Defines the listing of a split: all of its images, each with its status, and the findings about them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from data.split_files import ImageFile, LabelFile, NamesOfImage, OtherImages
 
 
 class ImageStatus(StrEnum):
-    """Says whether a split uses an image that it names."""
+    """Whether and how a split uses an image that it names."""
 
     LABELED = "labeled"
-    BACKGROUND = "background"  # there is no label file
-    LEFT_OUT = "left out"  # the labels cannot be read, or may be in another file
+    BACKGROUND = "background"  # without a label file
+    LEFT_OUT = "left out"  # its labels cannot be read, or may be in another file
 
 
 class ListedImage(NamedTuple):
@@ -26,9 +26,9 @@ class ListedImage(NamedTuple):
 
     file: ImageFile
     status: ImageStatus
-    label: LabelFile  # of a background: the file that it would have
-    reason: Finding | None = None  # why it is left out
-    aliases: NamesOfImage = ()  # the image under other names, by which symbolic links show it
+    label: LabelFile  # for a background, the file where its labels would be
+    reason: Finding | None = None  # why the image is left out
+    aliases: NamesOfImage = ()  # the image under other names, given by symbolic links
 
     @property
     def name(self) -> str:
@@ -45,13 +45,13 @@ class ListedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """Holds the files of a split."""
+    """The files of a split."""
 
     all_images: list[ListedImage]  # sorted by name
     label_format: LabelFormat
     findings: list[Finding]
     unusual_labels: dict[str, str] = field(default_factory=dict)  # see `FoundLabels`
-    others: OtherImages = OtherImages()  # images that one label file for all may name, too
+    others: OtherImages = OtherImages()  # images of no or other splits that one label file for all may name
     shares_folders: bool = False  # see `DatasetSpec.shares_folders`
 
     @cached_property
@@ -72,12 +72,12 @@ class Listing:
 
     @property
     def num_aliases(self) -> int:
-        """Counts the names of images besides the one under which each is listed."""
+        """Number of additional names of the images, besides the name under which each is listed."""
         return sum(len(image.aliases) for image in self.all_images)
 
 
 def leave_out(images: list[ListedImage], reasons: Mapping[str, Finding]) -> list[ListedImage]:
-    """Returns ``images``, of which those with a reason are left out. ``reasons``: by names of images."""
+    """Returns ``images``, leaving out those with a reason. ``reasons``: reasons by image name."""
     if not reasons:
         return images
     return [image.leave_out(reasons[image.name]) if image.name in reasons else image for image in images]

@@ -1,4 +1,4 @@
-"""Finds the images of a data set besides those of one split, which its one label file may name, too."""
+"""Finds the images outside a split that the split's one label file may also name."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import NamesOfImage, OtherImages
 from utils.files.paths import path_of
 
-_MAX_FOLDERS = 1000  # folders next to those of a split that are searched for images with the same labels
+_MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
 
 
 def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
-    """Returns the other images that the label file of a split, one for all images, may name."""
+    """Returns the images outside a split that its one label file may name."""
     folders = Folders(spec.root)
     missing_elsewhere: list[str] = []
     earlier: dict[str, NamesOfImage] = {}  # by name
@@ -35,10 +35,10 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
             images[name] = tuple(file._replace(stamp=None) for file in (image, *found.aliases.get(name, ())))
         known |= found.names
 
-    own = split_images.names
+    split_names = split_images.names
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - own)],
-        later_splits=[later[name] for name in sorted(later.keys() - own - earlier.keys())],
+        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - split_names)],
+        later_splits=[later[name] for name in sorted(later.keys() - split_names - earlier.keys())],
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
@@ -52,23 +52,23 @@ def splits_before(spec: DatasetSpec, split: str) -> list[str]:
 
 
 def splits_with_other_images(spec: DatasetSpec, split: str) -> list[str]:
-    """Returns the splits that name other folders or lists than ``split``: unlike the training split, if a part of it is
-    held out as "val"."""
+    """Returns the splits that name other folders or lists than ``split``. This excludes the training split for a "val"
+    that is held out from it, and vice versa."""
     splits = spec.listed_splits
     own_paths = _real_paths(splits[split].images)
     return [name for name, other in splits.items() if _real_paths(other.images) != own_paths]
 
 
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
-    """Returns the splits that have the label file of ``split``, and other images."""
+    """Returns the splits that have the same label file as ``split`` but other images."""
     splits = spec.listed_splits
     others = splits_with_other_images(spec, split)
     return [other for other in others if splits[other].annotations == splits[split].annotations]
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
-    """Returns the names, sorted, of images that no split names, next to the folders of this split or to the images of
-    its lists. ``known``: names of images to leave out, and of those whose folders are searched for a list."""
+    """Returns the sorted names of images that no split names, next to the folders of this split or to the images of its
+    lists. ``known``: names of images to leave out; for lists, their folders are searched."""
     suffixes = image_suffixes(spec.pixels)
     entries = spec.listed_splits[split].images
     searched = {entry.parent for entry in entries if entry.is_dir()}
@@ -86,7 +86,7 @@ def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: C
 
 
 def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:
-    """Yields a folder and those below it, without the folders of splits in it."""
+    """Yields a folder and the folders below it, except split folders directly in it."""
     split_entries = {entry for split in spec.listed_splits.values() for entry in split.images}
     entries = list(folders.entries(str(folder)).values())
     yield Visit(str(folder), "", entries, [])

@@ -1,4 +1,4 @@
-"""Writes the listing of a split as JSON, and reads it again: a copy (``--stage``) has the listing of its original."""
+"""Stores the listing of a split as JSON. A copy (``--stage``) uses the stored listing of its original."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 34
 
 
 def listing_text(listing: Listing) -> str:
-    """Returns the text of a file from which `read_listing` restores a listing."""
+    """Returns the JSON from which `read_listing` restores a listing."""
     content = {
         "images": listing.all_images,
         "format": listing.label_format.name,
@@ -29,7 +29,7 @@ def listing_text(listing: Listing) -> str:
 
 
 def read_listing(path: Path) -> Listing:
-    """Reads the listing that `listing_text` has written."""
+    """Reads a listing from a file with the text of `listing_text`."""
     content = json.loads(read_text(path, max_bytes=_MAX_BYTES))
     formats = {label_format.name: label_format for label_format in LABEL_FORMATS}
     earlier, later, *names = content["others"]

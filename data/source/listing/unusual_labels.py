@@ -1,7 +1,7 @@
-"""Finds the label files of images that have none where their format expects it.
+"""Finds the label files of images that have none in the usual folder under the usual name.
 
-Other readings are tried: the format's other folders, names in another case or composition of accents, the image's whole
-name before the suffix (``0003.jpg.txt``), and the image that the file itself names. The only one that fits is taken.
+It tries the format's other folders, names in another case or composition of accents, the image's whole name before the
+suffix (``0003.jpg.txt``), and the image that the label file itself names. A match is used if it is the only one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from data.split_files import ImageFile
 
 
 def find_unusual_labels(found: FoundLabels) -> FoundLabels:
-    """Returns ``found`` with the label files that only other readings find. An image for which several files fit is
-    left out."""
+    """Returns ``found`` with the label files in other folders or under other names. An image with several matching
+    files is left out."""
     found = _with_choices(found, _similarly_named(found))
     return _with_choices(found, _naming_their_image(found))
 
 
 def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
-    """Makes the only file that an image may have its label file. ``choices``: the files by names of images."""
+    """Assigns to each image the only file among its ``choices``, which are the matching files by image name."""
     choices = {name: files for name, files in choices.items() if files}
     if not choices:
         return found
@@ -58,8 +58,8 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
 
 
 def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles) -> Views:
-    """Returns an unlabeled image with the only file that fits; once for each if several names of the image have one
-    each. If several files fit one name, it is left out."""
+    """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
+    name has several matching files, the image is left out."""
     named_images: list[ListedImage] = []
     for image_file in image.names:
         files = choices.get(image_file.name, ())
@@ -74,8 +74,8 @@ def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]],
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns the files in the format's other folders, or with names that only resemble that of an image, by names of
-    images without a label file. Two images may have the same file."""
+    """Returns, by name of each image without a usual label file, the files that are in the format's other folders or
+    have a similar name. Two images may share a file."""
     return {
         image.name: _files_named_like(image, group, found.candidates)
         for group in found.groups
@@ -85,7 +85,7 @@ def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
 
 
 def _files_named_like(image: ImageFile, group: ImageGroup, candidates: CandidateFiles) -> Sequence[Candidate]:
-    """Returns the files that, by their names, may be the label file of an image."""
+    """Returns the files that, judging by their names, may be the label file of an image."""
     usual_name = image.stem + candidates.label_format.suffix
     name_with_image_suffix = image.base_name + candidates.label_format.suffix
     matches: list[Candidate] = []
@@ -94,7 +94,7 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
         similar = by_name.get(loose(usual_name)) or by_name.get(loose(name_with_image_suffix)) or []
         exact = [file for file in similar if file.name == usual_name]
         for file in exact or similar:
-            # Outside of the usual folder, a file must have labels; an empty one has if others there do.
+            # Outside the usual folder, a file must contain labels; an empty file counts if others there contain labels.
             is_usual = folder == group.usual_label_folder
             if is_usual or candidates.contains_labels(folder) or candidates.is_label_file(file):
                 matches.append(file)
@@ -102,8 +102,8 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns the files that name an image themselves, by any of its names, if the format has such names: by the usual
-    names of images without a label file."""
+    """Returns, by the usual name of each image without a label file, the files that name it in their content, by any of
+    its names, if the format can do so."""
     named_image = found.candidates.label_format.named_image
     if named_image is None:
         return {}
@@ -125,7 +125,7 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
     return Finding(
         where=image,
         kind=BAD_LABEL,
-        text=f"its labels may be in {' or '.join(names[:3])}: keep one of them",
+        text=f"its labels may be in {' or '.join(names[:3])}; keep one of them",
         consequence="left out",
         lost_images=1,
         lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),

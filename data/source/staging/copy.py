@@ -1,14 +1,13 @@
 """Maintains a node's copy of a data set: finds the files that are complete, and writes the others.
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
-its modification time, and each split keeps the listing of the original: a copy is verified by its files' sizes and
-times, and not listed itself. So it is used, refused and reported like the original, and its index has the same
-fingerprint.
+its modification time. Each split keeps the listing of the original: a copy is verified by its files' sizes and times,
+not listed itself. It is therefore used, refused and reported like the original, and its index has the same fingerprint.
 
 The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``<splits>.json``, which
-names the original; and ``<splits>.<split>.json``, the listing of a split. A file is written in ``incoming/`` and moved
-to the tree when its bytes are known to be on the disk, so a file in the tree that has the original's size and
-modification time is complete, also after a crash.
+names the original; and ``<splits>.<split>.json``, the listing of a split. A file is written to ``incoming/`` and moved
+to the tree once its bytes are on the disk, so that a file in the tree with the original's size and modification time is
+complete even after a crash.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from utils.files.safe_io import open_below, read_text
 from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.strings import counted, format_bytes
 
-_SYNC_EVERY_S = 10.0  # a killed process loses at most the files of this time
-_BLOCK = 4096  # bytes; disk usage of a file is a multiple of this
-_INODE = 512  # bytes that a file takes besides its content
+_SYNC_EVERY_S = 10.0  # a killed process loses at most the files written in this time
+_BLOCK = 4096  # bytes; a file's disk usage is a multiple of this
+_INODE = 512  # bytes that a file takes up besides its content
 
 
 class StageCopy:
@@ -58,13 +57,13 @@ class StageCopy:
         os.close(self._open_folder(""))
 
     def _open_folder(self, name: str) -> int:
-        """Returns a descriptor of a folder in the copy, which is made if necessary. No symbolic link is followed: the
-        name of the copy can be guessed, so another user could have planted one. Raises PermissionError for a link."""
+        """Returns a descriptor of a folder in the copy, which is created if necessary. Symbolic links are not followed,
+        because another user could guess the copy's name and plant one. Raises PermissionError for a link."""
         return open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
-        """Locks the copy. If another run or node has locked it, waits (``wait``) or raises UserError."""
+        """Locks the copy. If another run or node holds the lock, waits for it (``wait``) or raises UserError."""
         lock = FileLock(self.folder / "lock")
         if wait:
             lock.wait(f"another run that copies into {self.folder}")
@@ -80,22 +79,22 @@ class StageCopy:
             self._incoming = self._open_folder("incoming")
             try:
                 yield
-            finally:  # also if another node has failed
+            finally:  # even if another node has failed
                 self._move_written()
                 os.close(self._incoming)
         finally:
             lock.release()
 
     def path(self, name: str) -> str:
-        """Returns the path that a file of the plan has in the copy."""
+        """Returns the path of a planned file in the copy."""
         return os.path.join(self.folder, self._name(name))
 
     def _name(self, name: str) -> str:
-        """Returns the name of a file or folder of the plan, relative to the folder of the copy."""
+        """Returns the name of a planned file or folder relative to the copy's folder."""
         return os.path.normpath(os.path.join(self._root, name))
 
     def complete_files(self) -> np.ndarray:
-        """Returns which files of the plan are complete, bool (F,)."""
+        """Returns a mask of the planned files that are complete, bool (F,)."""
         complete = np.zeros(len(self._stamps), bool)
         for i, (name, stamp) in enumerate(zip(self.plan.names, self._stamps)):
             with contextlib.suppress(OSError):
@@ -104,7 +103,7 @@ class StageCopy:
         return complete
 
     def check_space(self, missing: np.ndarray) -> None:
-        """Raises UserError unless the disk has space for the files ``missing``, bool (F,)."""
+        """Raises UserError unless the disk has space for the files in the mask ``missing``, bool (F,)."""
         blocks = -(-self.plan.sizes[missing] // _BLOCK)  # rounded up
         needed = int(blocks.sum()) * _BLOCK + _INODE * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
@@ -115,8 +114,8 @@ class StageCopy:
             )
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
-        """Returns a function that reads a file of the plan, from this copy if ``local``, bool (F,), else the
-        original."""
+        """Returns a function that reads a planned file, from this copy where ``local``, bool (F,), is set, else from
+        the original."""
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
@@ -126,7 +125,7 @@ class StageCopy:
         return load
 
     def write(self, item: int, data: memoryview) -> None:
-        """Writes a file of the plan."""
+        """Writes a planned file."""
         self._write_incoming(str(item), data, self._stamps[item].mtime_ns)
         self._written.add(item)
         if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
@@ -166,7 +165,7 @@ class StageCopy:
             os.close(folder)
 
     def finish(self) -> None:
-        """Removes images that the original no longer has, and writes the listings and the YAML."""
+        """Removes images that the original no longer contains, and writes the listings and the YAML."""
         self._move_written()
         self._remove_other_images()
         for split, listing in self.plan.listings.items():
@@ -175,7 +174,7 @@ class StageCopy:
         self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
 
     def _remove_other_images(self) -> None:
-        """Removes images that the original no longer has."""
+        """Removes images that the original no longer contains."""
         suffixes = image_suffixes(self.plan.spec.pixels)
         wanted = set(map(self._name, self.plan.names))
         for top in map(self._name, self.plan.folders):
@@ -187,7 +186,7 @@ class StageCopy:
                             os.unlink(name, dir_fd=descriptor)
 
     def _write_text(self, name: str, text: str) -> None:
-        """Replaces a file of the copy."""
+        """Writes or replaces a text file in the copy's folder."""
         self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
         with self._opened(os.path.dirname(name)) as folder:
             os.replace("text", os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)

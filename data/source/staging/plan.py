@@ -1,4 +1,4 @@
-"""Plans a copy of a data set: which files it has, and what its YAML says."""
+"""Plans a copy of a data set: its files and its YAML."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from utils.files.paths import normal_path, relative_name
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Lists the files of some splits. Names are relative to the data set's folder, with ``/``, and may begin with
+    """The files to copy for some splits. Names are relative to the data set's folder, with ``/``, and may begin with
     ``..``."""
 
     spec: DatasetSpec
     splits: tuple[str, ...]
     names: list[str]  # sorted
     sizes: np.ndarray  # int64 (F,), bytes
-    mtimes_ns: list[int]  # Python integers: a time after the year 2262 has more than 64 bits
-    listings: dict[str, Listing]  # by split; what they leave out is not copied
+    mtimes_ns: list[int]  # Python integers, because times after the year 2262 do not fit in int64
+    listings: dict[str, Listing]  # by split; the files of left-out images are not copied
     folders: tuple[str, ...]  # folders of images and annotations, from which other images are removed
 
     @property
     def root_in_tree(self) -> Path:
-        """The data set's folder in the copied tree, which begins as many levels above it as names lead out of it."""
+        """The data set's folder in the copied tree, which begins as many levels above it as any name leads."""
         levels = max((name.split("/").count("..") for name in (*self.names, *self.folders)), default=0)
         return Path(*self.spec.root.parts[-levels:]) if levels else Path()
 
@@ -45,7 +45,7 @@ class StagePlan:
         return f"{source.stem}-{digest.hexdigest()}"
 
     def yaml_text(self, tree: str) -> str:
-        """Returns the YAML of the copy, which lies next to the folder ``tree``."""
+        """Returns the YAML of the copy, which is written next to the folder ``tree``."""
         listed_splits = self.spec.listed_splits
         chosen = {name: listed_splits[name] for name in self.splits}
         root = self.spec.root
@@ -64,7 +64,7 @@ def plan_stage(spec: DatasetSpec, splits: Sequence[str]) -> StagePlan:
     folders: list[str] = []
     for split in splits:
         listing = list_split(spec, split)
-        check_label_files(listing, spec, split)  # here, where the files are that its message may name
+        check_label_files(listing, spec, split)  # on the original, whose files the message may name
         listings[split] = listing
         stamps |= {image.name: image.stamp for image in listing.images if image.stamp is not None}
         stamps |= {label.name: label.stamp for label in listing.labels if label.stamp is not None}

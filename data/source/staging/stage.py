@@ -1,8 +1,8 @@
 """``--stage DIR``: copies the data set to a local disk of each node, reading the shared file system only once.
 
 The first process of the run lists the data set. The first process of each node (its leader) reports which files its
-disk already has and reads a shard of the rest; the leaders send each other what they read (`exchange_items`). The other
-processes wait for their leader. The next run continues an interrupted copy, and only checks a complete one.
+disk already has and reads a shard of the rest; the leaders exchange the files they read (`exchange_items`). The other
+processes wait for their leader. The next run continues an interrupted copy and merely checks a complete one.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from utils.strings import counted, format_bytes
 
 
 def stage_dataset(source: DataSource, ctx: DistributedContext, make_plan: Callable[[], StagePlan]) -> DatasetSpec:
-    """Copies the files of a data set that are missing in its copy in ``source.stage``, and opens the copy.
+    """Copies the files that are missing from the data set's copy in ``source.stage``, and opens the copy.
 
-    Every process of the run must call this; the first one calls ``make_plan``, which lists the data set in its own
-    folder. ``source.stage`` is on this node's disk; it may differ between nodes. ``{node_rank}`` in it is replaced by
-    the node's number. The ``source`` of the result is that of the original: its YAML, also if ``source.data`` is a
-    folder that has one. Raises UserError if the data set cannot be read or has no labels, the disk is too small or
-    cannot be written, or two nodes use one folder.
+    Every process of the run must call this. The first process calls ``make_plan``, which lists the data set in its own
+    folder. ``source.stage`` is on this node's disk and may differ between nodes; ``{node_rank}`` in it is replaced with
+    the node's number. The result keeps the ``source`` of the original: its YAML, even if ``source.data`` is a folder
+    that contains one. Raises UserError if the data set cannot be read or has no labels, if the disk is too small or
+    cannot be written, or if two nodes use the same folder.
     """
     if source.data == DEMO:
         raise UserError("--stage: the demo set cannot be staged, since each node renders it; omit --stage")
     leaders = one_per_node_group(ctx)
-    # Of the path of the copy's YAML on this node, which follows from these.
+    # Key for the path of the copy's YAML on this node, which depends on these values.
     store_key = f"stage/{ctx.node_rank}/{source.data!a}/{source.stage!a}/{source.splits}/{source.optional}"
     with torch_distributed_zero_first(ctx):
         if ctx.is_node_leader:
             yaml = _copy_as_leader(source, ctx, leaders, make_plan)
             if ctx.store is not None:
                 path_bytes = os.fsencode(yaml)
-                # torch's stubs know only str, but `set` takes bytes, too.
+                # torch's stubs declare only str, but `set` also takes bytes.
                 ctx.store.set(store_key, cast(str, path_bytes))
         else:
             assert ctx.store is not None
@@ -58,7 +58,7 @@ def stage_dataset(source: DataSource, ctx: DistributedContext, make_plan: Callab
 def _copy_as_leader(
     source: DataSource, ctx: DistributedContext, leaders: Subgroup, make_plan: Callable[[], StagePlan]
 ) -> Path:
-    """Plans the copy, which the first leader does for all, completes that of this node, and returns its YAML."""
+    """Receives the plan, which the first leader makes for all, completes this node's copy, and returns its YAML."""
     local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     node_names = [f"node {n}" for n in range(leaders.group_size)]
     title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
@@ -75,7 +75,7 @@ def _copy_as_leader(
 
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
-    """Completes the copy of this node, and returns its YAML. This process is the node's leader."""
+    """Completes this node's copy and returns its YAML. Must be called by the node's leader."""
     if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
@@ -99,7 +99,7 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
 
 
 def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:
-    """Returns which files each node has, bool (N, F), from those of this node, bool (F,)."""
+    """Gathers the masks of the files that each node has, bool (N, F), from this node's mask, bool (F,)."""
     packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
     if leaders.group_size > 1:
         dist.all_gather_object(packed, packed[0], group=leaders.handle)
@@ -107,7 +107,7 @@ def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:
 
 
 def _log_plan(copy: StageCopy, present: np.ndarray) -> None:
-    """Logs what will be copied. ``present``: which files each node has, bool (N, F)."""
+    """Logs the number and size of files to copy. ``present``: mask of the files that each node has, bool (N, F)."""
     num_nodes, num_files = present.shape
     missing = ~present.all(axis=0)
     if not missing.any():

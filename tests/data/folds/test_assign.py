@@ -78,7 +78,7 @@ def test_a_seed_decides_the_folds_and_every_fold_gets_a_group():
     assert len(set(fold[:3])) == 3
     counts = np.array([[9], [9], [0], [0]])
     assert sorted(assign_folds(np.arange(4), counts, 4, 0)) == [0, 1, 2, 3]
-    with refused("--folds 3: the images form only 2 groups, each of one fold"):
+    with refused("--folds 3: the images form only 2 groups; use fewer folds"):
         assign_folds(np.array([0, 1, 1]), counts[:3], 3, 0)
 
 

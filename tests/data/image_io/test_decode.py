@@ -188,9 +188,9 @@ def test_files_of_every_suffix_are_read(tmp_path, suffix):
     ("name", "start", "told"),
     [
         ("a.HEIC", b"", r"^\.heic files are not supported; convert them to JPEG or PNG$"),
-        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"of a \.jpg file, but its suffix is not; rename it to end in \.jpg$"),
-        ("a", b"\0\0\0\x18ftypheic", r"is that of a \.heic file, but its suffix is not; convert it to JPEG or PNG$"),
-        ("a", b"GIF89a", r"is that of a \.gif file"),
+        ("a.jpg_large", b"\xff\xd8\xff\xe0", r"a \.jpg image, but has another suffix; rename it to end in \.jpg$"),
+        ("a", b"\0\0\0\x18ftypheic", r"contains a \.heic image, but has another suffix; convert it to JPEG or PNG$"),
+        ("a", b"GIF89a", r"contains a \.gif image"),
         ("a", b"BM the letters", "^$"),
         ("a.txt", b"\xff\xd8\xff\xe0", "^$"),
         ("a.log", b"", "^$"),
@@ -284,9 +284,7 @@ def test_the_content_of_another_format_is_named(tmp_path, start, kind):
     """Phones write such files, and apps rename them."""
     (tmp_path / "photo.jpg").write_bytes(start + bytes(range(256)) * 4)
     for read in (read_image, check_image):
-        text = (
-            rf"photo.jpg: cannot be decoded \(its content is that of a \{kind} file, which is not supported; convert it"
-        )
+        text = rf"photo.jpg: cannot be decoded \(it contains a \{kind} image, which is not supported; convert it"
         with pytest.raises(UserError, match=text):
             read(tmp_path / "photo.jpg")
 

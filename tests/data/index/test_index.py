@@ -181,7 +181,7 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif files are not supported; ")
     assert said[2].endswith(
         "d.yaml: 1 of 3 images held out for validation when the run began are not among its usable images now, first "
-        "images/train/gone.jpg; one that has got another name is trained on"
+        "images/train/gone.jpg; renamed images are trained on"
     )
     assert said[3] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
     assert list(parts["val"].paths) == names[:2]
@@ -287,9 +287,7 @@ def test_of_many_files_with_an_unknown_suffix_a_few_are_opened(root, tmp_path, m
         (root / f"images/train/{number}.bin").write_bytes(b"no image")
     (root / "images/train" / image).write_bytes((root / "images/train/a.jpg").read_bytes())
     index = load(root, tmp_path / "cache")
-    assert index.report.lines[0].startswith(
-        f"images/train/{image}: file of an unsupported kind: its content is that of"
-    )
+    assert index.report.lines[0].startswith(f"images/train/{image}: file of an unsupported kind: it contains a")
     opened = [path for path in opened if path.endswith(".bin")]
     assert len(opened) == len(set(opened))
     assert len(opened) <= 20 or image.endswith(".bin")
@@ -308,9 +306,7 @@ def test_images_that_are_not_read_are_named_in_one_line(root, tmp_path, lines):
         assert index.paths[0] == "images/train/a.JFIF"
         assert len(index.labels(0)) == 2
         assert line in told(lines)
-    assert (
-        "images/train/sub/g: file of an unsupported kind: its content is that of a .jpg file" in index.report.lines[1]
-    )
+    assert "images/train/sub/g: file of an unsupported kind: it contains a .jpg image" in index.report.lines[1]
 
 
 def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, tmp_path):
@@ -398,7 +394,7 @@ def test_each_defect_is_reported_on_a_line_of_its_own(damaged, tmp_path):
         "labels/train/a.txt:8: box without area: corners",
         "labels/train/a.txt:9: bad row: not numbers",
         "labels/train/a.txt:10: box outside the image",
-        "labels/train/b.txt: unusable label file: not UTF-8 but, as it seems, UTF-16; save it as UTF-8",
+        "labels/train/b.txt: unusable label file: not UTF-8 but apparently UTF-16; save it as UTF-8",
         "images/train/d.png: unreadable image: damaged image",
         "labels/train/sub/c.txt:1: unknown class: class 5",
         "labels/train/sub/c.txt:2: box outside the image",
@@ -453,7 +449,7 @@ def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged,
         load_damaged(damaged, tmp_path)
     with refused(
         "set/d.yaml: 'train': 4 of 6 images and 9 of 13 labeled objects can't be used (--max-bad is 0.4): "
-        "unusable label file: labels/train/b.txt: not UTF-8 but, as it seems, UTF-16; save it as UTF-8, "
+        "unusable label file: labels/train/b.txt: not UTF-8 but apparently UTF-16; save it as UTF-8, "
         "such as with iconv -f UTF-16 -t UTF-8; unreadable image: images/train/d.png: damaged image "
         "(truncated in chunk 'IDAT'); unusable label file: labels/train/e.txt:1: no row can be used: the "
         "boxes have no area; and 5 other reasons; report: ..."
@@ -603,7 +599,7 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
     if (folder, windows, suffixes) == ("images/train", False, True):
         assert told(lines)[0].startswith("train: 5 images")
     else:
-        assert "rows are read as line 2: " in (line := told(lines)[0])
+        assert "rows are read like line 2: " in (line := told(lines)[0])
         assert line.endswith(" is images/train/a.jpg")
     assert_same(expected, index)
     assert index.report.lines[0].startswith("list.txt:1: missing image: ")
@@ -709,14 +705,14 @@ def name_a_yaml_as_annotations(root: Path) -> None:
             remove_images,
             "train",
             "set/images/train: not found (named by .../set/d.yaml); .../set has 5 label files (first: instances.json) "
-            "and no image: an export without its images; export it with them, or put them there",
+            "but no images; export the images as well, or copy them there",
         ),
         (
             misname_the_only_image,
             "train",
             "set/images/train: no images found for 'train' (looked for .apng .bmp .dib .j2k .jfif .jif .jp2 .jpe .jpeg "
             ".jpg .mpo .pbm .pgm .pjp .pjpeg .png .pnm .ppm .tif .tiff .webp); 1 file left out, first images/train/a: "
-            "its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg",
+            "it contains a .jpg image, but has another suffix; rename it to end in .jpg",
         ),
         (
             name_absent_annotations,
@@ -812,7 +808,7 @@ def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path)
     (root / "labels/train/a.Txt").write_text("1 0.5 0.5 0.2 0.2\n")
     with refused(
         "set/d.yaml: 'train' has 4 images without a label file, and 1 image whose labels can't be used, first "
-        "images/train/a.jpg: its labels may be in labels/train/a.TXT or labels/train/a.Txt: keep one of them"
+        "images/train/a.jpg: its labels may be in labels/train/a.TXT or labels/train/a.Txt; keep one of them"
     ):
         load(root, tmp_path / "cache")
 
@@ -970,7 +966,7 @@ def test_each_linked_folder_is_read_once(root, tmp_path):
     (root / "images/train/dangling.jpg").symlink_to("nowhere.jpg")
     index = load(root, tmp_path / "cache", max_bad=0.5)
     assert_same(expected, index)
-    assert "images/train/dangling.jpg: missing image: a link to nothing" in list(index.report.lines)
+    assert "images/train/dangling.jpg: missing image: a broken link" in list(index.report.lines)
 
 
 def test_images_that_other_classes_leave_out_have_another_fingerprint(tmp_path):

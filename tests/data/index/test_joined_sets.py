@@ -99,15 +99,13 @@ def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
     """Every image would be a region to ignore, and nothing background."""
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
     with refused(
-        "both.yaml: 'train' has no image in which all objects of 'x' are labeled: of the classes that are "
-        "merged into it, each data set leaves one out; label them, or do not merge them ('classes:' or "
-        "--single-cls)"
+        "both.yaml: 'train' has no image in which all objects of 'x' are labeled: each data set lacks one of the "
+        "classes that are merged into it; label them, or do not merge them ('classes:' or --single-cls)"
     ):
         load(merged)
     with refused(
-        "both.yaml: 'train' has no image in which all objects of 'object' are labeled: of the classes "
-        "that are merged into it, each data set leaves one out; label them, or do not merge them "
-        "('classes:' or --single-cls)"
+        "both.yaml: 'train' has no image in which all objects of 'object' are labeled: each data set lacks one of the "
+        "classes that are merged into it; label them, or do not merge them ('classes:' or --single-cls)"
     ):
         load(spec_of(root), single_cls=True)
     load(spec_of(root, classes={"light": "x", "dark": "x"}))  # a labels both
@@ -170,11 +168,11 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
     [
         (
             {"train": ["a/data.yaml", "images"]},
-            "both.yaml: train: .../images: not a YAML of a data set; name YAMLs only, or folders and lists only",
+            "both.yaml: train: .../images: not a YAML of a data set; name only YAMLs, or only folders and lists",
         ),
         (
             {"train": ["a/data.yaml", "c/data.yaml"]},
-            "both.yaml: train: .../c/data.yaml: not a YAML of a data set; name YAMLs only, or folders and lists only",
+            "both.yaml: train: .../c/data.yaml: not a YAML of a data set; name only YAMLs, or only folders and lists",
         ),
         (
             {"train": ["both.yaml"]},
@@ -184,7 +182,7 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
         ({"test": ["a/data.yaml"]}, "a/data.yaml: has no 'test' split, only train, val; add 'test: <folder>'"),
         ({"train": ["a/data.yaml", "a/../a/data.yaml"]}, "both.yaml: train: joins .../a/data.yaml twice; name it once"),
         ({"annotations": "c.json"}, "both.yaml: train: joins other data sets; 'annotations' belong in their YAMLs"),
-        ({"names": ["light", "dark"]}, "both.yaml: names: without 'glow', a class of a data set that it joins; add it"),
+        ({"names": ["light", "dark"]}, "both.yaml: names: lacks 'glow', a class of a data set that it joins; add it"),
     ],
 )
 def test_mistakes_are_one_line(root, content, message):
@@ -313,10 +311,10 @@ def test_images_of_two_sets_or_splits_are_named(root, caplog):
     spec = spec_of(root)
     train, val = (load(spec, split) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)
-    assert "training images too" not in caplog.text
+    assert "also training images" not in caplog.text
     assert "share" not in caplog.text
     warn_of_shared_images(spec, train, train)
-    assert "all of the 8 validation images are training images too" in caplog.text
+    assert "all of the 8 validation images are also training images" in caplog.text
     text = f"path: {root / 'a'}\ntrain: images/train\nval: images/val\nnames: [dark, x]\n"
     (root / "b" / "data.yaml").write_text(text)
     assert len(load(spec_of(root))) == 8

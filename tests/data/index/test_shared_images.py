@@ -28,8 +28,8 @@ def write_coco(path: Path, names: list[str]) -> None:
     ("val_images", "message"),
     [
         ([5, 6, 7], ""),
-        ([4, 5], "1 of the 2 validation images are training images too"),
-        ([0, 1], "all of the 2 validation images are training images too"),
+        ([4, 5], "1 of the 2 validation images are also training images"),
+        ([0, 1], "all of the 2 validation images are also training images"),
     ],
 )
 def test_splits_of_one_folder_share_the_images_that_both_label_files_name(
@@ -47,4 +47,4 @@ def test_splits_of_one_folder_share_the_images_that_both_label_files_name(
     train, val = (load_index(spec, split, IndexSettings(progress=False)) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)
     assert message in caplog.text
-    assert ("training images too" in caplog.text) == bool(message)
+    assert ("also training images" in caplog.text) == bool(message)

@@ -133,7 +133,7 @@ def test_a_message_shows_a_name_of_each_side(root, tmp_path):
         "shapes": [{"label": "a", "points": [[1, 0], [10, 9]], "shape_type": "rectangle"}],
     }
     (root / "images" / "one.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"'gone.jpg': not found below .*, where images are called like images/p.png"):
+    with pytest.raises(UserError, match=r"'gone.jpg': not found below .*, where images have names such as images/p"):
         convert(root, tmp_path / "out.json")
 
 

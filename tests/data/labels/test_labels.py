@@ -160,7 +160,7 @@ def test_malformed_yolo_rows_are_reported():
     assert kinds(raw.problems) == list(enumerate(expected, 1))
     assert [r[0] for r in parse_yolo(b"7 0.5 0.5 0.1 0.1\n99 0.5 0.5 0.2 0.1", None).rows] == [0, 0]
     with refused(
-        "not UTF-8 but, as it seems, UTF-16; save it as UTF-8, such as with iconv -f UTF-16 -t UTF-8", LabelFileError
+        "not UTF-8 but apparently UTF-16; save it as UTF-8, such as with iconv -f UTF-16 -t UTF-8", LabelFileError
     ):
         parse_yolo(b"\xff\xfe0\0", 2)
 
@@ -273,7 +273,7 @@ def test_voc_is_read_in_the_encoding_that_it_declares(encoding):
     ("data", "encoding"), [("行人 车辆".encode("gbk"), "GBK"), ("0 0.5".encode("utf-16"), "UTF-16")]
 )
 def test_label_files_in_another_encoding_say_which_it_is(data, encoding, tmp_path):
-    reason = f"not UTF-8 but, as it seems, {encoding}; save it as UTF-8"
+    reason = f"not UTF-8 but apparently {encoding}; save it as UTF-8"
     with pytest.raises(LabelFileError, match=f"^{reason}"):
         parse_yolo(data, 2)
     (tmp_path / "a.json").write_bytes(data)
@@ -455,8 +455,8 @@ COCO_TEXT = json.dumps(coco([{"id": 1, "image_id": 9, "category_id": 1, "bbox": 
         (COCO_TEXT.replace('"bbox":', '"bbox": [5, 6, 7, 8], "bbox":'), "a.json: malformed JSON (...)"),
         (COCO_TEXT.replace("[1, 2, 30, 40]", f"[1, 2, 30, {'5' * 5000}]"), "a.json: malformed JSON (...)"),
         (COCO_TEXT.replace('{"id": 5', '{"id": 1'), "a.json: categories[1]: has the id 1 of 'a'; ids must be unique"),
-        (COCO_TEXT.replace('"id": 9', '"id": true'), "a.json: images[0]: id true is neither a whole number nor text"),
-        (COCO_TEXT.replace('"name": "b"', '"name": null'), "a.json: categories[1]: name null is no text"),
+        (COCO_TEXT.replace('"id": 9', '"id": true'), "a.json: images[0]: id true is neither an integer nor a string"),
+        (COCO_TEXT.replace('"name": "b"', '"name": null'), "a.json: categories[1]: name null is not a string"),
         ("\0" * 5000 + COCO_TEXT, "a.json: not a COCO JSON: expected images, annotations and categories"),
         (None, "a.json: no such file"),
     ],

@@ -164,14 +164,14 @@ def test_a_missing_optional_split_is_left_out_with_a_warning(tmp_path, is_copied
     assert set(open_data(source, DistributedContext.single()).splits) == {"train"}
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "images/vall: not found (named by " in warning
-    assert warning.endswith("; 'val' is left out, and a part of 'train' is held out in its place")
+    assert warning.endswith("; 'val' is left out, and part of 'train' is held out in its place")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("folder.png", "folder.png: a folder, not a file"),
-        (".hidden.png", ".hidden.png not found, as names that begin with a dot are hidden; rename the image"),
+        (".hidden.png", ".hidden.png not found, because names that begin with a dot are hidden; rename the image"),
     ],
 )
 def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
@@ -330,7 +330,7 @@ def test_wrong_values_are_one_line(tmp_path, line, message):
         ("person", "names: expected a list or 'number: name' lines, got 'person'"),
         ("{0: a, 2: b}", "names: must be numbered 0 to 1; 1 is missing"),
         ("{a: 0}", "names: 'a' is not the number of a class; write 'number: name' lines"),
-        ("[yes, no]", "names: True is not text in YAML; put it in quotes"),
+        ("[yes, no]", "names: True is not a string in YAML; put it in quotes"),
         ("[a, b, a]", "names: several classes are called 'a'; class names must be unique"),
         ("[a, b]\nnc: 3", "nc is 3, but 'names' has 2; make them agree"),
     ],
@@ -462,7 +462,7 @@ def test_what_a_tag_calls_a_number_has_to_be_one(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["yes", "no", "off", "true", "2026-01-02", "2026-01-02 10:00:00", "null", "~", "[a]"])
 def test_names_that_yaml_reads_as_something_else_are_refused(tmp_path, name):
-    with pytest.raises(UserError, match=r"names: .* is not text in YAML; put it in quotes"):
+    with pytest.raises(UserError, match=r"names: .* is not a string in YAML; put it in quotes"):
         load_dataset_spec(write(tmp_path, f"train: t\nnames: [a, {name}]\n"))
 
 

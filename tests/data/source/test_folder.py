@@ -349,7 +349,7 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         (
             two_jsons_of_a_split,
             "annotations/instances_val2017_1.json: names images that .../instances_val2017_0.json does not, and both "
-            "seem to be of 'val'; join them, or write a YAML",
+            "seem to belong to 'val'; merge them, or write a YAML",
         ),
         (
             two_folders_of_a_split,
@@ -363,8 +363,8 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         (notes_against_classes, "notes.json: its classes differ from those of .../classes.txt; make them agree"),
         (
             two_formats,
-            "--data .../export: .../export/valid has YOLO txt, other splits COCO JSON; write a YAML, with the names by "
-            "number",
+            "--data .../export: .../export/valid has YOLO txt, other splits have COCO JSON; write a YAML with the "
+            "names by number",
         ),
         (
             half_a_json,
@@ -393,9 +393,7 @@ def test_an_export_without_its_images_is_refused(export, source, tmp_path, by_ya
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()
-    with pytest.raises(
-        UserError, match=r"label files? \(first: .*\) and no image: an export without its images; export it"
-    ):
+    with pytest.raises(UserError, match=r"label files? \(first: .*\) but no images; export the images as well"):
         load_index(
             open_data(DataSource(str(folder), ("train",)), DistributedContext.single()),
             "train",
@@ -445,7 +443,7 @@ def test_folders_of_images_that_are_called_like_no_split_are_named(export, place
     export(source, folder)
     assert "not used" not in load_dataset_spec(folder).notes[0]
     copy_set(source, folder / place, folder / place, ".txt", {"train": ""})
-    assert load_dataset_spec(folder).notes[0].endswith(f"; not named after a split, and not used: {place}")
+    assert load_dataset_spec(folder).notes[0].endswith(f"; not used because not named after a split: {place}")
 
 
 def test_a_yaml_decides_which_of_the_folders_are_splits(source, tmp_path):
@@ -663,7 +661,7 @@ def test_names_of_splits():
 def test_a_list_that_is_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "val.txt").symlink_to(tmp_path / "gone.txt")
     (tmp_path / "classes.txt").write_text("a\n")
-    with refused("val.txt: a link to nothing; restore the list of images, or remove the link"):
+    with refused("val.txt: a broken link; restore the list of images, or remove the link"):
         load_dataset_spec(tmp_path)
 
 

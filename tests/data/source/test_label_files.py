@@ -307,7 +307,7 @@ def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make,
     assert len(index) == len(index.classes) == NUM_IMAGES - 1
     assert (index.report.ledger.lost_images, index.report.ledger.lost_objects) == (1, 1)
     (line,) = [line for line in index.report.lines if ORPHAN in line]
-    label, advice = line.split(f": {ORPHAN}: belongs to no image; if it is that of ")
+    label, advice = line.split(f": {ORPHAN}: belongs to no image; if it labels ")
     image, new_name = advice.split(", which is left out, rename it to ")
     assert f"{label}: belongs to no image" in lines.text
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
@@ -342,7 +342,8 @@ def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(fo
     index = folder.index()
     assert len(index) == NUM_IMAGES - 1
     assert (index.report.ledger.lost_images, index.report.totals["backgrounds"]) == (1, 0)
-    assert f"{UNREAD_LABELS}: {label}: seems to have the labels of images/train/03.png, which is left out" in lines.text
+    advice = "seems to contain the labels of images/train/03.png, which is left out"
+    assert f"{UNREAD_LABELS}: {label}: {advice}" in lines.text
     (issue,) = scan_issues(scan_dataset(load_dataset_spec(folder.yaml()), ("train",), workers=1)[0])
     assert (issue.kind, issue.where) == (UNREAD_LABELS, label)
     source = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
@@ -363,7 +364,7 @@ def test_half_of_the_labels_in_another_format_are_too_many(folder):
 
 def test_all_labels_without_a_suffix_are_named(folder):
     folder.write(label="labels/train/{}")
-    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to have the labels of "):
+    with pytest.raises(UserError, match=r"no label file; .*; labels/train/00 seems to contain the labels of "):
         folder.index()
     listing = list_split(load_dataset_spec(folder.yaml()), "train")  # as a check uses it
     assert len(listing.images) == len(listing.findings) == NUM_IMAGES
@@ -391,10 +392,8 @@ def test_files_beside_a_background_that_are_no_labels_change_nothing(folder, lin
 
 def test_no_label_file_fits_and_the_first_is_named(folder):
     folder.write(image="images/train/{}_7436.jpeg", label="labels/train/{}.txt")
-    text = (
-        "00_7436.txt; 20 label files without an image, first labels/train/00.txt: belongs to no image; if it is that "
-    )
-    with pytest.raises(UserError, match=re.escape(f"{text}of images/train/00_7436.jpeg")):
+    text = "00_7436.txt; 20 label files without an image, first labels/train/00.txt: belongs to no image; if it labels"
+    with pytest.raises(UserError, match=re.escape(f"{text} images/train/00_7436.jpeg")):
         folder.index()
     spec = load_dataset_spec(folder.yaml())
     split = scan_dataset(spec, ("train",), workers=1)[0]
@@ -569,7 +568,7 @@ def test_a_second_label_file_of_an_image_is_reported(folder, lines):
     folder.label("images/train/03.txt", OTHER_TEXT)
     index = folder.index(max_bad=0.0)
     assert len(index.classes) == NUM_IMAGES
-    text = f"images/train/03.txt: {SECOND_LABEL}: images/train/03.png has labels/train/03.txt, which is used"
+    text = f"images/train/03.txt: {SECOND_LABEL}: images/train/03.png uses labels/train/03.txt instead"
     assert index.report.lines[0].startswith(text)
     assert SECOND_LABEL in lines.text
 
@@ -608,7 +607,7 @@ def test_labels_of_an_image_that_is_not_read_are_lost(folder, image, is_lost):
     assert any(f"labels/train/h.txt: {ORPHAN}: its image, images/train/{image}, is not read" in x for x in lines) == (
         is_lost
     )
-    assert is_lost or lines == ["images/train/h.png: missing image: a link to nothing"]
+    assert is_lost or lines == ["images/train/h.png: missing image: a broken link"]
 
 
 def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folder):
@@ -627,7 +626,7 @@ def test_a_label_file_of_one_image_is_not_shared_with_one_that_is_left_out(folde
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda path: path.symlink_to("gone.txt"), "a link to nothing"),
+        (lambda path: path.symlink_to("gone.txt"), "a broken link"),
         (os.mkdir, "a folder, not a file"),
         (os.mkfifo, "a pipe or device, not a file"),
     ],
@@ -666,7 +665,7 @@ def test_voc_files_that_name_each_others_images_are_reported(folder, lines, coun
     index = folder.index(max_bad=0.0)
     assert len(index.classes) == NUM_IMAGES
     assert index.report.totals[NAMED_OTHERWISE] == count
-    text = r"voc/00.xml: it names C:\x\01.JPG, its own name is that of images/train/00.png"
+    text = r"voc/00.xml: it names C:\x\01.JPG, but is named like images/train/00.png"
     warning = f"{count} of 20 label files declare a <filename> other than their own name, which is used; first {text}"
     assert (warning in lines.text) == (count > 2)
 
@@ -829,7 +828,7 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     index = folder.index()
     (loss,) = index.report.ledger.losses
     assert loss.images == 1
-    assert "labels may be in labels/train/03.TXT or labels/train/03.Txt: keep one of them" in loss.example
+    assert "labels may be in labels/train/03.TXT or labels/train/03.Txt; keep one of them" in loss.example
 
 
 def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog):
@@ -839,4 +838,4 @@ def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, capl
     (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
     spec = load_dataset_spec(path)
     assert find_images_leniently(spec, "val", Folders(spec.root)).images == {}
-    assert f"{path}: 'val': not all of its images are known: {tmp_path / 'val.txt'}: " in caplog.text
+    assert f"{path}: 'val': not all images could be listed: {tmp_path / 'val.txt'}: " in caplog.text

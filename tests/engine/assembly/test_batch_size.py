@@ -292,8 +292,8 @@ MPS = replace(CPU, device=torch.device("mps"))
 @pytest.mark.parametrize(
     ("ctx", "settings", "message"),
     [
-        (CPU, {}, "finds what fits on a GPU, and this run is on cpu; use a number"),
-        (MPS, {}, "finds what fits on a GPU, and this run is on mps; use a number"),
+        (CPU, {}, "searches on a GPU only, and this run is on cpu; use a number"),
+        (MPS, {}, "searches on a GPU only, and this run is on mps; use a number"),
         (GPU, {"render_on": "device"}, "the GPU memory that --render-on device takes is not known; use a number"),
     ],
 )

@@ -204,7 +204,7 @@ def fail(*_, **__):
         (
             ["--batch-size", "-1"],
             "run_data.open_data",
-            "--batch-size -1: finds what fits on a GPU, and this run is on cpu; use a number",
+            "--batch-size -1: searches on a GPU only, and this run is on cpu; use a number",
         ),
         (
             ["--cache", "device"],

@@ -81,7 +81,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     log = (whole / "train.log").read_text()
     assert f"--keep-old: light of {weights} kept, dark learned from labels; validation scores the latter" in log
     assert f"val: {world / 'dark.yaml'} does not label light: ignored in its images" in log
-    assert "training images too" not in log
+    assert "also training images" not in log
     content = read_checkpoint(whole / "last.pt")
     assert content["names"] == ["light", "dark"]
     assert content["teacher"]["path"] == str(weights)
@@ -92,7 +92,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     (tmp_path / "again").mkdir()
     shutil.copy(whole / "epoch1.pt", tmp_path / "again" / "last.pt")
     resume = ["--resume", tmp_path / "again"]
-    line = f"{weights}: no such file, the teacher of this run; name where it is: --teacher PATH"
+    line = f"{weights}: this run's teacher is no longer there; give its new path: --teacher PATH"
     assert line in error_of(capsys, train.main, *resume)
     error = error_of(capsys, train.main, *resume, "--teacher", whole / "best.pt")
     assert f"{whole / 'best.pt'} is not the teacher that this run began with ({weights})" in error
@@ -151,7 +151,7 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
         (
             flags,
             ["--data", "{}/set/data.yaml", "--classes", "light"],
-            "has all classes of {}/old.pt, so none is to be kept",
+            "has all classes of {}/old.pt, so none is left to keep",
         ),
         (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
         (flags, ["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),

@@ -80,10 +80,10 @@ def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path
     """`lockstep.Run` does not take it, either."""
     claim_after_earlier_run(tmp_path)
     saved(tmp_path / "best.pt", Progress(), run_id="earlier")
-    with pytest.raises(UserError, match=r"best\.pt: is of an earlier run in this folder"):
+    with pytest.raises(UserError, match=r"best\.pt: belongs to an earlier run in this folder"):
         _ = lockstep.Run(tmp_path).best
     with pytest.raises(
-        UserError, match=r"last\.pt: is of an earlier run in this folder; this one has saved nothing yet"
+        UserError, match=r"last\.pt: belongs to an earlier run in this folder; this one has saved nothing yet"
     ):
         lockstep.Run(tmp_path).load()
     export_best(tmp_path, TrainConfig(export=["onnx"]))

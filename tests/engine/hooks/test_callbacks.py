@@ -230,7 +230,7 @@ def test_a_signal_during_the_import_of_hooks_is_not_their_error(folder):
 def test_a_process_that_a_hook_ends_is_named_with_its_status(folder, status):
     done = run(folder, "--callbacks", "user_hooks:Exits", "--seed", str(status), expect=2, processes=2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: process 1 of 2 ended with status {status} and without a message")
+    assert line.startswith(f"error: process 1 of 2 ended with status {status} without a message")
 
 
 def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):

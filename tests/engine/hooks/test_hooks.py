@@ -246,7 +246,7 @@ def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
         read(2)
     message = str(error.value)
     if varying_step is None and others_are_blank:
-        assert "the last 3 steps were not finite, since all of their images have a single color" in message
+        assert "the last 3 steps were not finite, because all of their images have a single color" in message
     else:
         assert "the last 3 steps were not finite. There is no checkpoint yet" in message
 

@@ -86,12 +86,12 @@ def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkey
     (tmp_path / "scan.heic").write_bytes(bytes(20))
     (tmp_path / "notes").write_text("x")
     (tmp_path / "folder.heic").mkdir()
-    why = f"{tmp_path}/photo: its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg"
+    why = f"{tmp_path}/photo: it contains a .jpg image, but has another suffix; rename it to end in .jpg"
     for source in (tmp_path, tmp_path / "*"):
         assert [frame.path for frame in open_source(str(source))] == [str(tmp_path / "a.JFIF")]
         assert caplog.messages == [f"{source}: 2 files left out, first {why}"]
         caplog.clear()
-    with refused("photo: its content is that of a .jpg file, but its suffix is not; rename it to end in .jpg"):
+    with refused("photo: it contains a .jpg image, but has another suffix; rename it to end in .jpg"):
         open_source(str(tmp_path / "photo"))
     (tmp_path / "list.txt").write_text("scan.heic\n")
     with refused("list.txt:1: scan.heic: .heic files are not supported; convert them to JPEG or PNG"):
@@ -99,7 +99,7 @@ def test_images_that_are_not_read_are_named_in_one_line(tmp_path, caplog, monkey
     (tmp_path / "a.JFIF").unlink()
     with refused(
         "...: no image or video in this folder (use a glob for its subfolders: .../**/*); 2 files left "
-        "out, first .../photo: its content is that of a .jpg file, but its suffix is not; rename it to "
+        "out, first .../photo: it contains a .jpg image, but has another suffix; rename it to "
         "end in .jpg"
     ):
         open_source(str(tmp_path))

@@ -122,7 +122,7 @@ def test_batches_are_padded_and_cut_to_a_fixed_number(images: int):
     [
         ((7, 5), replace(OURS, names=("a",)), "model.onnx: its output [1, 7, 5] does not fit 1 class"),
         ((300, 6), ExportMetadata(), "model.onnx: holds no class names, nor their number; export it with its metadata"),
-        ((5,), OURS, "model.onnx: its output [1, 5] is not one of a detector"),
+        ((5,), OURS, "model.onnx: its output [1, 5] is not a detector's"),
     ],
 )
 def test_unfit_outputs_are_refused(shape: tuple[int, ...], metadata: ExportMetadata, message: str):

@@ -52,7 +52,7 @@ def test_numbers_of_classes_are_said_to_be_taken_from_the_data_set(tmp_path, cap
     """Files of earlier versions do not say which data set their numbers are of."""
     model, spec = _model_and_data(tmp_path, {"classes": ["1"], "single_cls": True}, ["object"])
     classes_to_score(model, spec, single_cls=True)
-    assert "stores its --classes as numbers, which are taken for those of" in caplog.text
+    assert "stores its --classes as numbers, which are taken for classes of" in caplog.text
     assert "data.yaml: vest;" in caplog.text
 
 

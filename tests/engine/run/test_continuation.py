@@ -69,8 +69,8 @@ def test_a_run_that_has_saved_nothing_starts_in_its_folder(folder, exists):
     ("file", "content", "message"),
     [
         ("last.pt", "x" * 100, ".../exp/last.pt: ..."),
-        ("results.csv", "epoch,time\n1,1\n2,2\n", ".../exp: has results of 2 epochs, but no last.pt from which they "
-         "continue; restore it, or move this folder elsewhere to train anew"),
+        ("results.csv", "epoch,time\n1,1\n2,2\n", ".../exp: has results of 2 epochs, but no last.pt to continue "
+         "from; restore it, or move this folder elsewhere to start again"),
     ],
 )  # fmt: skip
 def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, content, message):
@@ -276,8 +276,8 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
         assert (plan.run_id, plan.epochs) == ("run", 3)
     for given in ({"epochs": 20}, {"patience": 5}, {"time": 2.0}):
         with refused(
-            ".../exp: the run has ended after 3 epochs, and there is no last.pt from which it could train on; to "
-            "continue, restore that, or leave --epochs, --time and --patience as they were"
+            ".../exp: the run has ended after 3 epochs, and there is no last.pt to continue from; to continue, "
+            "restore it, or leave --epochs, --time and --patience as they were"
         ):
             plan_of(folder.parent, given, **given)
     claim(folder, "new")

@@ -48,8 +48,8 @@ def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: 
     claim(tmp_path, "newest")
     check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "epoch1.pt")))
     with refused(
-        "epoch9.pt: is of an earlier run than the newest one in ..., which resuming here would overwrite; to continue "
-        "the earlier run, copy epoch9.pt into a new folder, and resume it there: --resume FOLDER/epoch9.pt"
+        "epoch9.pt: is from an earlier run than the newest one in ..., which resuming here would overwrite; to "
+        "continue the earlier run, copy epoch9.pt into a new folder, and resume it there: --resume FOLDER/epoch9.pt"
     ):
         check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "epoch9.pt")))
     (tmp_path / "copy").mkdir()

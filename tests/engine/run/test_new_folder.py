@@ -31,9 +31,9 @@ def test_runs_that_are_started_together_get_different_folders(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "exist_ok", "message"),
     [
-        ("runs", False, "runs/exp: a file of this name exists; choose another --project or --name"),
-        ("runs", True, "runs/exp: a file of this name exists; choose another --project or --name"),
-        (".", True, "exp: a file of this name exists; choose another --project or --name"),
+        ("runs", False, "runs/exp: a file with this name exists; choose another --project or --name"),
+        ("runs", True, "runs/exp: a file with this name exists; choose another --project or --name"),
+        (".", True, "exp: a file with this name exists; choose another --project or --name"),
         ("/proc/x", False, "/proc/x/exp: cannot be created (no such file or directory); choose another --project"),
     ],
 )

@@ -142,5 +142,5 @@ def test_results_that_a_power_cut_has_taken_are_named(tmp_path, caplog, recorded
     checkpoint = checkpoint_of(progress=progress, pending=pending, path=tmp_path / "last.pt")
     with caplog.at_level("WARNING", "lockstep"):
         warn_of_lost_results(checkpoint)
-    messages = [f"{tmp_path}/results.csv: has no results of {lost}"] if lost else []
+    messages = [f"{tmp_path}/results.csv: lacks the results of {lost}"] if lost else []
     assert caplog.messages == messages

@@ -179,19 +179,19 @@ def test_refused(flag, message):
 
 def test_what_compiling_needs_is_checked_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: None)
-    with refused("--compile: needs Triton; install that, or leave out --compile"):
+    with refused("--compile: needs Triton; install it, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(compilation.shutil, "which", {"gcc": "/usr/bin/gcc"}.get)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
-    with refused("--compile: needs .../Python.h (python3-dev); install that, or leave out --compile"):
+    with refused("--compile: needs .../Python.h (python3-dev); install it, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
     (tmp_path / "Python.h").touch()
     check_compilation(TrainConfig(compile=True), GPU)
     monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
-    with refused("--compile: needs a C compiler (gcc, or CC set); install that, or leave out --compile"):
+    with refused("--compile: needs a C compiler (gcc, or CC set); install it, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), GPU)
-    with refused("--compile: needs a C++ compiler (g++, or CXX set); install that, or leave out --compile"):
+    with refused("--compile: needs a C++ compiler (g++, or CXX set); install it, or leave out --compile"):
         check_compilation(TrainConfig(compile=True), CPU)
     with refused("--compile: a batch of 3 images leaves some of its 4 shards empty"):
         plan_compilation(TrainConfig(compile=True), CPU, images=3, shards=4)

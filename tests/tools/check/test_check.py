@@ -195,7 +195,7 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
     status, out = check(capsys, data.yaml, "--out", tmp_path / "out")
     assert status == 1
     assert "label file without an image: 2 (these labels are not used)" in out
-    assert "labels/train/3_old.txt: belongs to no image; if it is that of images/train/3.png, which is left out" in out
+    assert "labels/train/3_old.txt: belongs to no image; if it labels images/train/3.png, which is left out" in out
     html = (tmp_path / "out" / "report.html").read_text()
     page = check_self_contained(html)
     rows = [row for table in page.tables.values() for row in table if row[0] == ORPHAN]

@@ -156,11 +156,11 @@ def label_twice_createml(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (label_twice_labelme, "set/one.json: one.png is labeled in .../old/one.json, too"),
-        (label_twice_kitti, "set/old/one.txt: one.png is labeled in .../label_2/one.txt, too"),
-        (label_twice_image_folder, "metadata.jsonl:4: one.png is labeled in .../metadata.jsonl:1, too"),
-        (label_twice_labelbox, "export.ndjson:2: one.png is labeled in .../export.ndjson:1, too"),
-        (label_twice_createml, ": entry 3: one.png is labeled in ...: entry 0, too"),
+        (label_twice_labelme, "set/one.json: one.png is also labeled in .../old/one.json"),
+        (label_twice_kitti, "set/old/one.txt: one.png is also labeled in .../label_2/one.txt"),
+        (label_twice_image_folder, "metadata.jsonl:4: one.png is also labeled in .../metadata.jsonl:1"),
+        (label_twice_labelbox, "export.ndjson:2: one.png is also labeled in .../export.ndjson:1"),
+        (label_twice_createml, ": entry 3: one.png is also labeled in ...: entry 0"),
     ],
 )
 def test_two_entries_that_each_have_all_objects_of_an_image_are_refused(write, message, images):
@@ -175,23 +175,23 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     points = '<points label="cat" points="3,4;5,6"/>'
     file.write_text(text.replace("<box ", f'<polyline label="cat" points="1,2;3,4"/>{points}<box ', 1))
     lines = convert(images, tmp_path / "a.json")
-    assert f"left out, as they have no area: 1 polyline, 1 points; the first in {file}: image 'one.png'" in lines
+    assert f"left out because they have no area: 1 polyline, 1 points; the first in {file}: image 'one.png'" in lines
     assert load_index(load_dataset_spec(tmp_path / "a.yaml"), "train").report.problems == 0
     file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
     lines = convert(images, tmp_path / "b.json")
-    assert f"left out, as they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
+    assert f"left out because they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
     assert "1 image without an entry in the annotations: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
     check_refusal(
         images,
-        "set: 1 file of CVAT without objects; left out, as they have no area: 2 polyline, 1 points; the first in "
+        "set: 1 file of CVAT without objects; left out because they have no area: 2 polyline, 1 points; the first in "
         ".../annotations.xml: image 'one.png'",
     )
     file.unlink()
     write_labelme(images)
     file = images / "one.json"
     file.write_text(file.read_text().replace('"rectangle"', '"point"'))
-    line = f"left out, as they have no area: 2 point; the first in {file}: shape 0"
+    line = f"left out because they have no area: 2 point; the first in {file}: shape 0"
     assert line in convert(images, tmp_path / "c.json")
 
 
@@ -203,7 +203,7 @@ def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
     assert flat != text
     (images / "_annotations.csv").write_text(flat)
     lines = convert(images, tmp_path / "out.json")
-    assert f"left out, as they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
+    assert f"left out because they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
     assert lines[2].split() == ["cat", "2", "2"]
     assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False)).paths) == 2
 
@@ -309,7 +309,8 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "annotations.xml",
             "two.png",
             "four.png",
-            ": image 'four.png': the image 'four.png': not found below .../set, where images are called like one.png",
+            ": image 'four.png': the image 'four.png': not found below .../set, where images have names such as "
+            "one.png",
         ),
         (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ":2: xmin: expected a number, got 'four'"),
         (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", ":2: xmin: expected a number, got 'nan'"),
@@ -348,14 +349,8 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "x" * 200_000,
             ": malformed CSV (field larger than field limit (131072))",
         ),
-        (write_kitti, "label_2/one.txt", " 8.4 0.0", "", ":1: 13 fields, expected 15 of KITTI, or one more, a score"),
-        (
-            write_kitti,
-            "label_2/one.txt",
-            "cat 0",
-            "0 2 cat 0",
-            ":1: 17 fields, expected 15 of KITTI, or one more, a score",
-        ),
+        (write_kitti, "label_2/one.txt", " 8.4 0.0", "", ":1: 13 fields, expected 15, or one more with a score"),
+        (write_kitti, "label_2/one.txt", "cat 0", "0 2 cat 0", ":1: 17 fields, expected 15, or one more with a score"),
         (write_kitti, "label_2/one.txt", "wild_dog", "wild dog", ":2: fields 2 to 4: expected a number, got 'dog'"),
     ],
 )
@@ -403,7 +398,7 @@ def test_files_in_another_encoding_are_named_with_the_encoding(write, encoding, 
     file.write_bytes(file.read_text().replace("cat", "行人车辆").encode(encoding))
     if "行人车辆" not in file.read_bytes().decode(encoding, "replace"):
         file.write_bytes(file.read_bytes() + "行人车辆".encode(encoding.replace("UTF-16", "UTF-16-LE")))
-    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but, as it seems, {encoding}; save it as UTF-8"):
+    with pytest.raises(UserError, match=rf"{file.name}: not UTF-8 but apparently {encoding}; save it as UTF-8"):
         convert(images, images.parent / "out.json")
 
 
@@ -430,8 +425,8 @@ def test_a_copy_of_the_annotations_does_not_double_the_boxes(images):
     (images / "annotations (1).xml").write_bytes((images / "annotations.xml").read_bytes())
     check_refusal(
         images,
-        "annotations.xml: image 'one.png': one.png has the same box of 'cat' in .../annotations (1).xml too; remove a "
-        "file",
+        "annotations.xml: image 'one.png': one.png has the same box of 'cat' in .../annotations (1).xml; remove "
+        "one file",
     )
 
 

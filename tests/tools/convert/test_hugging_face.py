@@ -75,7 +75,7 @@ def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, t
         ),
         ({"objects": None}, "1 file of Hugging Face parquet without objects"),
         ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded (damaged, or not an image)"),
-        ({"image": {"bytes": None}}, "row 0: has no bytes of an image"),
+        ({"image": {"bytes": None}}, "row 0: has no image bytes"),
         (b"{}{}", "its 'huggingface' metadata is not JSON"),
         (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
     ],

@@ -14,10 +14,10 @@ from utils.errors import UserError
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda row: row["projects"].update(q=row["projects"]["p"]), ":1: was labeled 2 times; export one project"),
+        (lambda row: row["projects"].update(q=row["projects"]["p"]), ":1: has 2 labels; export one project"),
         (lambda row: of(row)[0].update(polygon=[{"x": 1, "y": 2}]) or of(row)[0].pop("bounding_box"), "with 1 point$"),
         (lambda row: of(row).append({"name": "cat", "annotation_kind": "ImageSegmentationMask", "mask": {"url": "h"}}),
-         "ImageSegmentationMask of 'cat' is stored at an address"),
+         "ImageSegmentationMask of 'cat' is stored at a URL"),
         (lambda row: row["projects"]["p"]["labels"][0].update(annotations={"frames": {}}), "objects: must be a list"),
     ],
 )  # fmt: skip

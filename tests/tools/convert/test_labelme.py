@@ -62,4 +62,4 @@ def test_a_labelme_file_of_another_image_is_refused(images):
     """After such a copy, the boxes would be drawn on the other image, and their own image left out."""
     write_labelme(images)
     (images / "two.json").write_text((images / "one.json").read_text().replace("cat", "dog"))
-    check_refusal(images, "two.json: its 'imagePath' is one.png, but an image is called like the file")
+    check_refusal(images, "two.json: its 'imagePath' is one.png, but another image has the name of this file")

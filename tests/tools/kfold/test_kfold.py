@@ -70,7 +70,7 @@ def test_a_metric_that_a_fold_lacks_has_the_mean_of_the_others():
     lines = _format_metrics(folds, folds[0])
     ap = {line.split()[0]: line.split()[-1] for line in lines[:-1]}
     assert (ap["mean"], ap["std"]) == ("0.3000", "0.1414")
-    assert lines[-1] == "mean and std are of fewer than 3 folds: AP 2"
+    assert lines[-1] == "mean and std are over fewer than 3 folds: AP 2"
 
 
 @pytest.fixture(scope="module")

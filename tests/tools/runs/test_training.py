@@ -82,11 +82,7 @@ def test_why_a_training_failed(tmp_path):
     ("name", "content", "reason"),
     [
         ("last.pt", "x" * 100, "/last.pt: "),
-        (
-            "results.csv",
-            "epoch,time\n1,1\n2,2\n",
-            ": has results of 2 epochs, but no last.pt from which they continue; ",
-        ),
+        ("results.csv", "epoch,time\n1,1\n2,2\n", ": has results of 2 epochs, but no last.pt to continue from; "),
     ],
 )
 def test_a_checkpoint_that_is_damaged_or_missing_is_refused(tmp_path, name, content, reason):

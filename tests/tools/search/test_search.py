@@ -387,7 +387,7 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     for has_begun in (False, True):
         child(2, error="process 1 was killed", begun=has_begun, outcome="lost")
         assert error_of(capsys, main, *flags) == (
-            f"error: {run}: process 1 was killed (what is trained is kept; the same command continues)"
+            f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
         )
         assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
         assert states_of(folder) == ["RUNNING"]

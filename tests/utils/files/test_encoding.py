@@ -26,7 +26,7 @@ TEXTS = [
 @pytest.mark.parametrize(("data", "encoding"), TEXTS, ids=range(len(TEXTS)))
 def test_the_encoding_of_text_is_named_with_what_to_do(data, encoding, tmp_path):
     source = encoding.split()[0]
-    text = f"not UTF-8 but, as it seems, {encoding}; save it as UTF-8, such as with iconv -f {source} -t UTF-8$"
+    text = f"not UTF-8 but apparently {encoding}; save it as UTF-8, such as with iconv -f {source} -t UTF-8$"
     with pytest.raises(EncodingError, match=f"^{text}"):
         decode_utf8(data)
     (tmp_path / "a.txt").write_bytes(data)
@@ -68,7 +68,7 @@ def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (f"<a>{CHINESE}</a>".encode("gbk"), r"^1: malformed XML \(not UTF-8 but, as it seems, GBK; save it as UTF-8"),
+        (f"<a>{CHINESE}</a>".encode("gbk"), r"^1: malformed XML \(not UTF-8 but apparently GBK; save it as UTF-8"),
         (b'<?xml version="1.0" encoding="GB2312"?><a>\xff\xff</a>',
          r"^1: malformed XML \(it declares the encoding GB2312, but byte 42 does not fit\)$"),
         (b'<?xml version="1.0" encoding="nonsense"?><a/>', r"^1: malformed XML \(\w+|in an encoding"),

@@ -49,8 +49,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("end", "code", "line"),
     [
-        ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 and without a message"),
-        ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 and without a message"),
+        ("os._exit(0)", 2, "error: process 1 of 2 ended with status 0 without a message"),
+        ("sys.exit(4)", 2, "error: process 1 of 2 ended with status 4 without a message"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 2, "error: process 1 of 2 was killed by SIGKILL; is there enough"),
         ("raise UserError('wrong flag')", 2, "error: wrong flag"),
         ("raise FailedCheck('a wrong file')", 1, "error: a wrong file"),

@@ -1,6 +1,6 @@
 """Reports pairs of boxes that nearly coincide: doubled boxes, and boxes of two classes.
 
-Legend: n boxes of all images of a split, m compared pairs of them, P pairs with an IoU above `SAME_IOU`.
+Legend: n boxes in a split, m compared pairs, P pairs with an IoU above `SAME_IOU`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 
-SAME_IOU = 0.9  # boxes with a higher IoU are taken for the same object
+SAME_IOU = 0.9  # boxes with a higher IoU count as the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
-COMPARISONS = 1 << 18  # of two boxes at a time, which need some 50 MB
+COMPARISONS = 1 << 18  # pairs of boxes compared at a time, which needs some 50 MB
 MAX_NEIGHBORS = 1000  # boxes that a box is compared with; no real image has that many boxes starting at one x
-MAX_PARTNERS = 2  # earlier boxes that a box is paired with: at most this many of its class, and as many of others
+MAX_PARTNERS = 2  # maximum number of earlier boxes that a box is paired with, in its class and in other classes
 
 
 class BoxPairs(NamedTuple):
-    """Pairs of boxes of an image that nearly coincide. Boxes are numbered in the order of their labels."""
+    """Pairs of nearly coinciding boxes in an image. Boxes are numbered in the order of their labels."""
 
-    earlier: np.ndarray  # int64 (P,): numbers of the boxes that come first
+    earlier: np.ndarray  # int64 (P,): number of the first box of each pair
     later: np.ndarray  # int64 (P,)
     iou: np.ndarray  # float64 (P,): above `SAME_IOU`
 
@@ -40,9 +40,9 @@ class BoxPairs(NamedTuple):
 
 
 def box_pairs(split: CheckedSplit) -> list[Issue]:
-    """Returns pairs of boxes of an image with an IoU above `SAME_IOU`, without crowd regions and exact repetitions.
+    """Returns pairs of boxes of an image with an IoU above `SAME_IOU`, except crowd regions and exact repetitions.
 
-    A box is paired with a few earlier ones of its class, and of other classes: n copies would form n * n / 2 pairs.
+    A box is paired with only a few earlier boxes, because n copies would form n * n / 2 pairs.
     """
     index = split.index
     rows = np.flatnonzero(~index.crowd & ~index.repeated)
@@ -63,14 +63,14 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
 
 
 def _pairs_by_class(xywh: np.ndarray, image: np.ndarray, classes: np.ndarray) -> tuple[BoxPairs, BoxPairs]:
-    """Returns the pairs of boxes of one class, and those of two, with at most `MAX_PARTNERS` earlier partners for each
-    box. ``xywh``: float64 (n, 4); ``image``, ``classes``: int (n,)."""
+    """Returns the pairs of boxes of one class, and of two classes, with at most `MAX_PARTNERS` earlier partners for
+    each box. ``xywh``: float64 (n, 4); ``image``, ``classes``: int (n,)."""
     none = BoxPairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     same_class = [none]
     other_class = [none]
     for pairs in _coinciding(xywh, image):
         is_same = classes[pairs.earlier] == classes[pairs.later]
-        same_class.append(pairs.take(is_same).with_first_partners())  # here, too, or n copies would fill the memory
+        same_class.append(pairs.take(is_same).with_first_partners())  # already here, or n copies would fill the memory
         other_class.append(pairs.take(~is_same).with_first_partners())
     same, other = (BoxPairs(*map(np.concatenate, zip(*parts))) for parts in (same_class, other_class))
     return same.with_first_partners(), other.with_first_partners()
@@ -79,16 +79,16 @@ def _pairs_by_class(xywh: np.ndarray, image: np.ndarray, classes: np.ndarray) ->
 def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
     """Yields all pairs of boxes of an image with an IoU above `SAME_IOU`, from `COMPARISONS` comparisons at a time.
 
-    The left edges of two such boxes differ by at most `MAX_SHIFT` of either width. So boxes are put in the order of
-    their left edges, with the images side by side, and each is compared with those before it that are near enough, but
-    not with more than the `MAX_NEIGHBORS` last ones.
+    The left edges of two such boxes differ by at most `MAX_SHIFT` of either width. Therefore boxes are sorted by their
+    left edges, with the images side by side, and each box is compared with the preceding ones that are near enough, at
+    most the last `MAX_NEIGHBORS`.
     """
     if not len(xywh):
         return
     x, y, w, _ = xywh.T
-    reach = MAX_SHIFT * w + 1e-6  # of rounding, as positions are large with many images
+    reach = MAX_SHIFT * w + 1e-6  # for rounding: positions are large with many images
     position = (x - x.min()) + image * (np.ptp(x) + reach.max() + 1)
-    order = np.lexsort((y, position))  # by y in the rows of a table, which begin at the same x
+    order = np.lexsort((y, position))  # then by y, for the rows of a table, which begin at the same x
     places = np.arange(len(order))
     first = np.searchsorted(position[order], (position - reach)[order])  # the first box that is near enough to each
     first = np.maximum(first, places - MAX_NEIGHBORS)
@@ -99,21 +99,21 @@ def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
 
 
 def _runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields the start and stop of each run of equal ``values``, int64 (n,), of which there is at least one."""
+    """Yields the start and stop of each run of equal ``values``, int64 (n,), n at least 1."""
     bounds = np.flatnonzero(np.diff(values)) + 1
     yield from itertools.pairwise([0, *bounds.tolist(), len(values)])
 
 
 def ragged_ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers ``first[i], first[i] + 1, ...``, ``counts[i]`` of them for each i, as one array, and before
-    it the i of each: int64 (sum of counts,). ``first``, ``counts``: int64 (n,)."""
+    """Returns two arrays, int64 (sum of counts,): each i repeated ``counts[i]`` times, and for each i the numbers
+    ``first[i], first[i] + 1, ...``. ``first``, ``counts``: int64 (n,)."""
     owner = np.repeat(np.arange(len(counts)), counts)
     begins = np.cumsum(counts) - counts  # position of the first number of each range
     return owner, first[owner] + np.arange(len(owner)) - begins[owner]
 
 
 def _coinciding_of(xywh: np.ndarray, a: np.ndarray, b: np.ndarray) -> BoxPairs:
-    """Returns those of the pairs of boxes ``a`` and ``b``, int64 (m,), whose IoU is above `SAME_IOU`."""
+    """Returns the pairs among ``a`` and ``b``, int64 (m,), whose boxes have an IoU above `SAME_IOU`."""
     x_a, y_a, w_a, h_a = xywh[a].T
     x_b, y_b, w_b, h_b = xywh[b].T
     width = np.minimum(x_a + w_a, x_b + w_b) - np.maximum(x_a, x_b)

@@ -1,4 +1,4 @@
-"""Reports boxes that are tiny at the size of training, and data sets whose objects are mostly small."""
+"""Reports boxes that are tiny at the training size, and data sets whose objects are mostly small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports classes that no box has, and classes whose frequencies differ between splits."""
+"""Reports classes without boxes, and classes whose frequencies differ between splits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ MIN_DEVIATIONS = 4.0
 def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     """Reports classes without a box, and classes whose frequency differs between the training split and another one.
 
-    The frequency is the fraction of images with an object of the class, since objects of one image are not independent.
-    It differs if one is more than `MIN_RATIO` times the other and the two-proportion z-test gives `MIN_DEVIATIONS`.
+    The frequency is the fraction of images with an object of the class, because objects of one image are not
+    independent. Two frequencies differ if one is more than `MIN_RATIO` times the other and the two-proportion z-test
+    gives `MIN_DEVIATIONS`.
     """
     names = splits[0].index.names
     counts = [_ClassCounts(split, len(names)) for split in splits]
@@ -36,7 +37,7 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
 
 
 class _ClassCounts:
-    """The use of classes in a split."""
+    """Class counts of a split."""
 
     def __init__(self, split: CheckedSplit, num_classes: int) -> None:
         self.split = split.name
@@ -59,7 +60,7 @@ def _class_differences(train: _ClassCounts, other: _ClassCounts, names: Sequence
 
 
 def _differ(count_a: int, total_a: int, count_b: int, total_b: int) -> bool:
-    """Returns whether two frequencies differ by the limits of `class_use`."""
+    """Returns whether two frequencies differ beyond the limits of `class_use`."""
     if not total_a or not total_b:
         return False
     a = count_a / total_a

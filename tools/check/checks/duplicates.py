@@ -25,7 +25,7 @@ MAX_NAMED_IMAGES = 5  # in a message
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
-    """Returns damaged images and near-duplicates, within and across ``splits``."""
+    """Returns issues about damaged images and near-duplicates, within and across ``splits``."""
     images = _PooledImages(splits)
     signatures, warnings = read_signatures(images.paths, workers, splits[0].index.pixels)
     copies = roboflow_copies(images.names)
@@ -55,8 +55,9 @@ class _PooledImages:
         self.files = self._identify_files()  # equal for images that are one file
 
     def _identify_files(self) -> list[str]:
-        """Returns a text for each image that tells its file: the path without links to folders, or in shards, which
-        have copies of the files of several splits, the name and a checksum where several images have this name."""
+        """Returns a string for each image that identifies its file: the path without links to folders or, in shards,
+        the name and a checksum if several images have this name (the shards of each split contain copies of its
+        files)."""
         files = [path for split in self.splits for path in real_paths(split.index)]
         num_images_of_name = Counter(self.names)
         for i, (name, path) in enumerate(zip(self.names, self.paths)):
@@ -78,7 +79,7 @@ class _PooledImages:
         return len({self.files[i] for i in group}) == 1
 
     def issue(self, kind: str, group: np.ndarray, relation: str) -> Issue:
-        """Makes an issue about the images ``group``, int64 (n,): the first has the ``relation`` to the others."""
+        """Makes an issue about the images ``group``, int64 (n,). ``relation``: of the first image to the others."""
         files = tuple(self.names[i] for i in group)
         splits = tuple(self.split_of(i) for i in group)
         if not self.are_across_splits(group):
@@ -89,7 +90,7 @@ class _PooledImages:
 
 
 def _files_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
-    """Yields the files that several splits list, also those without contrast, which are not compared."""
+    """Yields the files that several splits list, including files without contrast, which are not compared."""
     numbers_by_file: dict[str, list[int]] = {}
     for number, file in enumerate(images.files):
         numbers_by_file.setdefault(file, []).append(number)
@@ -104,15 +105,15 @@ def _files_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
 
 
 def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:
-    """Yields the images of which Roboflow's copies are in several splits."""
+    """Yields the images whose Roboflow copies are in several splits."""
     for group in copies:
         if images.are_across_splits(group) and not images.are_one_file(group):
             yield images.issue(COPIED, group, "is a copy of the same image as")
 
 
 def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], original: np.ndarray) -> Iterator[Issue]:
-    """Yields the groups of images that look alike, without those that are one file or only copies of one ``original``,
-    (N,)."""
+    """Yields the groups of images that look alike, except those that are one file, or only copies of one image.
+    ``original``: int64 (N,)."""
     for group in groups:
         if not images.are_one_file(group) and len(np.unique(original[group])) > 1:
             kind = ACROSS if images.are_across_splits(group) else WITHIN
@@ -120,7 +121,7 @@ def _near_duplicates(images: _PooledImages, groups: Iterable[np.ndarray], origin
 
 
 def _augmented(images: _PooledImages, original: np.ndarray) -> Iterator[Issue]:
-    """Yields the splits with several of Roboflow's copies of an image. ``original``: int64 (N,)."""
+    """Yields the splits that contain several Roboflow copies of an image. ``original``: int64 (N,)."""
     for number, split in enumerate(images.splits):
         _, counts = np.unique(original[images.split_numbers == number], return_counts=True)
         num_copies = counts[counts > 1]

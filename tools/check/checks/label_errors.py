@@ -23,22 +23,22 @@ from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
 from utils.strings import counted
 
-# Detections per label of an image, at least: a label that is left without any would look spurious.
+# Minimum detections per label of an image: a label that is left without any would look spurious.
 DETECTIONS_PER_LABEL = 3
 
 
 class LabelErrors(NamedTuple):
-    """The label errors of all splits, and what the model was found to know."""
+    """The label errors of all splits, with the model's detections and scores."""
 
     issues: list[Issue]  # the most probable first
     drawn: dict[str, DrawnDetections]  # by split
-    results: dict[str, EvalResult]  # by split: the scores of val.py
+    results: dict[str, EvalResult]  # by split: scores as computed by val.py
 
 
 def examine_labels(
     config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
 ) -> ModelOpinion:
-    """Returns the label errors that a model finds, with lines that say how far to trust it."""
+    """Returns the label errors that a model finds, with lines about how far to trust it."""
     errors = label_issues(config, model, spec, splits, min_score)
     epochs = model.info.get("progress", {}).get("epoch", 0)
     title = Path(config.weights).name
@@ -78,7 +78,7 @@ class _SplitDetections(NamedTuple):
 def _detect_in_split(
     config: ValConfig, model: InferenceModel, spec: DatasetSpec, split: CheckedSplit
 ) -> _SplitDetections:
-    """Detects in a split, with enough detections per image for all its labels."""
+    """Detects objects in a split, with enough detections per image for all its labels."""
     max_labels = int(np.diff(split.index.offsets).max(initial=0))
     max_det = min(max(MAX_DETECTIONS, DETECTIONS_PER_LABEL * max_labels), MAX_CANDIDATES)
     ctx = DistributedContext.single(model.device)

@@ -1,4 +1,4 @@
-"""Scans the splits of a data set, and reports what the scan finds in their files."""
+"""Scans the splits of a data set, and reports the scan's findings in their files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) ->
 
 
 def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans all splits as `scan_dataset` does. One that cannot be read is an issue, as some data sets are published
-    without the images of their test split. Raises the first error if no split can be read."""
+    """Scans all splits as `scan_dataset` does. A split that cannot be read is only an issue, because some data sets are
+    published without the images of their test split. Raises the first error if no split can be read."""
     scanned: list[CheckedSplit] = []
     errors: dict[str, UserError] = {}  # by split
     for split in spec.splits:
@@ -39,13 +39,13 @@ def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
-    """Makes issues of the findings of the scan, sorted by kind."""
+    """Converts the findings of the scan to issues, sorted by kind."""
     issues = [issue for part in split.parts for issue in _issues_of(split, part)]
     return sorted(issues, key=lambda issue: issue.kind)
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Makes issues of the findings of a part of a split; those of shards name no images."""
+    """Converts the findings in a part of a split to issues; findings in shards name no images."""
     issues = []
     for finding in part.findings:
         location = split.relative(part, finding.where)
@@ -58,7 +58,7 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
 
 
 def _finding_box(split: CheckedSplit, part: Scan, finding: Finding, location: str) -> LabelBox | None:
-    """Returns the labeled box that a finding is about; None if it is about none with finite corners."""
+    """Returns the labeled box that a finding is about; None if there is no such box, or its corners are not finite."""
     if not finding.xyxy_px or not np.isfinite(finding.xyxy_px).all():
         return None
     if finding.kind == UNKNOWN_CLASS:

@@ -21,14 +21,14 @@ from utils.strings import listed
 
 MAX_PAIR_CARDS = 30
 MAX_CARDS_PER_KIND = 24
-MAX_TEXTS_PER_CARD = 6  # issues on the card of an image
+MAX_TEXTS_PER_CARD = 6  # maximum number of issues on the card of an image
 PAIR_SIDE = 240  # pixels
-BOX_STYLES = ("label", "spurious")  # of the first and second of two boxes
+BOX_STYLES = ("label", "spurious")  # styles of the first and second of two boxes
 T = TypeVar("T")
 
 
 class IssueGalleries(Galleries):
-    """Draws the issues that need no model."""
+    """Draws the issues that are found without a model."""
 
     def duplicates(self, issues: Sequence[Issue], album: Album) -> list[Card]:
         """Draws pairs of near-duplicates."""
@@ -85,7 +85,7 @@ class IssueGalleries(Galleries):
         boxes = [box for issue in issues for box in issue.boxes]
         drawn = []
         for issue in issues:
-            styles = BOX_STYLES[-len(issue.boxes) :]  # a single box has the last
+            styles = BOX_STYLES[-len(issue.boxes) :]  # a single box gets the last style
             drawn += [Outline(box.xyxy_px, style, box.class_name) for box, style in zip(issue.boxes, styles)]
         kinds = listed(list(dict.fromkeys(issue.kind for issue in issues)))
         version = Version("", f"{kinds} in {issues[0].images[0]}", drawn + self._labels(issues[0].split, rows, boxes))
@@ -93,7 +93,7 @@ class IssueGalleries(Galleries):
         return album.pictures(source, window, CROP_SIDE, version)
 
     def _left_out(self, split: str, name: str) -> tuple[PhotoFile, np.ndarray] | None:
-        """Opens an image that training leaves out, without rows of the index; None if it cannot be read."""
+        """Opens an image that training leaves out, without index rows; returns None if it cannot be read."""
         index = self._splits[split].index
         path = path_of(name, index.root)
         try:

@@ -1,4 +1,4 @@
-"""Writes the page of a check: drawn issues, and a census of the data set. It needs no other file and no network."""
+"""Writes the page of a check: drawn issues and statistics of the data set. It needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from utils.logger import get_logger
 
 FILE_NAME = "report.html"
 TEMPLATE = "tools/check/page/page.html"
-MAX_LISTED_ISSUES = 400  # issues in the table
-# Bytes of JPEG files by gallery, in drawing order; each may also use what those before it have left.
+MAX_LISTED_ISSUES = 400  # maximum number of issues in the table
+# Bytes of JPEG files by gallery, in drawing order; each gallery may also use the bytes that earlier ones have left.
 MAX_GALLERY_BYTES = {"errors": 1_400_000, "pairs": 600_000, "boxes": 1_400_000}
 
 
 def write_page(result: CheckResult, out: Path | None) -> Path | None:
     """Writes `FILE_NAME` and returns its path; None, after a warning, if that fails.
 
-    ``out``: its folder; None: a new folder in runs/check.
+    ``out``: folder of the page; None for a new folder in runs/check.
     """
     try:
         content = _content(result)
@@ -38,7 +38,7 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
         title = f"Check of {Path(result.spec.source).stem}"
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
-    except (OSError, UserError) as error:  # the issues are printed in any case
+    except (OSError, UserError) as error:  # the issues are still printed
         get_logger().warning("the report cannot be written (%s)", first_line(error))
         return None
     return path
@@ -83,7 +83,7 @@ def _galleries(result: CheckResult) -> dict[str, list[page.Card]]:
 
 
 def _facts(result: CheckResult) -> list[tuple[str, str]]:
-    """Returns what was checked, and how."""
+    """Returns a summary of what was checked, and how, as pairs of name and value."""
     return [
         ("data set", result.spec.source),
         ("its folder", str(result.spec.root)),
@@ -94,7 +94,7 @@ def _facts(result: CheckResult) -> list[tuple[str, str]]:
 
 
 def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
-    """Returns a table with a row for each kind of issue."""
+    """Returns a table with one row per kind of issue."""
     rows: list[tuple[str | int, ...]] = []
     for kind, group in kinds.items():
         by_split = Counter(_splits_of(issue) or "whole data set" for issue in group)

@@ -25,7 +25,7 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class _Argument:
-    """An argument of a command, and our flag or hyper-parameter of this name."""
+    """An argument of a command, and our flag or hyper-parameter of the same name."""
 
     command: str
     name: str
@@ -33,7 +33,7 @@ class _Argument:
 
     @property
     def text(self) -> str:
-        """The value as the table has it."""
+        """The value as the table spells it."""
         return normalized(self.value)
 
     @property
@@ -43,53 +43,53 @@ class _Argument:
 
     @property
     def hyperparameter(self) -> str:
-        """Our hyper-parameter of this name, or ""."""
+        """Our hyper-parameter of the same name, or ""."""
         return hyperparameter_of(self.command, self.name)
 
     @property
     def our_words(self) -> list[str]:
-        """Our flag of this name, with its value if that is always the same: ``--optimizer Adam`` for ``--adam``."""
+        """Our flag of the same name, with its value if it is fixed: ``--optimizer Adam`` for ``--adam``."""
         return same_flag(self.command, flag_name(self.name))
 
     @property
     def action(self) -> argparse.Action | None:
-        """The action of our flag; None if there is none, or it means something else."""
+        """The action of our flag, or None if there is no such flag or it means something else."""
         if self.name in table().other_meaning:
             return None
         return actions_of(self.command).get(self.our_words[0])
 
     @property
     def is_switch(self) -> bool:
-        """Returns whether true and false are values of our flag."""
+        """Whether true and false are values of our flag."""
         if len(self.our_words) > 1:
-            return True  # it stands for one value
+            return True  # the argument stands for one value of our flag
         action = self.action
         return isinstance(action, argparse.BooleanOptionalAction) or (action is not None and action.nargs == "?")
 
     @property
     def is_without_effect(self) -> bool:
-        """Returns whether the value asks for nothing, or for what is done here anyway."""
+        """Whether the value requests nothing, or the default behavior."""
         if self.text in ("false", "none"):
             return self.name in table().defaults_if_false
         return self.text == "true" and self.our_words[0] in table_of(self.command).without_effect
 
     @property
     def refusal(self) -> str:
-        """The reason for which our flag does not take the value; "" if the table has none."""
+        """The reason why our flag does not take the value, or "" if the table has none."""
         return table_of(self.command).refused_values.get(self.our_words[0], {}).get(self.text, "")
 
 
 class _Rule(NamedTuple):
     """A row of `_RULES`."""
 
-    example: str  # an argument about which the rule decides: of train, or of val for a refused value
+    example: str  # an argument that the rule handles, of train, or of val for a refused value
     applies: Callable[[_Argument], object]
     flags: Callable[[_Argument], list[str]]  # raises UserError for a refused argument
 
 
 def _refuse_unknown(argument: _Argument) -> NoReturn:
-    """Raises UserError that says why the command has no flag with the meaning of this argument; "" if the table does
-    not say."""
+    """Raises UserError with the reason why the command has no flag with the meaning of this argument, or "" if the
+    table has none."""
     other_meaning = table().other_meaning.get(argument.name)
     raise UserError(other_meaning or reason_for_refusal(argument.command, argument.our_words[0]))
 
@@ -107,7 +107,7 @@ def _no_flags(_: _Argument) -> list[str]:
 
 
 def _flags_to_switch_off(argument: _Argument) -> list[str]:
-    """Returns the flags for a switch that is false: none if that is its default."""
+    """Returns the flags for a switch that is false, or none if false is its default."""
     action = argument.action
     is_on_by_default = isinstance(action, argparse.BooleanOptionalAction) and action.default is not False
     return [f"--no-{argument.our_words[0].removeprefix('--')}"] if is_on_by_default else []
@@ -115,12 +115,12 @@ def _flags_to_switch_off(argument: _Argument) -> list[str]:
 
 def _flags_with_value(argument: _Argument) -> list[str]:
     """Returns our flag with the value of an argument."""
-    assert argument.action is not None, "an argument without a flag has a rule of its own"
+    assert argument.action is not None, "an earlier rule handles arguments without a flag"
     return words_with_values(argument.our_words[0], _words(argument.value, argument.action))
 
 
-# The flags with the effect of an argument. The first rule that applies counts, so each may take for granted that none
-# above it does.
+# Rules that translate an argument to flags. The first one that applies decides, so each rule may assume that none above
+# it applies.
 _RULES = (
     _Rule("plots=False", lambda it: it.listed_flags is not None, lambda it: it.listed_flags or []),
     _Rule("amp=True", lambda it: it.text == "true" and it.name in table().defaults_if_true, _no_flags),
@@ -137,16 +137,16 @@ _RULES = (
 
 
 def flags_of_argument(command: str, name: str, value: str) -> list[str]:
-    """Returns the flags with the effect of ``name=value``, by `_RULES`; empty if none is needed. Raises UserError that
-    says why there are no such flags ("" if the reason is unknown)."""
+    """Returns the flags equivalent to ``name=value`` by `_RULES`, or an empty list if none is needed. Raises UserError
+    with the reason why there are no such flags ("" if unknown)."""
     argument = _Argument(command, name, value)
     rule = next(rule for rule in _RULES if rule.applies(argument))
     return rule.flags(argument)
 
 
 def _words(value: str, action: argparse.Action) -> list[str]:
-    """Returns the words after a flag that give it ``value``: several if the flag takes a list and the value is one,
-    such as ``[0, 1]`` or ``0,1``, else one."""
+    """Returns the words that pass ``value`` to a flag: several if the flag takes a list and the value is a list such as
+    ``[0, 1]`` or ``0,1``, else one."""
     if not _is_list(value, action):
         matches = [choice for choice in action.choices or () if choice.lower() == value.lower()]
         return matches[:1] or [value]
@@ -161,7 +161,7 @@ def _words(value: str, action: argparse.Action) -> list[str]:
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:
-    """Returns whether ``value`` is to be split. Names may have commas and spaces, but not those of classes."""
+    """Returns whether ``value`` should be split. Names can contain commas and spaces, except class names."""
     if value.startswith(("[", "(")):
         return True
     return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))

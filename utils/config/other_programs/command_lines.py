@@ -22,7 +22,7 @@ _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 
 @dataclass(frozen=True)
 class _Option:
-    """The words of a command line from one flag to the next. Those before the first flag have the flag ""."""
+    """The words of a command line from one flag to the next. Words before the first flag have the flag ""."""
 
     words: list[str]
 
@@ -32,7 +32,7 @@ class _Option:
 
     @property
     def is_joined(self) -> bool:
-        """Returns whether the first value follows the flag as in ``--flag=value``."""
+        """Whether the first value is joined to the flag, as in ``--flag=value``."""
         return "=" in self.words[0]
 
     @property
@@ -42,17 +42,17 @@ class _Option:
 
 
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
-    """Returns the command line in our flags, and a line for the log about each flag that was left out as it changes
-    nothing. For train:
+    """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
+    here. For train:
 
     | option | becomes | because |
     | --- | --- | --- |
     | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
-    | ``--quiet`` | nothing, and a line of the log | it is without effect |
-    | ``--lr0 0.1`` | nothing, and a mistake that says ``--set lr0=0.1`` | `_refusal` |
-    | ``--epochs 3`` | the same words | it is ours, or unknown to the table |
+    | ``--quiet`` | nothing, and a log line | it has no effect |
+    | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
+    | ``--epochs 3`` | the same words | it is our flag, or not in the table |
 
-    With detect, ``--tracker botsort.yaml`` becomes ``--track botsort``: the flag is refused, but not this value.
+    For detect, ``--tracker botsort.yaml`` becomes ``--track botsort``: the flag is refused, except with this value.
     """
     words: list[str] = []
     log_lines: list[str] = []
@@ -75,13 +75,13 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
 
 
 def _values_of_others(option: _Option) -> list[str]:
-    """Returns the words after a flag without effect that are not its value: the parser refuses them."""
+    """Returns the words after a flag without effect that are not its value, so that the parser refuses them."""
     has_value = option.is_joined or option.flag in table().flags_with_value
     return option.values[1:] if has_value else option.values
 
 
 def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
-    """Splits a command line before each flag, and writes flags that have another name here by ours."""
+    """Splits a command line before each flag, and replaces flags that have another name here with ours."""
     options = [_Option([""])]
     for argument in arguments:
         if not _IS_FLAG(argument):
@@ -95,15 +95,15 @@ def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
 
 
 def _flags_of_option(command: str, option: _Option) -> list[str]:
-    """Returns our flags for a refused flag with its value, such as ``--tracker bytetrack.yaml``; empty if there are
-    none."""
+    """Returns our flags for a refused flag with its value, such as ``--tracker bytetrack.yaml``, or an empty list if
+    there are none."""
     if option.flag not in table_of(command).refused or option.flag in actions_of(command) or not option.values:
         return []
     return flags_of_known_value(command, _argument_name(option.flag), option.values[0]) or []
 
 
 def _refusal(command: str, option: _Option) -> str:
-    """Says why the command does not take the option; "" if the table does not know a reason."""
+    """Returns the reason why the command does not take the option, or "" if the table has none."""
     flag = option.flag
     if flag in actions_of(command):
         reasons = table_of(command).refused_values.get(flag, {})
@@ -119,5 +119,5 @@ def _refusal(command: str, option: _Option) -> str:
 
 
 def _argument_name(flag: str) -> str:
-    """Returns the name of the argument that a flag gives: "batch_size" for ``--batch-size``."""
+    """Returns the argument name of a flag: "batch_size" for ``--batch-size``."""
     return flag.removeprefix("--").replace("-", "_")

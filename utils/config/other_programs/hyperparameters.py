@@ -21,13 +21,14 @@ from utils.config.yaml_files import parse_override
 from utils.errors import UserError, all_mistakes, one_line
 from utils.schema import build, suggestion
 
-_MAX_SHOWN_CHARACTERS = 40  # of a value in the log
+_MAX_SHOWN_CHARACTERS = 40  # per value in the log
 
 
 def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, Any], list[str]]:
-    """Splits the ``values`` of a hyper-parameter file into those that exist here, and descriptions of the others.
+    """Splits the ``values`` of a hyper-parameter file into those that exist here and descriptions of those without
+    effect.
 
-    Raises UserError, which begins with ``location`` and names all lines without an equivalent, with reasons.
+    Raises UserError, which begins with ``location`` and lists all keys without an equivalent, with reasons.
     """
     is_yolov5 = not values.keys().isdisjoint(table().only_in_yolov5)
     kept: dict[Any, Any] = {}
@@ -53,7 +54,7 @@ def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, A
 
 
 def _has_effect(name: str, value: str) -> bool:
-    """Returns whether an argument changes a training, or is unknown."""
+    """Returns whether an argument changes training or is unknown."""
     try:
         with all_mistakes() as mistakes:
             words, _ = translate_command_line("train", flags_of_argument("train", name, value), mistakes)
@@ -66,7 +67,7 @@ def _has_effect(name: str, value: str) -> bool:
 
 
 def unknown_hyperparameter(key: str) -> str:
-    """Says what ``key`` is instead of a hyper-parameter."""
+    """Returns a message about ``key``, which is not a hyper-parameter: what it is, or what was probably meant."""
     flag = flag_name(key)
     our_flag = same_flag("train", flag)[0]
     synonym = table().synonyms.get(key)

@@ -1,11 +1,11 @@
-"""Translates command lines, hyper-parameter files and Python names of YOLOv5 and Ultralytics: the table
-configs/other_programs.yaml, and its look-ups.
+"""Look-ups in configs/other_programs.yaml, the table that translates command lines, hyper-parameter files and Python
+names of YOLOv5 and Ultralytics.
 
 A flag is a word of a command line, such as ``--noval`` (command_lines.py). An argument is a name and a value
-(arguments.py): of the yolo command (``plots=False``), of a hyper-parameter file (hyperparameters.py), or a
-keyword of the Python API.
+(arguments.py) from the yolo command (``plots=False``), a hyper-parameter file (hyperparameters.py) or a keyword of the
+Python API.
 
-Commands are named as their settings are: "train" for `settings.TrainConfig`.
+Commands are named after their settings: "train" for `settings.TrainConfig`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CommandTable:
     Args:
         same_flags: flag -> the words that mean the same here.
         arguments_to_flags: argument -> value -> the words that mean the same here; "{}" is the value.
-        default_arguments: argument -> the value that asks for what is done here by default.
+        default_arguments: argument -> the value that requests the default behavior.
         ignored_arguments: arguments without a meaning for this command, whatever their value.
-        without_effect: flag -> why it changes nothing.
+        without_effect: flag -> why it has no effect.
         refused: flag -> why it does not exist, and what to write instead.
-        refused_values: flag of ours -> value -> why it is not one of the flag's values here.
+        refused_values: our flag -> value -> why the flag does not take this value here.
     """
 
     same_flags: dict[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class CommandTable:
 
 @dataclass(frozen=True)
 class YoloV5Hyperparameter:
-    """A hyper-parameter of YOLOv5 that does not exist here, or means something else.
+    """A YOLOv5 hyper-parameter that does not exist here or means something else.
 
     Args:
         default: regular expression of the values that have no effect.
@@ -68,12 +68,13 @@ class Table:
 
     Args:
         reasons: texts that the file repeats.
-        other_tasks: ending of a name of weights ("seg") -> why they are not supported.
-        defaults_if_true, defaults_if_false: arguments that ask with this value for what is done here anyway.
-        other_meaning: argument -> what it means elsewhere; our flag of this name means something else.
+        other_tasks: suffix of a weights name ("seg") -> why the weights are not supported.
+        defaults_if_true, defaults_if_false: arguments that request the default behavior with this value.
+        other_meaning: argument -> what it means elsewhere; our flag of the same name means something else.
         flags_with_value: flags without effect that are followed by a value.
         synonyms: name of a hyper-parameter -> its name here.
-        only_in_yolov5: keys that show that a hyper-parameter file is YOLOv5's.
+        only_in_yolov5: keys that occur only in YOLOv5's hyper-parameter files.
+        hyperparameters_of_yolov5: by name.
         commands: by name.
         python: "keyword", "package", "model", "result" or "argument" -> name -> what to write instead.
     """
@@ -100,12 +101,12 @@ def table() -> Table:
 
 
 def table_of(command: str) -> CommandTable:
-    """Returns the translations for a command; empty for those that no other program has."""
+    """Returns the translations for a command; empty for a command that no other program has."""
     return table().commands.get(command) or CommandTable()
 
 
 def actions_of(command: str) -> dict[str, argparse.Action]:
-    """Returns the argparse action of each of our flags, by every name of the flag."""
+    """Returns the argparse actions by flag of ours, including aliases."""
     return flag_actions(COMMANDS[command].settings)
 
 
@@ -122,13 +123,13 @@ def hyperparameter_of(command: str, name: str) -> str:
 
 
 def reason_for_refusal(command: str, flag: str) -> str:
-    """Returns why ``command`` has no ``flag``, or "" if the table does not say."""
+    """Returns the reason why ``command`` has no ``flag``, or "" if the table has none."""
     command_table = table_of(command)
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")
 
 
 def flags_of_known_value(command: str, name: str, value: str) -> list[str] | None:
-    """Looks up the argument with this value in the command's table. Returns our flags, or None if it is not listed."""
+    """Looks up an argument with its value in the command's table. Returns our flags, or None if it is not listed."""
     command_table = table_of(command)
     text = normalized(value)
     if name in command_table.ignored_arguments:
@@ -142,7 +143,7 @@ def flags_of_known_value(command: str, name: str, value: str) -> list[str] | Non
 
 
 def normalized(value: str) -> str:
-    """Returns the value in lower case, a number in one way of writing, and an empty list as none."""
+    """Returns the value in lower case, a number in its shortest form, and an empty list as "none"."""
     try:
         return str(float(value)).removesuffix(".0")
     except ValueError:
@@ -150,13 +151,13 @@ def normalized(value: str) -> str:
 
 
 def python_hint(kind: str, name: str) -> str:
-    """Returns what to write instead of ``name``, which programs for YOLOv5 and Ultralytics use; "" if it is unknown.
+    """Returns what to write instead of ``name`` from the YOLOv5 or Ultralytics API, or "" if the table lacks it.
     ``kind``: "keyword", "package", "model", "result" or "argument"."""
     return table().python[kind].get(name, "")
 
 
 def other_task(weights: str) -> str:
-    """Says that weights such as ``yolov8n-seg.pt`` are not of a detector; "" for other names."""
+    """Returns a message that weights such as ``yolov8n-seg.pt`` are not a detector's, or "" for other names."""
     match = re.fullmatch(rf"(yolo\w+)-({'|'.join(table().other_tasks)})(\.pt|\.ya?ml)?", weights)
     if match is None:
         return ""
