@@ -198,6 +198,8 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
 
 def _sample_of(names: Sequence[str], files: Mapping[str, os.DirEntry]) -> set[str]:
     """Returns evenly spaced ``names``, and the largest file of a larger evenly spaced sample."""
+    if len(names) <= _SAMPLE_SIZE:
+        return set(names)
     largest = max(spread(names, _MAX_MEASURED), key=lambda name: _size_of(files[name]))
     return {*spread(names, _SAMPLE_SIZE), largest}
 
