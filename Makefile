@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 WHEEL_VENV ?= .venv-wheel
-# The file with the versions of all packages; LOCK= takes the newest.
+# The file that pins the versions of all packages; LOCK= uses the newest.
 LOCK ?= constraints.txt
-# The tests to run, and options of pytest: make test TESTS='tests/models -k nms'
+# The tests to run, and pytest options: make test TESTS='tests/models -k nms'
 TESTS ?=
-# Processes that run tests: one more than there are cores, since many tests wait for processes that they start.
+# Number of test processes: one more than there are cores, because many tests wait for processes that they start.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 16))')
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
@@ -14,11 +14,11 @@ STAMP := $(VENV)/.installed
 EXTRAS := export search convert tiff ncnn track
 DEPENDENCY_GROUPS := dev
 UV := .venv-uv/bin/uv
-# All extras but litert, whose packages cap the versions of others.
+# All extras except litert, whose packages cap the versions of others.
 LOCKED_EXTRAS := convert export ncnn ray search tiff track trackers
 UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --group dev --group clients --no-annotate --quiet
 
-# Bytecode is kept: many processes import the same modules.
+# Bytecode is kept, because many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-wheel lint types format lock clean always
@@ -51,21 +51,22 @@ test-lowest: lowest.txt  ## runs the tests with the lowest versions that pyproje
 test-python3.%:  ## test-python3.12 runs the tests with that Python
 	$(MAKE) test VENV=.venv-python3.$* PYTHON=python3.$*
 
-test-slow: $(STAMP)  ## runs the long proofs: weekly, and before a release
+test-slow: $(STAMP)  ## runs the long tests: weekly, and before a release
 	$(BIN)/python -m pytest -m slow $(TESTS)
 
 test-benchmarks: $(STAMP)  ## runs the tests of benchmarks/
 	$(BIN)/python -m pytest -m 'benchmarks and not slow' tests/benchmarks
 
-# All tests: many files have some that are skipped without Ray, MLflow, Weights & Biases or a program that reads results.
+# Runs all tests, because many files have tests that are skipped without Ray, MLflow, Weights & Biases or a program that reads
+# results.
 WITH_EXTRAS := VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROUPS='dev clients'
 test-extras:  ## runs the tests with the extras ray and trackers and the group clients, in .venv-extras
 	$(MAKE) test $(WITH_EXTRAS)
 
-test-extras-slow:  ## runs the long proofs with them
+test-extras-slow:  ## runs the long tests with them
 	$(MAKE) test-slow $(WITH_EXTRAS)
 
-test-wheel: | .venv-uv  ## builds the wheel, installs it in an environment that has nothing else, and uses it
+test-wheel: | .venv-uv  ## builds the wheel, installs it in an empty environment, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)
 	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
@@ -78,7 +79,7 @@ lint: $(STAMP)  ## checks style and format with ruff
 types: $(STAMP)  ## checks types with mypy
 	$(BIN)/mypy
 
-format: $(STAMP)  ## formats the code, and mends what ruff can mend
+format: $(STAMP)  ## formats the code, and fixes what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -100,7 +101,7 @@ define new-environment
 	$(PYTHON) -m venv $(2) $(1)
 endef
 
-# What the program needs, and what the tests need besides. The program itself runs from this folder.
+# Installs the program's dependencies, and those of the tests. The program itself runs from this folder.
 $(RUNTIME): pyproject.toml $(or $(LOCK),always) | .venv-uv
 	$(call new-environment,$(VENV))
 	$(call install,$(VENV)) -r pyproject.toml

@@ -3,8 +3,8 @@
     python -m benchmarks.formats --weights yolov8n.pt yolox_nano.pth --data coco128.yaml --imgsz 320 \\
         --formats onnx openvino litert --python litert=ENVIRONMENT/bin/python
 
-Each file has passed the check of export.py, or the table says "failed". Milliseconds are val.py's for one image, of the
-runtime alone, on one thread and squares of the size of the export.
+The table has "failed" for files that do not pass the check of export.py. Milliseconds are measured by val.py for one
+image, in the runtime alone, on one thread, with square images of the export's size.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Row(NamedTuple):
     """One line of the table."""
 
     model: str
-    format: str  # with the precision
-    ap: float | None  # None: the export or its check failed
+    format: str  # format and precision
+    ap: float | None  # None if the export or its check failed
     megabytes: float
     milliseconds: float
 
@@ -40,13 +40,13 @@ class Row(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.formats", description=__doc__.split("\n")[0])
     parser.add_argument("--weights", nargs="+", required=True, type=Path, help="checkpoints")
-    parser.add_argument("--data", required=True, help="data set of the checks and scores")
+    parser.add_argument("--data", required=True, help="data set for the checks and scores")
     parser.add_argument("--imgsz", type=int, default=320, help="side of the exported input, pixels")
     parser.add_argument(
         "--formats", nargs="+", default=list(EXPORT_FORMATS), choices=EXPORT_FORMATS, help="default: all"
     )
-    parser.add_argument("--precisions", nargs="*", default=[], choices=["half", "int8"], help="besides float32")
-    parser.add_argument("--check-images", type=int, default=64, help="images of the check of each file")
+    parser.add_argument("--precisions", nargs="*", default=[], choices=["half", "int8"], help="in addition to float32")
+    parser.add_argument("--check-images", type=int, default=64, help="images to check each file with")
     parser.add_argument("--python", nargs="*", default=[], help="FORMAT=INTERPRETER of another environment")
     options = parser.parse_args()
     interpreters = dict(entry.split("=", 1) for entry in options.python)

@@ -1,9 +1,9 @@
-"""Parameters and floating-point operations of each model for inference, as a Markdown table. Runs on shapes only.
+"""Prints parameters and floating-point operations of each model for inference as a Markdown table. Needs only shapes.
 
     python -m benchmarks.models --imgsz 640
 
-A multiplication and an addition count as two operations, those of convolutions and matrix products only. Batch norms
-are folded, RepConv blocks merged, and of a pair of heads only the NMS-free one is counted, as in exported files.
+A multiplication and an addition count as two operations. Only convolutions and matrix products are counted. Batch norms
+are folded, RepConv blocks are merged, and only the NMS-free head of a pair is counted, as in exported files.
 """
 
 from __future__ import annotations

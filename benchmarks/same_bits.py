@@ -1,13 +1,13 @@
-"""Checks that the number of processes, or a change of the code, does not change a single bit of a training.
+"""Checks that the number of processes, or a change to the code, does not change a single bit of a training run.
 
     python -m benchmarks.same_bits --data bccd.yaml
     git worktree add ../before main && python -m benchmarks.same_bits --data bccd.yaml --against ../before
 
 Trains yolov8n and yolov5n (160 px, global batch 16, 4 virtual ranks, mosaic, mixup, HSV, multi-scale, float32) with SGD
 and Muon for three epochs, and compares weights, EMA, optimizer state and batch norm buffers: on 1, 2 and 4 gloo
-processes with 0, 1 and 4 workers, or on one process with this checkout and with another one. Then yolov8n at 320 px
-with default settings except for 4 virtual ranks, ten epochs on 1 and on 2 processes, or with both checkouts: the same
-results.csv except for times, the same best.pt. ``--only`` selects one of the two parts.
+processes with 0, 1 and 4 workers, or on one process with this checkout and another one. Then trains yolov8n at 320 px
+with default settings except for 4 virtual ranks, for ten epochs on 1 and 2 processes, or with both checkouts, and
+compares results.csv, except for times, and best.pt. ``--only`` selects one of the two parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
-# Flags of all runs, and those of the runs whose checkpoints are compared.
+# Flags of all runs, and additional flags of the runs whose checkpoints are compared.
 FLAGS = shlex.split("--batch-size 16 --virtual-ranks 4 --deterministic --device cpu --threads 1 --noplots")
 SHORT_RUN = shlex.split(
     "--imgsz 160 --amp off --epochs 3 --multi-scale --val-every 0 --set mixup=0.5 close_mosaic=0 close_scale=0"
@@ -51,7 +51,7 @@ class Side(NamedTuple):
 
 
 def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields tensors and numbers of nested plain data, each after its place."""
+    """Yields the place and the value of each tensor and number in nested plain data."""
     if isinstance(value, dict):
         for key in value:
             yield from leaves(value[key], f"{place}.{key}")
@@ -75,7 +75,7 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 def train(folder: Path, side: Side, *flags: str) -> Path:
-    """Runs train.py, one thread a process, with 4 virtual ranks and a global batch of 16. Returns the run's folder."""
+    """Runs train.py with one thread per process, 4 virtual ranks and a global batch of 16. Returns the run's folder."""
     name = str(len(list(folder.iterdir())))
     command = [sys.executable]
     if side.processes > 1:
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
     parser.add_argument("--data", required=True, help="data set YAML")
     parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
-    parser.add_argument("--against", type=Path, help="folder of another checkout, to compare this one with")
+    parser.add_argument("--against", type=Path, help="folder of another checkout to compare with")
     options = parser.parse_args()
     sides = [Side(1), Side(2, 1), Side(4, 4)]
     if options.against:

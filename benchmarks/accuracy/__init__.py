@@ -1,1 +1,1 @@
-"""The protocol for judging accuracy: declared variants, several data sets and seeds, no choice of epochs."""
+"""The protocol for comparing accuracy: declared variants, several data sets and seeds, no selection of epochs."""

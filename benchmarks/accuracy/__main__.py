@@ -4,7 +4,7 @@
         --peer PYTHON
     python -m benchmarks.accuracy show variants.yaml --out FOLDER --data a.yaml b.yaml --base NAME
 
-``run`` trains what is missing, each run on one thread, and scores its last.pt with pycocotools; it may be stopped and
+``run`` trains the missing runs, each on one thread, and scores each last.pt with pycocotools; it can be stopped and
 started again. A variant that is changed after its runs needs another name. ``show`` prints the APs and the differences
 of all variants from ``--base``.
 """
@@ -27,17 +27,17 @@ from utils.errors import UserError
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
-    parser.add_argument("action", choices=("run", "show"), help="train what is missing, or print the results")
+    parser.add_argument("action", choices=("run", "show"), help="train the missing runs, or print the results")
     parser.add_argument("variants", type=Path, help="YAML that declares the variants")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="YAMLs of the data sets")
-    parser.add_argument("--only", nargs="*", default=[], help="variants of the file; default: all")
+    parser.add_argument("--only", nargs="*", default=[], help="names of variants in the file; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 for run, all that have ended for show")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--weights-dir", type=Path, default=Path("."), help="folder of the starting weights")
     parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics and pycocotools")
     parser.add_argument("--base", default="", help="variant that the others are compared with; default: the first")
-    parser.add_argument("--draws", type=int, default=1000, help="of the bootstrap, at least 100")
+    parser.add_argument("--draws", type=int, default=1000, help="number of bootstrap draws, at least 100")
     args = parser.parse_args()
     try:
         act(args)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def act(args: argparse.Namespace) -> None:
-    """Raises UserError for what is known to be wrong before anything is trained."""
+    """Runs the action. Raises UserError for mistakes that can be found before training."""
     variants = read_variants(args.variants)
     base = [args.base] if args.base else []
     if unknown := [name for name in [*args.only, *base] if name not in variants]:
@@ -54,7 +54,7 @@ def act(args: argparse.Namespace) -> None:
     if args.jobs < 1 or args.draws < 100:
         raise UserError("--jobs must be at least 1, and --draws at least 100")
     if len({source.stem for source in args.data}) < len(args.data):
-        raise UserError("--data: files of the same name would share a folder of runs; rename one")
+        raise UserError("--data: files with the same name would share a folder of runs; rename one")
     names = dict.fromkeys([*(args.only or variants), *(base if args.action == "show" else [])])
     chosen = [variants[name] for name in names]
     peer = shutil.which(args.peer) or ""

@@ -40,7 +40,7 @@ _stopping = threading.Event()
 
 @dataclass(frozen=True)
 class DataCopy:
-    """A data set in a folder of its own, so that no side finds what the other wrote next to the images."""
+    """A data set in a folder of its own, so that neither side finds files that the other wrote next to the images."""
 
     name: str
     yaml: Path
@@ -50,9 +50,9 @@ class DataCopy:
 
 
 def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
-    """Copies a data set by hard links, with ``subset`` training images of a fixed shuffle (0: all).
+    """Copies a data set with hard links, with the first ``subset`` training images of a fixed shuffle (0: all).
 
-    Raises UserError if the labels are not YOLO's, or if ``folder`` has a copy of another data set.
+    Raises UserError if the labels are not in YOLO's format, or if ``folder`` contains a copy of another data set.
     """
     spec = load_dataset_spec(source)
     splits = ("val", "test") if "test" in spec.splits else ("val",)
@@ -81,7 +81,7 @@ def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> Non
     listing = list_split(spec, split)
     pairs = list(zip(listing.images, listing.labels, strict=True))
     if subset > len(pairs):
-        raise UserError(f"{spec.source}: has {len(pairs)} training images; a variant's subset of {subset} is more")
+        raise UserError(f"{spec.source}: has {len(pairs)} training images, fewer than a variant's subset of {subset}")
     if subset:
         random.Random(SUBSET_SEED).shuffle(pairs)
         pairs = pairs[:subset]
@@ -109,7 +109,7 @@ class Bench:
 def stored_result(folder: Path, variant: Variant) -> dict | None:
     """Returns the content of result.json in a run's folder; None if the run has not ended.
 
-    Raises UserError if the variant was declared differently then. Older results have no declaration: they are accepted.
+    Raises UserError if the variant's declaration has changed since. Older results, without a declaration, are accepted.
     """
     path = folder / "result.json"
     if not path.exists():
@@ -126,7 +126,7 @@ def stored_result(folder: Path, variant: Variant) -> dict | None:
 
 
 def _declaration(variant: Variant) -> dict:
-    """Returns the variant's declaration as JSON returns it."""
+    """Returns the variant's declaration after a round trip through JSON."""
     return json.loads(json.dumps(dataclasses.asdict(variant)))
 
 
@@ -185,7 +185,7 @@ def _predict_peer(bench: Bench, variant: Variant, data: DataCopy, split: str, fo
 
 
 def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
-    """Runs a command. Returns its processor seconds, workers included: what it costs, whatever else the machine does.
+    """Runs a command. Returns its processor seconds, including workers, which do not depend on the machine's load.
 
     Raises SystemExit if the command fails.
     """
@@ -205,7 +205,7 @@ def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
 
 
 def end_on_signals() -> None:
-    """From now on SIGTERM and Ctrl-C end the processes that `run` has started, and raise SystemExit."""
+    """Installs signal handlers: SIGTERM and Ctrl-C end the processes that `run` has started, and raise SystemExit."""
 
     def end(number: int, _: object) -> None:
         _stopping.set()
@@ -218,7 +218,7 @@ def end_on_signals() -> None:
 
 
 def prepare(bench: Bench, variant: Variant) -> None:
-    """Checks the variant's revision out, once. Raises UserError without that revision or the variant's weights."""
+    """Checks out the variant's revision, once. Raises UserError if the revision or the weights are missing."""
     if variant.weights and not (bench.weights / variant.weights).is_file():
         raise UserError(f"{variant.name}: {bench.weights / variant.weights}: no such file; correct --weights-dir")
     tree = bench.tree(variant)

@@ -1,7 +1,7 @@
-"""Differences between variants: by data set, in the mean, at worst, with an interval by bootstrap.
+"""Differences between variants: by data set, mean and worst, with a bootstrap interval.
 
 Each draw resamples the data sets, the seeds of each variant within each set, and the images, which are the same for all
-runs on a set: what makes an image hard for both sides cancels.
+runs on a set, so that an image's difficulty for both sides cancels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from utils.labels import GroundTruth
 class Runs:
     """The runs of one variant on one data set.
 
-    AP is of val and, where there is one, of test: the mean of both.
+    AP is measured on val or, if there is a test split, is the mean over val and test.
     """
 
     ap: np.ndarray  # float64 (K,), K seeds
@@ -57,7 +57,7 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
 def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
     """Returns COCO's result rows as a table.
 
-    The peer numbers classes from 1; this program numbers those of YOLO's labels from 0, or as COCO.
+    The peer numbers classes from 1; this program numbers the classes of YOLO labels from 0, or as in COCO.
     """
     stems = {str(stem): number for number, stem in enumerate(gt.image_ids)}
     stems |= {str(int(stem)): number for stem, number in list(stems.items()) if stem.isdigit()}
@@ -75,7 +75,7 @@ def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
 
 
 def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
-    """Returns differences of seed means by data set, and draws of their mean over sets (S,)."""
+    """Returns the differences of seed means by data set, and bootstrap draws of their mean over sets (S,)."""
     names = [name for name in base if name in other]
     by_set = {name: float(other[name].ap.mean() - base[name].ap.mean()) for name in names}
     rng = np.random.Generator(np.random.Philox(seed))

@@ -1,12 +1,12 @@
-"""Variants: what is trained, declared in a YAML file before it runs.
+"""Variants: training runs declared in a YAML file before they start.
 
-finetune:                        # name, also of the folder; each key but epochs is optional
-  weights: yolov8n.pt            # in the folder --weights-dir; without it, from scratch
-  model: yolov8n                 # needed without weights
+finetune:                        # name, also of the folder; every key except epochs is optional
+  weights: yolov8n.pt            # in the folder --weights-dir; without weights, from scratch
+  model: yolov8n                 # required without weights
   epochs: 20
   imgsz: 320
   batch: 16
-  subset: 50                     # the first n training images of a fixed shuffle; without it, all
+  subset: 50                     # the first n training images of a fixed shuffle; default: all
   flags: --set lr_mult=0.25      # further flags of train.py
   revision: "807b914"            # a commit of this repository instead of the working tree
 peer:
@@ -28,7 +28,7 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.schema import Bounds, build, check
 
-_OWN_FOLDERS = ("data", "trees")  # those that this program makes next to the variants'
+_OWN_FOLDERS = ("data", "trees")  # folders that this program creates next to the variants' folders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Variant:
 
 
 def read_variants(path: Path) -> dict[str, Variant]:
-    """Reads the variants of a file, by name. Raises UserError for malformed ones and for keys that a side ignores."""
+    """Reads the variants of a file, by name. Raises UserError for malformed variants, and keys that a side ignores."""
     content = check(load_yaml(path), dict[str, dict], str(path))
     if not content:
         raise UserError(f"{path}: declares no variant")
@@ -58,14 +58,14 @@ def read_variants(path: Path) -> dict[str, Variant]:
 
 def _read_variant(name: str, values: dict[str, Any], where: str) -> Variant:
     if not re.fullmatch(r"\w[\w.+-]*", name) or name in _OWN_FOLDERS:
-        raise UserError(f"{where}: a name is the name of a folder, other than data and trees")
+        raise UserError(f"{where}: a variant's name must be the name of a folder other than data and trees")
     try:
         flags = tuple(shlex.split(check(values.get("flags", ""), str, f"{where}: flags")))
     except ValueError as error:
         raise UserError(f"{where}: flags: {error}") from None
     variant = build(Variant, values | {"flags": flags, "name": name}, where)
     if (variant.flags or variant.revision) if variant.peer else variant.set:
-        raise UserError(f"{where}: flags and revision are for ours, set is for the peer")
+        raise UserError(f"{where}: flags and revision are only for our side, set is only for the peer")
     if not variant.weights and not variant.model:
         raise UserError(f"{where}: model or weights must be given")
     return variant

@@ -1,10 +1,11 @@
-"""Equal bits: steps with four virtual ranks, twice in one process and in two processes that share a GPU; trainings that
-are stopped or killed and resumed, and uninterrupted ones; batches on the device, and as workers have rendered them.
+"""Checks for equal bits: steps with four virtual ranks, twice in one process and in two processes that share a GPU;
+interrupted and resumed trainings compared with uninterrupted ones; batches on the device compared with the rendered
+ones.
 
 The last batch of the steps has fewer images than there are ranks, so some shards are empty. Plain DDP and ZeRO on two
-processes are compared to rounding. train.py refuses two processes on one GPU, and so does
-NCCL before 2.30. Here the processes form a gloo group, as on CPUs, and then use the GPU. gloo only sends host memory,
-so they exchange data through the host. ``--backend nccl``: DDP by NCCL.
+processes are compared up to rounding. train.py rejects two processes on one GPU, and so does NCCL before 2.30. Here the
+processes form a gloo group, as on CPUs, and then use the GPU. gloo only sends host memory, so they exchange data
+through the host. With ``--backend nccl``, DDP uses NCCL.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ VIRTUAL_RANKS = 4
 PROCESSES = 2
 STEPS = 4
 LAST_IMAGES = 1  # one of the two processes then has none
-# Plain DDP on two processes computes what one process does with two virtual ranks, to rounding.
+# Plain DDP on two processes computes the same as one process with two virtual ranks, up to rounding.
 DDP = {"DDP": {}, "DDP with ZeRO": {"zero": True}}
 NCCL = (2, 30)  # the first version that serves two processes on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1
 ROUNDING = 5e-3  # relative, of the weights' change
@@ -54,7 +55,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def compare_processes(options: argparse.Namespace) -> Iterator[str]:
-    """Yields lines of figures for each optimizer. SystemExit if bits differ."""
+    """Yields lines of figures for each optimizer. Raises SystemExit if bits differ."""
     differing = []
     for optimizer in options.optimizers:
         with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +74,7 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
 
 
 def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
-    """Yields lines of figures for each way of exchanging gradients. SystemExit if one trains differently."""
+    """Yields lines of figures for each way of exchanging gradients. Raises SystemExit if one trains differently."""
     if options.backend == "nccl" and torch.cuda.nccl.version() < NCCL:
         yield f"left out: NCCL {torch.cuda.nccl.version()} refuses two processes on one GPU, {NCCL} does not"
         return
@@ -95,7 +96,7 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
 
 
 def weights(path: Path) -> Tensor:
-    """Returns all parameters, concatenated. DDP keeps a rank's batch statistics, of which rank 0 has stored its own."""
+    """Returns the weights, concatenated, without batch statistics: under DDP each rank has its own."""
     state = {key: value for key, value in read(path).items() if key.startswith("model.")}
     return torch.cat([value.double().flatten() for key, value in state.items() if not key.endswith(STATISTICS)])
 
@@ -140,7 +141,7 @@ def take_steps(
     **settings: bool,
 ) -> None:
     """Writes the weights, averaged weights and momenta after ``steps`` steps to ``folder``."""
-    torch.set_num_threads(1)  # how many share a sum on a CPU decides its rounding
+    torch.set_num_threads(1)  # the rounding of sums on a CPU depends on the number of threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     if ctx.device.type == "cuda":
@@ -201,7 +202,7 @@ INTERRUPTIONS = {
 
 
 def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
-    """Yields how runs ended early and resumed differ from an uninterrupted one, for each of ``--interruption``.
+    """Yields how interrupted and resumed runs differ from an uninterrupted one, for each of ``--interruption``. Raises
     SystemExit if bits differ."""
     problems = []
     with tempfile.TemporaryDirectory() as folder:
@@ -241,7 +242,7 @@ def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
 
 def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> tuple[dict, float]:
     """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
-    Returns the position of that checkpoint, and how many seconds it took to end."""
+    Returns the position of the checkpoint, and the seconds that the process took to end."""
     process = subprocess.Popen(command, cwd=ROOT)
     deadline = time.monotonic() + WRITTEN_S
     while not last.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -258,11 +259,11 @@ def expect(code: int, wanted: int, command: Sequence[str]) -> None:
 
 
 BATCHES = 40
-BURNS = 4  # products of large matrices before each copy: workers get the time to overwrite what is not kept
+BURNS = 4  # large matrix products before each copy, which give workers time to overwrite memory that is not kept
 
 
 def compare_batches(options: argparse.Namespace) -> Iterator[str]:
-    """Yields lines with figures; SystemExit if a batch does not arrive as it was rendered, or is not pinned."""
+    """Yields lines of figures. Raises SystemExit if a batch does not arrive as rendered, or no batch is pinned."""
     ctx = context_of(options.device)
     device = ctx.device
     loader = open_loader(options, ctx)

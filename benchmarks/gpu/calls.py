@@ -1,4 +1,4 @@
-"""The calls of `benchmarks/gpu.sh`: which parts each one runs, in which order, and in how much time."""
+"""The calls of `benchmarks/gpu.sh`: the parts that each call runs, their order, and the time limit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.gpu.parts import Part, Parts
 class Call:
     """A call of `benchmarks/gpu.sh`.
 
-    ``choose`` lists the parts in order of priority: those that a slow machine has no time for are the last ones.
-    ``budget_s``: seconds, unless BUDGET_S is set.
+    ``choose`` lists the parts in order of priority, so that a slow machine leaves out the last ones. ``budget_s``: time
+    limit in seconds, unless BUDGET_S is set.
     """
 
     budget_s: int
@@ -21,7 +21,7 @@ class Call:
 
 
 def first(parts: Parts) -> list[Part]:
-    """Lists the parts of a first quarter of an hour on a GPU; `again` has the rest of it."""
+    """Lists the first parts of a first quarter of an hour on a GPU; `again` lists the others."""
     steps = [f"yolov8n:{batch}:SGD" for batch in parts.sizes.first_batches]
     return [
         parts.environment(),
@@ -42,7 +42,7 @@ def first(parts: Parts) -> list[Part]:
 
 
 def again(parts: Parts) -> list[Part]:
-    """Lists the parts that follow `first`. With PARTS, parts of `first` can be run again (`candidates`)."""
+    """Lists the parts that follow `first`. PARTS can select parts of `first` to run again (`candidates`)."""
     return [
         parts.environment(),
         parts.timed_steps_compiled([16, 64], rounds=2, expected_s=70),
@@ -56,7 +56,7 @@ def again(parts: Parts) -> list[Part]:
 
 
 def checks(parts: Parts) -> list[Part]:
-    """Lists the parts about results equal to the CPU's, host syncs, bits, trained detectors."""
+    """Lists the parts about results equal to the CPU's, host syncs, equal bits, and trained detectors."""
     sizes = parts.sizes
     return [
         parts.environment(),
@@ -93,7 +93,7 @@ def others(parts: Parts) -> list[Part]:
 
 
 def speed(parts: Parts) -> list[Part]:
-    """Lists the parts about loss, steps and whole trainings, compared with the peer."""
+    """Lists the parts about the speed of the loss, steps and whole trainings, compared with the peer."""
     return [
         parts.environment(),
         parts.loss(),
@@ -108,7 +108,7 @@ def speed(parts: Parts) -> list[Part]:
 
 
 def compiled(parts: Parts) -> list[Part]:
-    """Lists the parts about ``--compile``, the costliest kernels, resuming, the renderer."""
+    """Lists the parts about ``--compile``, the costliest kernels, resuming, and the renderer."""
     sizes = parts.sizes
     batches = sizes.first_batches
     cases = [f"yolov8n:{batch}:{optimizer}" for batch in batches for optimizer in sizes.optimizers]
@@ -138,7 +138,7 @@ EVERYTHING = ("checks", "others", "speed", "compiled")  # `first` and `again` ar
 
 
 def candidates(call: str, parts: Parts) -> list[Part]:
-    """Returns the parts that PARTS chooses from: those of a call, and in `again` also those of `first`."""
+    """Returns the parts that PARTS selects from: the parts of the call and, for `again`, also the parts of `first`."""
     chosen = CALLS[call].choose(parts)
     if call != "again":
         return chosen
@@ -147,8 +147,8 @@ def candidates(call: str, parts: Parts) -> list[Part]:
 
 
 def with_providers(chosen: Sequence[Part], parts: Parts) -> Iterator[Part]:
-    """Yields the parts in the order in which they run: each after those that make what it needs, if these have not run
-    before."""
+    """Yields the parts in the order in which they run: each after the parts that make its needed products, unless these
+    have already run."""
     products: set[str] = set()
 
     def preceded(part: Part) -> Iterator[Part]:

@@ -1,6 +1,6 @@
-"""The command line of those parts of `benchmarks/gpu.sh` that are more than one command. Each part prints tables and
-figures, on lines that begin with "figure:", and the reason if its check fails (exit code 1). Almost all parts also run
-on a CPU (``--device cpu``).
+"""The command line of the parts of `benchmarks/gpu.sh` that are more than one command. Each part prints tables, figures
+on lines that begin with "figure:", and the reason if its check fails (exit code 1). Almost all parts also run on a CPU
+(``--device cpu``).
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", nargs="+", default=["yolov8n"], dest="models")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], dest="optimizers")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--boxes", type=int, nargs="+", default=[16, 64, 96], help="an image")
+    parser.add_argument("--boxes", type=int, nargs="+", default=[16, 64, 96], help="boxes per image")
     parser.add_argument("--case", nargs="+", default=["yolov8n:16:SGD"], dest="cases", help="MODEL:BATCH:OPTIMIZER")
     parser.add_argument("--amp", default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--data", default="")
-    parser.add_argument("--weights", type=Path, default=Path(), help="a checkpoint of a training on --data")
-    parser.add_argument("--at-least", type=float, default=0.0, help="the AP, or score, that the weights must have")
-    parser.add_argument("--variants", action="store_true", help="validation also with --amp auto and with --tta")
+    parser.add_argument("--weights", type=Path, default=Path(), help="checkpoint that was trained on --data")
+    parser.add_argument("--at-least", type=float, default=0.0, help="minimum AP, or score, of the weights")
+    parser.add_argument("--variants", action="store_true", help="also validate with --amp auto and --tta")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
-    parser.add_argument("--layouts", type=int, default=2, help="how many ways to feed the device are tried")
+    parser.add_argument("--layouts", type=int, default=2, help="number of ways to feed the device to try")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="what two processes use")
-    parser.add_argument("--folder", type=Path, default=Path(), help="of data sets and runs")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")
+    parser.add_argument("--folder", type=Path, default=Path(), help="folder of data sets and runs")
     parser.add_argument("--set", choices=("small", "many", "large"), default="small", dest="size")
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--times", type=int, default=16)
@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def environment(options: argparse.Namespace) -> Iterator[str]:
-    """Yields OpenCV's version, other packages, the machine and the commit, each as soon as it is known. SystemExit if
-    images cannot be decoded: OpenCV is missing or too old."""
+    """Yields OpenCV's version, other packages, the machine and the commit, each as soon as it is known. Raises
+    SystemExit if images cannot be decoded because OpenCV is missing or too old."""
     version, problem = opencv()
     yield f"OpenCV {version}{f'; {problem}' if problem else ''}, Python {platform.python_version()}"
     installed: dict[str, str] = {}
@@ -109,7 +109,7 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
 
 
 def opencv() -> tuple[str, str]:
-    """Returns OpenCV's version, and why images cannot be decoded with it, else an empty text."""
+    """Returns OpenCV's version, and why images cannot be decoded with it, or an empty string."""
     try:
         import cv2
     except ImportError as error:
@@ -121,7 +121,7 @@ def opencv() -> tuple[str, str]:
 
 
 def write_data(options: argparse.Namespace) -> Iterator[str]:
-    """Writes the demo set to ``folder``/small, or with each of its images many times to ``folder``/many or /large."""
+    """Writes the demo set to ``folder``/small, or many copies of each of its images to ``folder``/many or /large."""
     from benchmarks.speed.dataset_copy import copy_dataset
     from data.source.demo import ensure_demo
 

@@ -1,7 +1,8 @@
-"""Results on the device compared with the host's: training steps in float32, detections after box voting, rendered
-images; compiled steps with uncompiled ones; a model that is on the device twice; and a first step that overflows.
+"""Checks that results on the device equal the host's: training steps in float32, detections after box voting, rendered
+images. Also checks compiled steps against uncompiled ones, a model with two replicas on one device, and a first step
+that overflows.
 
-On a CPU (``--device cpu``) steps are compared with those without oneDNN, whose convolutions add in another order.
+On a CPU (``--device cpu``) steps are compared with steps without oneDNN, whose convolutions add in another order.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-3  # relative: of losses, of the gradients' norm, and of the norm of the weights' change
 WORST_TOLERANCE = 1e-2  # the same for the worst tensor
-# Muon orthogonalizes in bfloat16, and rounding turns directions of small singular values. Between two kernels of a CPU
-# the weights' change differs by 0.03, that of the worst tensor by up to 0.4; unrelated changes differ by 1.4.
+# Muon orthogonalizes in bfloat16, and rounding rotates directions of small singular values. Between two kernels of a
+# CPU the weights' change differs by 0.03, and the worst tensor's by up to 0.4; unrelated changes differ by 1.4.
 MUON = {"weights' change": 0.1, "worst tensor": 0.8}
 LEARNING_RATE = 0.01
 BOX_PX = 1e-2  # largest difference of detected boxes, pixels
@@ -56,7 +57,7 @@ class Result(NamedTuple):
 
 
 def compare_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Yields a line of figures for each model and optimizer. SystemExit if a step on the device is not the host's."""
+    """Yields a line of figures for each model and optimizer. Raises SystemExit if a step on the device differs."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     differing = []
     for model in options.models:
@@ -78,7 +79,7 @@ def other_arithmetic(device: str) -> AbstractContextManager:
 
 
 def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str) -> Result:
-    """Takes the same step on any device: the weights and images are made on the host."""
+    """Takes the same step on any device, with weights and images made on the host."""
     torch.manual_seed(0)
     take_step = build_step(model, device=device, amp="off", optimizer=optimizer)
     for group in take_step.optimizer.param_groups:
@@ -96,13 +97,13 @@ def weights_of(model: torch.nn.Module) -> list[Tensor]:
 
 
 def excessive(errors: dict[str, float], optimizer: str) -> list[str]:
-    """Returns the differences that are above their limit, or not a number."""
+    """Returns the differences that exceed their limit, or are nan."""
     limits = {"worst tensor": WORST_TOLERANCE} | (MUON if optimizer == "Muon" else {})
     return [f"{name} {error:.1e}" for name, error in errors.items() if not error <= limits.get(name, TOLERANCE)]
 
 
 def differences(expected: Result, found: Result) -> dict[str, float]:
-    """Returns relative differences; not a number where a result is not."""
+    """Returns relative differences; nan where a result is nan."""
     sizes = torch.stack([change.norm() for change in expected.changes])
     errors = torch.stack([(a - b).norm() for a, b in zip(found.changes, expected.changes)])
     return {
@@ -114,7 +115,7 @@ def differences(expected: Result, found: Result) -> dict[str, float]:
 
 
 def compare_detections(options: argparse.Namespace) -> Iterator[str]:
-    """Compares NMS with box voting of a crowded batch, on the device and on the host."""
+    """Compares NMS with box voting on the device with the host, for a crowded batch."""
     from models.postprocess.detections import select_detections
     from models.postprocess.selection import PostprocessSettings
 
@@ -146,7 +147,7 @@ def unequal_detections(expected: Detections, found: Detections) -> list[str]:
 
 
 def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
-    """Compares images of the torch renderer, operation by operation and compiled, on the device and on the host."""
+    """Compares images of the torch renderer, eager and compiled, on the device and on the host."""
     from benchmarks.gpu.profile import Scene
     from data.render.device import paint_layers, render_table
     from utils.batches import map_tensors
@@ -185,7 +186,7 @@ COMPILED_TOLERANCE = 0.02  # relative, of losses and gradient norms in float32 (
 
 
 def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
-    """Yields lines with figures; SystemExit if a check fails."""
+    """Yields lines of figures. Raises SystemExit if a check fails."""
     plain, compiled = (taken(options, is_compiled) for is_compiled in (False, True))
     for kind, a, b in zip(COURSE, plain, compiled):
         pairs = [*zip(a.losses, b.losses), (a.grad_norm, b.grad_norm)]
@@ -247,24 +248,24 @@ MANY_STEPS = 50
 MANY_CALLS = 200
 SAME_LOSS = 0.05  # relative; each replica has the batch statistics of half a batch
 SEARCHING = 10  # times a plain step, which takes milliseconds; a search for kernels takes seconds
-HEADROOM_STEPS = 8  # until a loss scale that is far too high has come down
+HEADROOM_STEPS = 8  # steps until a far too high loss scale has come down
 
 
 class StepSeries(NamedTuple):
     """Results of a few steps with the model in one or several replicas."""
 
-    losses: Tensor  # (2, P) of the first two steps
-    dtype: torch.dtype  # of the model's maps
-    seconds: float  # a step
-    grown_mb: float  # memory of the process, from the 8th step to the last
+    losses: Tensor  # (2, P), of the first two steps
+    dtype: torch.dtype  # dtype of the model's maps
+    seconds: float  # seconds per step
+    grown_mb: float  # growth of the process's memory from the 8th step to the last
 
 
 def data_parallel(options: argparse.Namespace) -> Iterator[str]:
-    """Compares plain steps with those of DataParallel that has the model twice on one device: with a single replica,
-    torch would call the model directly, without threads. torch may refuse two on one device.
+    """Compares plain steps with DataParallel steps that use two replicas on one device: with a single replica, torch
+    would call the model directly, without threads. torch may reject two replicas on one device.
 
-    SystemExit if losses or types differ, or if a step takes `SEARCHING` times as long: with new threads in each step,
-    cuDNN would search its kernels again and again.
+    Raises SystemExit if losses or types differ, or if a step takes `SEARCHING` times as long: with new threads in each
+    step, cuDNN would search for its kernels again and again.
     """
     plain = series_of_steps(options, replicas=1)
     yield described_series("plain", plain)
@@ -290,7 +291,7 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
 
 
 def is_refused_by_torch(error: RuntimeError) -> bool:
-    """Returns whether ``error`` comes from torch's replication, not from what runs in the replicas."""
+    """Returns whether ``error`` comes from torch's replication, not from code that runs in the replicas."""
     raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
     return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
 
@@ -328,7 +329,7 @@ def resident_mb() -> float:
 
 
 def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
-    """Measures 200 calls of a `Predictor`, from one thread and from a new thread each, and the memory they leave."""
+    """Measures the time and memory growth of 200 calls of a `Predictor`, from one thread and each from a new thread."""
     with tempfile.TemporaryDirectory() as folder:
         predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
     image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
@@ -356,12 +357,12 @@ def in_a_thread(call: Callable[[], None]) -> None:
 
 
 def overflow(options: argparse.Namespace) -> Iterator[str]:
-    """Checks that a first step that overflows leaves weights and averaged weights alone and momenta at zero, and that
-    training goes on.
+    """Checks that a first step that overflows does not change weights and averaged weights, leaves momenta at zero, and
+    does not stop training.
 
-    It overflows by float16 with far too high a loss scale; on a CPU by a gradient that is made infinite.
+    The step overflows because of a far too high loss scale in float16; on a CPU a gradient is made infinite.
     """
-    # Memory that has not been written to is then filled with NaN, so that it cannot pass for zeros.
+    # Fills uninitialized memory with nan, so that it cannot pass for zeros.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     wrong = []

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.sh`: commands, each of which is one row of the table. calls.py chooses among them."""
+"""The parts of `benchmarks/gpu.sh`: commands, each of which is one row of the table. calls.py selects parts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-EXPORTED_AP = 0.5  # of the checkpoint whose exported files are scored: equal scores of a poor model prove nothing
-TRAINED_AP = 0.7  # after the training on the demo set; on a CPU it is 0.88
-KNOWN_OBJECTS = 0.4  # score of trained weights on the objects that they were trained with
+EXPORTED_AP = 0.5  # minimum AP of the exported checkpoint: equal scores of a poor model prove nothing
+TRAINED_AP = 0.7  # minimum AP after training on the demo set; on a CPU it is 0.88
+KNOWN_OBJECTS = 0.4  # minimum score of trained weights on their training objects
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Part:
     """A command of the benchmark.
 
     Attributes:
-        name: of its row, by which PARTS chooses parts.
-        expected_s: seconds on an H100 with 16 cores.
+        name: name of its row, by which PARTS selects parts.
+        expected_s: expected seconds on an H100 with 16 cores.
         command: program and arguments.
-        needs: products of other parts that must be there: "small", "many" and "large", data sets; "weights", a
+        needs: products of other parts that must exist: the data sets "small", "many" and "large"; "weights", a
             checkpoint trained on "small". See `Parts.provider`.
-        product: what it makes itself; empty: nothing that other parts need.
-        gpu_only: why it is left out on a CPU; empty: it is not.
-        environment: variables of the command, on top of this process's.
+        product: the product that this part makes for others; empty: none.
+        gpu_only: why the part is left out on a CPU; empty: it also runs there.
+        environment: environment variables of the command, added to this process's.
     """
 
     name: str
@@ -39,21 +39,21 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Models, image and batch sizes. The defaults are for a GPU; `DRY` only shows, on a CPU, that all parts run."""
+    """Models, image and batch sizes. The defaults are for a GPU; `DRY` only tests, on a CPU, that all parts run."""
 
     device: str = "0"
     half: str = "fp16"  # --amp of trainings in half precision with a scaler; a CPU has bf16 only
     timed_imgsz: int = 640
     checked_imgsz: int = 320
     checked_batch: int = 8
-    trained_batch: int = 16  # of the training whose weights are scored
+    trained_batch: int = 16  # batch size of the training whose weights are scored
     trained_epochs: int = 20
     end_to_end_batch: int = 64
     end_to_end_epochs: int = 3
     resumed_epochs: int = 2
     evaluated_epochs: int = 3
     demo_images: int = 256  # training images of the demo set
-    copies: int = 32  # of each of them in the data sets "many" and "large"
+    copies: int = 32  # copies of each of these images in the data sets "many" and "large"
     heads: Sequence[str] = ("yolov8n", "yolov5n", "yolo26n", "yoloxnano")  # a model of each kind of head
     optimizers: Sequence[str] = ("SGD", "Muon")
     first_batches: Sequence[int] = (16, 64)
@@ -61,10 +61,10 @@ class Sizes:
     half_batches: Sequence[int] = (64, 128)
     loss_batch: int = 64
     loss_boxes: Sequence[int] = (16, 64, 96)
-    further_models: Sequence[str] = ("yolo11n", "yolo26n")  # whose kernels are listed besides yolov8n's
+    further_models: Sequence[str] = ("yolo11n", "yolo26n")  # models whose kernels are listed besides yolov8n's
     larger_models: Sequence[str] = ("yolov8s",)  # timed besides yolov8n
-    steps: int = 20  # a turn
-    rounds: int = 3  # turns
+    steps: int = 20  # steps per turn
+    rounds: int = 3  # number of turns
     has_learned: bool = True  # whether trainings are long enough for a good detector
 
 
@@ -96,8 +96,8 @@ DRY = Sizes(
 
 
 def flags(**settings: object) -> list[str]:
-    """Writes settings as a command line has them: ``batch_size=[16, 64]`` is ``--batch-size 16 64``, and
-    ``variants=True`` is ``--variants``. Settings that are False or an empty text are left out."""
+    """Converts settings to a command line: ``batch_size=[16, 64]`` becomes ``--batch-size 16 64``, and
+    ``variants=True`` becomes ``--variants``. Settings that are False or an empty string are left out."""
     words: list[str] = []
     for name, value in settings.items():
         if value is False or value == "":
@@ -111,11 +111,11 @@ def flags(**settings: object) -> list[str]:
 
 
 class Parts:
-    """Makes parts for a machine and its sizes, each by a method. Methods take what differs between calls.
+    """Makes the parts for given sizes, with one method per part. Arguments of a method differ between calls.
 
     Args:
-        folder: where all parts write their files.
-        peer: Python of an environment that has Ultralytics; empty: ours alone.
+        folder: folder to which all parts write their files.
+        peer: Python of an environment that has Ultralytics; empty: measure only ours.
     """
 
     def __init__(self, sizes: Sizes, folder: Path, peer: str = "") -> None:
@@ -125,10 +125,10 @@ class Parts:
         self.weights = folder / "runs" / "trained" / "last.pt"
 
     def leaves_out(self, part: Part) -> bool:
-        """Returns whether this machine is a CPU, and the part is not for it."""
+        """Returns whether the part is left out because this machine has no GPU."""
         return bool(part.gpu_only) and self.sizes.device == "cpu"
 
-    # What other parts need
+    # Products that other parts need
 
     def provider(self, product: str) -> Part:
         """Returns the part that makes a product."""
@@ -141,8 +141,8 @@ class Parts:
         return self.folder / name / "data.yaml"
 
     def data_set(self, name: str) -> Part:
-        """Writes the demo set ("small"), or with each of its images many times, in the size of what is checked ("many")
-        or timed ("large")."""
+        """Writes the demo set ("small"), or many copies of each of its images, in the size for checks ("many") or for
+        timing ("large")."""
         sizes = self.sizes
         imgsz = sizes.timed_imgsz if name == "large" else sizes.checked_imgsz
         command = self._check(
@@ -156,7 +156,7 @@ class Parts:
         )
         return Part("trains with one GPU", 30, command, ["small"], product="weights")
 
-    # The machine, and results that must be those of the CPU
+    # The machine, and results that must equal the CPU's
 
     def environment(self) -> Part:
         return Part("environment", 8, self._check("environment"))
@@ -272,14 +272,14 @@ class Parts:
         return Part("loss and assignment, share of the step", 35, command)
 
     def first_timed_steps(self) -> Part:
-        """Times steps at few sizes, in the automatic type and in float16."""
+        """Times steps at a few sizes, in the automatic type and in float16."""
         command = self._step(
             model=f"yolov8n:{joined(self.sizes.first_batches)}", amp=["auto", self.sizes.half], rounds=2, peer=self.peer
         )
         return Part("steps alone, bf16 and fp16", 65, command)
 
     def timed_steps(self) -> Part:
-        """Times steps at many sizes, with SGD and Muon, and those of a larger model."""
+        """Times steps at many sizes, with SGD and Muon, and steps of a larger model."""
         sizes = self.sizes
         models = [f"yolov8n:{joined(sizes.step_batches)}"]
         models += [f"{name}:{sizes.end_to_end_batch}" for name in sizes.larger_models]
@@ -342,17 +342,17 @@ class Parts:
         return [sys.executable, "-m", "benchmarks.gpu.checks", name, *flags(device=self.sizes.device, **settings)]
 
     def _check_weights(self, name: str, at_least: float, **settings) -> list[str]:
-        """Checks the score of loaded weights. ``at_least``: the score without which the check proves nothing."""
+        """Checks the score of loaded weights. ``at_least``: minimum score, below which the check proves nothing."""
         needed = at_least if self.sizes.has_learned else 0.0
         own = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
         return self._check(name, **own | settings)
 
     def _checked(self, **changes) -> dict:
-        """Returns settings of checks that make their own batches."""
+        """Returns settings for checks that make their own batches."""
         return {"imgsz": self.sizes.checked_imgsz, "batch_size": max(self.sizes.checked_batch, 2)} | changes
 
     def _checked_data(self, **changes) -> dict:
-        """Returns settings of checks on the small data set."""
+        """Returns settings for checks on the small data set."""
         sizes = self.sizes
         own = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
         return own | changes
@@ -363,13 +363,13 @@ class Parts:
         return [sys.executable, "-m", "benchmarks.speed.step", *flags(**own | settings)]
 
     def _train(self, run: str, **settings) -> list[str]:
-        """Returns the command of train.py, for one epoch of the small set unless ``settings`` has other ones."""
+        """Returns the command of train.py, for one epoch on the small set unless ``settings`` differ."""
         own = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
         own |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
         return [sys.executable, "train.py", *flags(**own | settings)]
 
     def _torchrun(self, launch: Sequence[str], run: str, **settings) -> list[str]:
-        """Returns a command by torchrun. ``launch``: flags of torchrun."""
+        """Returns a training command started by torchrun. ``launch``: flags of torchrun."""
         python, *script = self._train(run, **settings)
         launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
         return [*launcher, *launch, *script]

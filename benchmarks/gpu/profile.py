@@ -28,26 +28,26 @@ from utils.batches import SampleKey, map_tensors
 from utils.config.settings import Hyperparameters
 
 NAME_WIDTH = 70  # characters of a kernel's name
-TOP = 20  # kernels of a table
+TOP = 20  # number of kernels in a table
 COPIES = ("Memcpy", "Memset")
 SOURCES = [(480, 640), (427, 640), (640, 480), (640, 640)]  # heights and widths at 640 px, COCO's most frequent ones
-LABELS = 7  # an image
+LABELS = 7  # labels per image
 HOST_IMAGES = 16
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace of one run of an action: on a GPU its kernels and copies, on a CPU its operations."""
+    """A trace of one run of an action: its kernels and copies on a GPU, or its operations on a CPU."""
 
     kernels: list[tuple[str, float, float]]  # name, milliseconds, calls; the costliest first
-    operations: float  # of ATen, called on the host, those that others call included
+    operations: float  # number of ATen operations called on the host, including nested ones
 
     @property
     def busy_ms(self) -> float:
         return sum(milliseconds for _, milliseconds, _ in self.kernels)
 
     def calls(self, *, copies: bool) -> float:
-        """Returns the number of kernels, or of copies and fills."""
+        """Returns the number of kernels or, with ``copies``, of copies and fills."""
         return sum(calls for name, _, calls in self.kernels if name.startswith(COPIES) == copies)
 
 
@@ -80,7 +80,8 @@ def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
 
 
 def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: str) -> Iterator[str]:
-    """Yields how many kernels a step launches and for how much of its time the device is busy, and the costliest."""
+    """Yields the number of kernels that a step launches, the share of time in which the device is busy, and the
+    costliest kernels."""
     take_step = build_step(model, images=images, device=options.device, optimizer=optimizer)
     device = take_step.ctx.device
     on_gpu = device.type == "cuda"
@@ -100,8 +101,9 @@ def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: 
 
 
 def first_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Yields figures: single steps, in the first of which kernels are chosen; and those of a smaller batch, as at the
-    end of an epoch, for which no kernels should be searched. SystemExit if its first step takes as long as that."""
+    """Yields the times of single steps, the first of which searches for kernels, and of steps with a smaller batch, as
+    at the end of an epoch, which should not search. Raises SystemExit if the first of these takes as long as a search.
+    """
     images = options.batch_size
     take_step = build_step(options.model, images=images, device=options.device)
     device = take_step.ctx.device
@@ -124,7 +126,7 @@ def counted(found: Trace, on_gpu: bool) -> str:
 
 
 def loss_shares(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the loss's part of a step for each model and number of boxes per image."""
+    """Yields the loss's share of a step for each model and number of boxes per image."""
     for model in options.models:
         take_step = build_step(model, images=options.batch_size, device=options.device, compile=options.compile)
         case = f"{model} batch {options.batch_size}{' compiled' if options.compile else ''}"
@@ -134,8 +136,8 @@ def loss_shares(options: argparse.Namespace) -> Iterator[str]:
 
 
 def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> str:
-    """Describes milliseconds, launches and memory of the loss, and its fraction of a step: by the clock, and on a GPU
-    by the time in which its kernels run."""
+    """Describes milliseconds, launches and memory of the loss, and its share of a step, in wall time and, on a GPU, in
+    kernel time."""
     device = take_step.ctx.device
     on_gpu = device.type == "cuda"
     times = 10 if on_gpu else 1
@@ -156,7 +158,7 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> str
 
 
 def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
-    """Returns the peak device memory of ``action`` in bytes, above what was allocated before."""
+    """Returns the peak device memory of ``action`` in bytes, above the memory allocated before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -166,8 +168,8 @@ def peak_bytes(action: Callable[[], None], device: torch.device) -> int:
 
 
 def rendering(options: argparse.Namespace) -> Iterator[str]:
-    """Yields a table of images per second: of the renderer on the device, from source images in its memory (as with
-    ``--render-on device --cache device``), and of what one loader process spends on them."""
+    """Yields a table of images per second: for the renderer on the device, with source images in its memory (as with
+    ``--render-on device --cache device``), and for the work of one loader process."""
     scene = Scene(options.imgsz, images=64)
     device = context_of(options.device).device
     table = map_tensors(scene.table(options.batch_size), lambda t: t.to(device))
@@ -188,7 +190,7 @@ def rendering(options: argparse.Namespace) -> Iterator[str]:
 
 
 class Scene:
-    """Source images of noise with labels, and plans for them."""
+    """Source images of noise, with labels and plans."""
 
     def __init__(self, imgsz: int, *, images: int) -> None:
         rng = np.random.default_rng(0)

@@ -1,5 +1,5 @@
-"""Runs the parts of `benchmarks/gpu.sh` one after another and writes one table of their results. Uses only the standard
-library, so that a part whose packages are missing does not prevent the others from running."""
+"""Runs the parts of `benchmarks/gpu.sh` one after another and writes a table of their results. Uses only the standard
+library, so that a missing package fails only the parts that need it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from benchmarks.speed.turns import ROOT
 # A part is stopped after this multiple of its expected time, but not before this many seconds.
 PATIENCE = 2.5
 MIN_LIMIT_S = 60
-TOO_LATE_S = 5.0  # with less time left no part begins
+TOO_LATE_S = 5.0  # no part starts with less time left
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
-LAST_LINES = 4  # of a failed part's output, in the table
-WIDTH = 400  # characters of a line in the table
+LAST_LINES = 4  # number of lines of a failed part's output in the table
+WIDTH = 400  # maximum characters of a line in the table
 HEADER = "| part | verdict | seconds (expected) | figure or failure |\n| --- | --- | --- | --- |"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a part. ``verdict``: PASS, FAIL or SKIP; ``lines``: figures, and why it failed or was left out."""
+    """Result of a part. ``verdict``: PASS, FAIL or SKIP; ``lines``: figures, and why the part failed or was skipped."""
 
     name: str
     verdict: str
@@ -50,7 +50,7 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu.runner", description=__doc__.split("\n\n")[0])
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU")
-    parser.add_argument("--list", action="store_true", help="name the parts and run none")
+    parser.add_argument("--list", action="store_true", help="list the parts and run none")
     options = parser.parse_args(argv)
     only = os.environ.get("ONLY", "")
     if only and only not in CALLS:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str, list[Part]]:
-    """Returns the parts of each call (`chosen_parts`). SystemExit for a ``pattern`` that matches none."""
+    """Returns the parts of each call (`chosen_parts`). Raises SystemExit if ``pattern`` matches none."""
     try:
         chosen = {call: chosen_parts(call, pattern, parts) for call in calls}
     except re.error as error:
@@ -82,7 +82,7 @@ def chosen_by_call(calls: Sequence[str], pattern: str, parts: Parts) -> dict[str
 
 
 def chosen_parts(call: str, pattern: str, parts: Parts) -> list[Part]:
-    """Returns the parts of a call; with a ``pattern``, those of its `candidates` whose names it matches."""
+    """Returns the parts of a call; with a ``pattern``, its `candidates` whose names match."""
     if not pattern:
         return CALLS[call].choose(parts)
     return [part for part in candidates(call, parts) if re.search(pattern, part.name)]
@@ -98,7 +98,7 @@ def listed(call: str, chosen: Sequence[Part], parts: Parts) -> str:
 
 
 class Runner:
-    """Updates the log and the table after each part, so that they are complete whenever the run is stopped."""
+    """Runs parts. Updates the log and the table after each part, so that they are complete whenever it is stopped."""
 
     def __init__(self, parts: Parts, out: Path) -> None:
         self.outcomes: list[Outcome] = []
@@ -158,7 +158,7 @@ class Runner:
 
 
 def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
-    """Returns the exit code, None for a part that was stopped after ``limit_s``, and what it printed."""
+    """Returns the exit code, None if the part was stopped after ``limit_s``, and its output."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             part.command,
@@ -181,7 +181,7 @@ def run_for(part: Part, limit_s: float) -> tuple[int | None, str]:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """Ends a part and its processes: first with SIGTERM, upon which launchers end their processes."""
+    """Ends a part and its processes: first with SIGTERM, so that launchers end their processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -190,9 +190,9 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome:
-    """Returns the outcome of a part that has ended with ``code``, None if it was stopped.
+    """Returns the outcome of a part that ended with ``code``, None if it was stopped.
 
-    One that passes without figures is described by its last line, as trainings are.
+    A part that passes without figures, such as a training, is described by its last line.
     """
     lines = list(figures(output.splitlines()))
     rest = [line for line in output.splitlines() if line.strip() and not line.startswith(("figure: ", "|"))]
@@ -205,7 +205,7 @@ def judged(part: Part, code: int | None, output: str, seconds: float) -> Outcome
 
 
 def figures(lines: Sequence[str]) -> Iterator[str]:
-    """Returns the content of lines that begin with "figure:", and each row of a table in words."""
+    """Yields the content of lines that begin with "figure:", and each row of a table in words."""
     header: list[str] = []
     for line in lines:
         if line.startswith("figure: "):

@@ -1,6 +1,6 @@
-"""The scripts on a GPU as a user starts them: scores of validation, detection and exported files; a batch size found by
-train.py; scores from a process that only validates; and the speed of whole trainings, as a fraction of the step's and
-compared with the peer's, which uses the same optimizer.
+"""Runs the scripts on a GPU as a user would: scores of validation, detection and exported files; a batch size found by
+train.py; scores from a process that only validates; and the speed of whole trainings, relative to the step alone and to
+the peer with the same optimizer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from benchmarks.speed.step import ERROR_WIDTH, Sides
 from benchmarks.speed.training_step import context_of
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 
-SAME_SCORE = 0.01  # AP of few images: one box that falls on the other side of a threshold moves it
+SAME_SCORE = 0.01  # AP over few images changes if a single box falls on the other side of a threshold
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript", "pt2": ".pt2"}  # of exported files, by format
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-OPTIMIZER = "SGD"  # of timed trainings, on both sides
-# How timed trainings get their images; `FALLBACK` is timed only if no other way works.
+OPTIMIZER = "SGD"  # optimizer of timed trainings, on both sides
+# Flags by the way in which timed trainings get their images; `FALLBACK` is timed only if no other way works.
 FEEDS = {
     "images from workers, cache ram": ["--cache", "ram"],
     "images rendered on the device, cache device": ["--render-on", "device", "--cache", "device"],
@@ -37,8 +37,8 @@ FALLBACK = "images from workers, no cache"
 
 
 def run(options: argparse.Namespace, *command: str, device: str = "") -> str:
-    """Runs a script, prints its output and returns it. ``device`` replaces that of the options. SystemExit if the
-    script fails."""
+    """Runs a script, prints its output and returns it. ``device`` overrides the device of the options. Raises
+    SystemExit if the script fails."""
     done = subprocess.run(
         [sys.executable, *command, "--device", device or options.device],
         cwd=ROOT,
@@ -73,7 +73,7 @@ def described(found: dict) -> str:
 
 def validate(options: argparse.Namespace) -> Iterator[str]:
     """Yields val.py's scores in float32, with ``--variants`` also in the type of ``--amp auto`` and with test-time
-    augmentation. SystemExit if a GPU's scores are not the CPU's, or if the AP is below ``--at-least``."""
+    augmentation. Raises SystemExit if a GPU's scores differ from the CPU's, or if the AP is below ``--at-least``."""
     found = scores(options, options.weights)
     yield f"val.py: {described(found)}"
     if options.variants:
@@ -89,7 +89,7 @@ def validate(options: argparse.Namespace) -> Iterator[str]:
 
 
 def detect(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the number of validation images in which detect.py finds something."""
+    """Yields the number of validation images in which detect.py finds objects."""
     source = Path(options.data).parent / "images" / "val"
     project = options.folder / "detect"
     run(options, "detect.py", "--weights", str(options.weights), "--source", str(source), "--project", str(project),
@@ -98,8 +98,8 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
 
 
 def exported(options: argparse.Namespace) -> Iterator[str]:
-    """Exports a trained model on the CPU and yields the AP of each file on the device. SystemExit if it is not the
-    checkpoint's, or if that is below ``--at-least``, so that equal scores would prove nothing."""
+    """Exports a trained model on the CPU and yields the AP of each file on the device. Raises SystemExit if an AP
+    differs from the checkpoint's, or if the latter is below ``--at-least``: equal scores would then prove nothing."""
     formats = list(SUFFIXES)
     absent = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
     if absent:
@@ -125,8 +125,8 @@ def exported(options: argparse.Namespace) -> Iterator[str]:
 
 
 def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
-    """Yields how well trained weights find the training objects, which decides ``lr_mult``. SystemExit if the device's
-    score is not the CPU's, or is below ``--at-least``."""
+    """Yields how well trained weights find the training objects, which determines ``lr_mult``. Raises SystemExit if the
+    device's score differs from the CPU's, or is below ``--at-least``."""
     from benchmarks.gpu.bits import open_loader
     from engine.assembly.lr_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
@@ -147,8 +147,8 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
 
 
 def validate_elsewhere(options: argparse.Namespace) -> Iterator[str]:
-    """Trains in one process while another one validates (``--eval-ranks``), and yields what train.py says about that.
-    SystemExit if the other process has ended early: the training then goes on and validates itself."""
+    """Trains in one process while another one validates (``--eval-ranks``), and yields train.py's log lines about the
+    latter. Raises SystemExit if the validating process ended early: training then goes on and validates itself."""
     output = run(
         options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--amp", options.amp, "--spawn", "2",
@@ -163,7 +163,7 @@ def validate_elsewhere(options: argparse.Namespace) -> Iterator[str]:
 
 
 def largest_batch(options: argparse.Namespace) -> Iterator[str]:
-    """Trains with ``--batch-size -1``, and times the step at the size that it finds in a new process."""
+    """Trains with ``--batch-size -1``, and times the step at the found batch size in a new process."""
     project = options.folder / "runs"
     run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", "-1", "--epochs", "1", "--val-every", "0", "--noplots", "--project", str(project), "--name",
@@ -174,7 +174,7 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
 
 def time_training(options: argparse.Namespace) -> Iterator[str]:
     """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--layouts`` of `FEEDS`,
-    and of the peer's training, and their ratios. SystemExit if one of them fails."""
+    and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
     case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     alone = step_rate(options)
     yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
@@ -206,7 +206,7 @@ def time_training(options: argparse.Namespace) -> Iterator[str]:
 def step_rate(options: argparse.Namespace) -> float:
     """Returns images per second of the step alone, in a process of its own.
 
-    cuDNN does not search for the fastest kernels, since the trainings here have too few batches for that.
+    cuDNN does not search for the fastest kernels, because the trainings here have too few batches for that.
     """
     steps = 1 if options.device == "cpu" else 20
     with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps, short_run=True) as sides:
@@ -248,11 +248,11 @@ def peer_speed(options: argparse.Namespace) -> float:
 
 
 def epoch_rate(images: int, times: Sequence[float]) -> float:
-    """Returns images per second from the end of the first epoch, in which everything starts, to the end of the last but
-    one: the last epoch ends with a validation.
+    """Returns images per second without the first epoch, which includes startup, and the last, which ends with a
+    validation.
 
     Args:
-        images: of an epoch.
+        images: number of images per epoch.
         times: seconds from the start of a run to the end of each epoch, at least three.
     """
     return images * (len(times) - 2) / (times[-2] - times[0])

@@ -1,9 +1,9 @@
-"""Finds every line at which the host waits for the device in a step and in the training loop, and counts its waits.
+"""Finds every line at which the host waits for the device in a step and in the training loop, and counts the waits.
 
-On a GPU, torch warns of each operation that waits (`torch.cuda.set_sync_debug_mode`), with the Python stack of the
-warning. Waits in the backward pass appear at the line that started it, so the operations are examined a second time,
-one by one, for the names of those that wait and for copies from memory that is not page-locked, which block the host.
-On a CPU, operations are counted that read a value or whose result's shape depends on values.
+On a GPU, torch warns about each operation that waits (`torch.cuda.set_sync_debug_mode`), with the Python stack of the
+warning. Waits in the backward pass appear at the line that started it. Therefore the operations are examined a second
+time, one by one, for the names of waiting operations and for copies from memory that is not page-locked, which block
+the host. On a CPU, the counted operations are those that read a value or whose result's shape depends on values.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.speed.training_step import build_step, make_batches, stepper
 from benchmarks.speed.turns import ROOT
 
-WARM = 3  # steps before those that are observed; a first one makes states and constants
-STEPS = 4  # steps that are observed
+WARM = 3  # steps before the observed ones; the first step creates states and constants
+STEPS = 4  # number of observed steps
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 CALLERS = 2
@@ -33,7 +33,7 @@ RENDERERS = {"images from workers": [], "images rendered on the device": ["--ren
 
 
 def place() -> str:
-    """Returns the innermost line of the program that is being run, and the lines that called it."""
+    """Returns the innermost line of this program on the stack, and the lines that called it."""
     lines = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -127,7 +127,7 @@ def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
 
 
 def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
-    """Yields lines about steps of each model and optimizer. SystemExit if any waits."""
+    """Yields lines about steps of each model and optimizer. Raises SystemExit if any step waits."""
     cases = [(model, optimizer, "auto") for model in options.models for optimizer in options.optimizers]
     if options.device != "cpu":
         cases.append((options.models[0], options.optimizers[0], "fp16"))  # with a loss scaler
@@ -137,7 +137,7 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
         what = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
         try:
             found = waits_of_step(model, optimizer, amp, options)
-        except Exception:  # one model's failure hides no other's places
+        except Exception:  # one model's failure must not hide the waits of others
             traceback.print_exc()
             broken.append(what)
             yield f"{what}: fails, see the log"

@@ -35,12 +35,12 @@ def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
 
 
 def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float:
-    """Returns AP at IoU 0.50 to 0.95 of a file of detections.
+    """Returns the AP at IoU 0.50 to 0.95 of a file of detections.
 
     Args:
-        predictions: in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file.
-        gt: of the same split.
-        classes: C. The file numbers them from 0, from 1, or as COCO, whichever fits best.
+        predictions: file in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file name.
+        gt: ground truth of the same split.
+        classes: C. The file may number classes from 0, from 1 or as COCO; the numbering that fits best is used.
     """
     numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
     numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}

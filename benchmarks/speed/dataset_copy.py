@@ -1,5 +1,5 @@
-"""A temporary copy of a data set for a comparison: both sides read the same files, and what a peer writes next to them
-is deleted with the copy.
+"""A temporary copy of a data set for a comparison: both sides read the same files, and files that a peer writes next to
+them are deleted with the copy.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def copied(data: str, *, times: int = 1) -> Iterator[Path]:
 
 
 def copy_dataset(data: str, folder: Path, *, times: int = 1) -> Path:
-    """Copies train and val with hard links where the file system allows it. Returns the YAML of the copy.
+    """Copies train and val, with hard links if the file system supports them. Returns the YAML of the copy.
 
     Args:
         data: a data set with YOLO labels.
-        times: how often each training image is there, in folders of their own.
+        times: number of copies of each training image, each in its own folder.
     """
     spec = load_dataset_spec(data)
     for split, repeats in (("train", times), ("val", 1)):

@@ -1,9 +1,9 @@
-"""Training images per second with mosaic, affine, color and flips, compared with Ultralytics.
+"""Training images per second with mosaic, affine, color and flip augmentation, compared with Ultralytics.
 
     python -m benchmarks.speed.loader --data coco128.yaml --imgsz 640 320 --cache none ram --peer PYTHON
 
-Both loaders stay alive and alternate, with the same number of workers. The peer's settings are read from it and must be
-those of `configs/hyp/scratch.yaml`.
+Both loaders stay alive and alternate, with the same number of workers. The settings reported by the peer must equal
+`configs/hyp/scratch.yaml`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from utils.config.recipes import hyperparameters_from
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.loader", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data", required=True, help="data set YAML, of a format that both read")
+    parser.add_argument("--data", required=True, help="data set YAML that both sides can read")
     parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320], help="pixels")
     parser.add_argument(
-        "--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"), help="of both sides"
+        "--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"), help="cache of both sides"
     )
-    parser.add_argument("--batch-size", type=int, default=16, help="images of a batch")
-    parser.add_argument("--workers", type=int, default=2, help="processes of each side")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per batch")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of each side")
     parser.add_argument("--seconds", type=float, default=6.0, help="a turn")
-    parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of ours, key=value")
+    parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of our side, key=value")
     add_flags(parser)
     options = parser.parse_args()
     with copied(options.data) as data:
@@ -59,7 +59,7 @@ def check_strength(peer: dict) -> None:
     own = asdict(hyperparameters_from(""))
     differing = {name: (own[name], value) for name, value in peer["settings"].items() if own[name] != value}
     if differing:
-        sys.exit(f"the two do not augment alike: {differing}")
+        sys.exit(f"the augmentation settings differ: {differing}")
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def step_turns(options: argparse.Namespace) -> None:
-    """Times the step that each turn names, which is built when it is first named. A turn ends by giving back the GPU's
-    memory except that of weights and optimizers: other processes need it."""
+    """Times the step that each turn names; a step is built when first named. A turn ends by freeing GPU memory, except
+    for weights and optimizers, because other processes need it."""
     import torch
 
     from benchmarks.speed.training_step import make_batches, stepper

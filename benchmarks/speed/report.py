@@ -1,4 +1,4 @@
-"""Tables of the measurements of two sides, and the machine that they were made on."""
+"""Formats the measurements of two sides as tables, and describes the machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, *, rounds: int = 5) -> None:
-    """Adds the flags that all comparisons have."""
+    """Adds the flags that all comparisons share."""
     parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics; empty: ours alone")
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side; medians are compared")
 
@@ -82,9 +82,9 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Returns the commit of the working tree, with a + if a tracked file differs from it.
+    """Returns the commit of the working tree, with a + if tracked files have changed.
 
-    It is "unknown" outside a repository and on a machine without git.
+    Returns "unknown" outside a repository and on a machine without git.
     """
 
     def git(*words: str) -> str:

@@ -4,9 +4,9 @@ the same images per step and the same number of boxes.
     python -m benchmarks.speed.step --model yolov8n --imgsz 320 --batch-size 16 --amp off auto --peer PYTHON
     python -m benchmarks.speed.step --model yolov8n:16,64,256 yolov8s:64 --imgsz 640 --optimizer SGD Muon --device 0
 
-A step is a batch and its part of the update of the weights. The peer's is what its trainer does by default: float32 on
-CPUs, float16 with a scaler and channels last on GPUs; deterministic algorithms; an update once in about 64 images, ours
-with each batch. The peer's optimizer is SGD whatever ours is. All processes stay alive and take turns.
+A step is one batch, including its share of the weight update. The peer's step follows its trainer's defaults: float32
+on CPUs, float16 with a scaler and channels last on GPUs; deterministic algorithms; one update per about 64 images. Ours
+updates the weights with every batch. The peer's optimizer is always SGD. All processes stay alive and take turns.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", default=["yolov8n"], help="names, or names with sizes: yolov8n:16,64")
     parser.add_argument("--imgsz", type=int, default=320, help="side of the images, pixels")
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[16], help="of models that are named without sizes"
+        "--batch-size", type=int, nargs="+", default=[16], help="for models that are named without sizes"
     )
-    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="of ours: off, auto, bf16, fp16")
+    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="on our side: off, auto, bf16, fp16")
     parser.add_argument("--compile", action="store_true", help="torch.compile on our side")
-    parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="of ours; the peer's is SGD")
+    parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="on our side; the peer's is SGD")
     parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU")
     parser.add_argument("--steps", type=int, default=4, help="a turn")
     parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
@@ -80,7 +80,7 @@ class Sides(AbstractContextManager):
         short_run: bool = False,
         peer: str = "",
     ) -> None:
-        """``short_run``: ours without cuDNN's search for the fastest kernels."""
+        """``short_run``: whether our side skips cuDNN's search for the fastest kernels."""
         shared = ["step", "--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
         ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared]
         if compiled:
@@ -91,7 +91,7 @@ class Sides(AbstractContextManager):
         if peer:
             self._commands[PEER] = [peer, str(PEER_SIDE), *shared]
         self._sides: dict[str, Side] = {}
-        self._ended: dict[str, str] = {}  # those that ended by themselves, and why
+        self._ended: dict[str, str] = {}  # reasons of the sides that ended by themselves
         self._stack = ExitStack()
 
     def __enter__(self) -> Sides:
@@ -104,7 +104,7 @@ class Sides(AbstractContextManager):
         return name in self._commands
 
     def measure(self, name: str, **arguments: object) -> dict:
-        """Measures a turn of one side, which is started if it has not been. "error" is why there are no "seconds"."""
+        """Measures a turn of one side, which is started on its first turn. "error" is why there are no "seconds"."""
         if name in self._ended:
             return {"error": self._ended[name]}
         try:
@@ -120,7 +120,7 @@ class Sides(AbstractContextManager):
 def compare(
     options: argparse.Namespace, sides: Sides, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
-    """Returns rows of a table, and errors."""
+    """Returns table rows and errors."""
     ours: dict[tuple[str, str], list[dict]] = {}
     peer: list[dict] = []
     for _ in range(options.rounds):

@@ -1,4 +1,4 @@
-"""A training step with images that are already in memory, which several benchmarks time."""
+"""Builds a training step with images that are already in memory, which several benchmarks time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them belo
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
-    """Makes the context of one process on "cpu" or on a CUDA number, with ``replicas`` of the model on that device."""
+    """Makes the context of one process on "cpu" or a CUDA device number, with ``replicas`` of the model there."""
     from utils.distributed.context import DistributedContext
 
     ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
@@ -39,9 +39,9 @@ def build_step(
     """Builds train.py's step with its default settings, but a low learning rate.
 
     Args:
-        images: global batch size. As in a long run, cuDNN searches for the fastest kernels for batches of this size.
-            0: as in a run that is too short for that, whatever the size of its batches.
-        device: "cpu" or a CUDA number.
+        images: global batch size, for which cuDNN searches for the fastest kernels, as in a long run. 0: no search, as
+            in a run that is too short for it, whatever its batch size.
+        device: "cpu" or a CUDA device number.
         ctx: replaces ``device``: this process among others, or several replicas of the model (`context_of`).
         settings: further fields of `TrainConfig`.
     """
@@ -71,8 +71,8 @@ def build_step(
 
 
 def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -> Callable[[], None]:
-    """Makes a function that takes a step at each call, with the next of ``batches``, and reads the values of the step
-    before it, as the trainer does. ``start``: the number of steps before them."""
+    """Returns a function that takes a step at each call, with the next of ``batches``, and reads the values of the
+    previous step, as the trainer does. ``start``: number of steps already taken."""
     numbers = count(start)
 
     def one_step() -> None:
@@ -87,10 +87,10 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
 def make_batches(
     number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, like_coco: bool = False
 ) -> list[Batch]:
-    """Makes random pictures with ``boxes`` boxes each, as the loader delivers them (page-locked if there is a GPU).
+    """Makes batches of random images with ``boxes`` boxes each, as the loader yields them (page-locked with a GPU).
 
-    Sides of boxes are a fifth to a half of the canvas; ``like_coco``: see `coco_boxes`, and the first image has a
-    region to ignore, as COCO's crowds are.
+    Box sides are a fifth to a half of the canvas. With ``like_coco``, boxes are from `coco_boxes`, and the first image
+    has an ignore region, like COCO's crowd regions.
     """
     import numpy as np
     import torch
@@ -122,9 +122,9 @@ def make_batches(
 
 
 def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
-    """Makes boxes (number, 4) inside the canvas, as cx, cy, w, h normalized to it, of the sizes of COCO's after mosaic.
+    """Makes boxes (number, 4) inside the canvas: cx, cy, w, h, normalized, with the sizes of COCO's boxes after mosaic.
 
-    The geometric mean of the sides is log-uniform within `COCO_SIDES`, aspects are mostly between 1 : 2 and 2 : 1.
+    The geometric mean of the sides is log-uniform within `COCO_SIDES`; aspects are mostly between 1 : 2 and 2 : 1.
     """
     import torch
 
@@ -136,14 +136,14 @@ def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
 
 
 def loss_pass(take_step: TrainStep, batch: Batch) -> Callable[[], None]:
-    """Makes a function that runs the criterion forwards and backwards, from the maps that the model has for ``batch``
-    to their gradients. It takes a step to learn what the step hands to the criterion."""
+    """Returns a function that runs the criterion forward and backward, from the model's maps for ``batch`` to their
+    gradients. Takes one step to record the arguments of the criterion."""
     criterion = take_step.criterion
     calls = []
 
     def note(_: nn.Module, arguments: tuple) -> None:
         raw, *others = arguments
-        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs write to the maps' memory again
+        calls.append(([level.detach().clone() for level in raw], others))  # CUDA graphs reuse the maps' memory
 
     handle = criterion.register_forward_pre_hook(note)
     take_step([batch], [len(batch.images)], 1)

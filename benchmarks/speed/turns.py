@@ -1,8 +1,8 @@
 """The protocol between a benchmark and the measuring processes that it starts: a line in, one measurement, a line of
 JSON out.
 
-Both sides of a comparison are started once and then alternate; a waiting process only waits for its standard input.
-It is also imported by scripts that run in a peer's environment, so it only uses torch and the standard library.
+Both sides of a comparison are started once and then alternate; an idle process only waits for its standard input.
+Scripts that run in a peer's environment also import this module, so it uses only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ PEER_SIDE = Path(__file__).with_name("ultralytics_side.py")  # for the Python of
 MARK = "@measured "
 END_S = 10.0
 _TAIL = 3000
-SKIPPED = 10  # batches that lay ready while the other side had its turn
+SKIPPED = 10  # batches that may have been prefetched during the other side's turn
 
 
 def take_turns(measure: Callable[..., dict]) -> None:
-    """Serves a measuring process that is set up: for each line of standard input, until that ends, calls ``measure``
-    with the arguments that the line has."""
+    """Serves a measuring process that is set up: for each line of standard input, until its end, calls ``measure`` with
+    the arguments in the line."""
     say({})
     for line in sys.stdin:
         say(measure(**json.loads(line)))
 
 
 def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
-    """Returns the median seconds of ``action``; on a GPU, where it only queues work, the mean over all of them."""
+    """Returns the median seconds of ``action``; on a GPU, where it only queues work, the mean over all runs."""
     import torch
 
     if device == "cuda":
@@ -53,7 +53,7 @@ def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
 
 
 def rate_of(counts: Iterator[int], seconds: float) -> float:
-    """Returns images per second over the next ``seconds``, without those that were ready before."""
+    """Returns images per second over the next ``seconds``, after skipping batches that were already prefetched."""
     for _ in range(SKIPPED):
         next(counts)
     images = 0
@@ -73,8 +73,8 @@ class Side:
     """A process that measures on request, or one that prints one result and ends.
 
     Args:
-        command: what to run, in the repository's folder.
-        extra: environment variables on top of this process's.
+        command: command to run in the repository's folder.
+        extra: environment variables, added to this process's.
     """
 
     def __init__(self, command: Sequence[str], extra: dict[str, str] | None = None) -> None:
@@ -105,7 +105,7 @@ class Side:
         self._errors.close()
 
     def result(self) -> dict:
-        """Returns the next result. SystemExit with the process's output if it ends without one."""
+        """Returns the next result. Raises SystemExit, with the process's output, if it ends without a result."""
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -114,14 +114,14 @@ class Side:
         sys.exit(f"{' '.join(self.command)} ended without a result:\n{self._errors.read()[-_TAIL:]}")
 
     def measure(self, **arguments: object) -> dict:
-        """Measures one turn, with ``arguments`` for what the process measures by."""
+        """Measures one turn, with ``arguments`` for the process's measuring function."""
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         return self.result()
 
 
 def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
-    """Returns results by side: all are started and set up one after another, then measure alternately."""
+    """Returns results by side. Starts and sets up all sides one after another, then lets them measure alternately."""
     started: dict[str, Side] = {}
     results: dict[str, list[dict]] = {name: [] for name in commands}
     try:

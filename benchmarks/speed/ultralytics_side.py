@@ -1,5 +1,5 @@
-"""The peer's side of the comparisons. It runs in an environment that has Ultralytics and uses its public interfaces as
-its trainer does by default. See `benchmarks.speed.turns`.
+"""The peer's side of the comparisons. It runs in an environment that has Ultralytics and uses the public interfaces as
+Ultralytics' trainer does by default. See `benchmarks.speed.turns`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def prepare_import() -> None:
-    """Lets Ultralytics be imported quietly, without network, and without polars and psutil, which a bare machine lacks.
+    """Prepares a quiet import of Ultralytics, without network, and without polars and psutil, which bare machines lack.
 
-    The wheels of polars have 50 MB; trainings need it only to read their table of results at the end, and go on
-    without. psutil is asked for the free memory before images are cached in it."""
+    The wheels of polars are 50 MB; training needs it only to read its table of results at the end, and works without
+    it. psutil is used only to query the free memory before caching images."""
     os.environ["YOLO_OFFLINE"] = "1"
     if importlib.util.find_spec("polars") is None:
         sys.modules.setdefault("polars", types.ModuleType("polars"))
@@ -69,7 +69,7 @@ def prepare_import() -> None:
 
 
 def _virtual_memory() -> types.SimpleNamespace:
-    """Returns bytes of memory, as `psutil.virtual_memory`."""
+    """Replaces `psutil.virtual_memory`: returns bytes of memory."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     available = os.sysconf("SC_AVPHYS_PAGES") * page
@@ -77,7 +77,7 @@ def _virtual_memory() -> types.SimpleNamespace:
 
 
 def step_turns(options: argparse.Namespace) -> None:
-    """Does what `benchmarks.speed.our_side` does. Times are those of a batch, the updates of the weights included."""
+    """Times steps like `benchmarks.speed.our_side`. Times are per batch, including its share of the weight updates."""
     import torch
     from ultralytics.utils.torch_utils import init_seeds
 
@@ -110,13 +110,13 @@ def step_turns(options: argparse.Namespace) -> None:
 
 
 def batches_per_update(images: int) -> int:
-    """The number of batches of ``images`` after which its trainer updates the weights."""
+    """Returns the number of batches of ``images`` images after which the peer's trainer updates the weights."""
     return max(round(NOMINAL_BATCH / images), 1)
 
 
 def build_update(name: str, images: int, size: int, device: torch.device) -> Callable[[], None]:
-    """Makes a function that processes the batches of one update of the weights as its trainer does: on a GPU in
-    float16, channels last. The optimizer is SGD."""
+    """Returns a function that processes the batches of one weight update as the peer's trainer does: in float16 and
+    channels last on a GPU. The optimizer is SGD."""
     import torch
     from ultralytics.nn.tasks import DetectionModel
     from ultralytics.utils import DEFAULT_CFG

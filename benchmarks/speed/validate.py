@@ -1,4 +1,4 @@
-"""Validation as a whole process, compared with Ultralytics: the same weights and data set, AP by pycocotools.
+"""Times validation as a whole process, compared with Ultralytics: the same weights and data set, AP by pycocotools.
 
 python -m benchmarks.speed.validate --weights yolov8n.pt --data coco128.yaml --peer PYTHON
 """
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="of ours; the peer's is float32")
+    parser.add_argument("--amp", nargs="+", default=["off", "auto"], help="on our side; the peer's is float32")
     parser.add_argument("--device", default="cpu")
     add_flags(parser)
     options = parser.parse_args()

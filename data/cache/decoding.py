@@ -95,7 +95,7 @@ class CacheName(NamedTuple):
         return f"-{self.selection}-" in name and f"-{self.images}-" not in name
 
     def remove_older(self, folder: Path) -> None:
-        """Removes the caches that this one replaces, except one that is being filled.
+        """Removes the caches that this one replaces, except caches that are being filled.
 
         A process that reads a removed cache keeps its mapping until it ends.
         """

@@ -127,7 +127,7 @@ def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.nd
 def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
     """Returns all channels of a TIFF, (H, W) or (H, W, c), and its EXIF orientation.
 
-    The channels are those of its only page, or one from each of several pages. Raises UserError.
+    If there are several pages, each is a channel. Raises UserError.
     """
     require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
     import tifffile

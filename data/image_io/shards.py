@@ -136,7 +136,7 @@ def _check_strings(arrays: Mapping[str, np.ndarray], name: str) -> None:
 
 
 def _check_positions(arrays: Mapping[str, np.ndarray], shard_sizes: np.ndarray) -> None:
-    """Raises ValueError unless every image lies inside a shard, in ascending order. ``shard_sizes``: int64, bytes."""
+    """Raises ValueError unless every image is inside a shard, in ascending order. ``shard_sizes``: int64, bytes."""
     shard, start = np.divmod(arrays["position"], SPAN)
     size = arrays["size"]
     _require(bool((np.diff(arrays["position"]) > 0).all()), "position")

@@ -20,7 +20,7 @@ PADDING = Fraction(1, 2)
 class Letterbox(NamedTuple):
     """The fit of an image into a canvas: canvas pixels = original pixels * gain + pad, for each axis.
 
-    The gains of the axes differ slightly, since both sides of the resized image are whole numbers of pixels.
+    The gains of the axes differ slightly, because both sides of the resized image are whole numbers of pixels.
     """
 
     width: int  # width and height of the resized image, pixels

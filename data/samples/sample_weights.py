@@ -50,7 +50,7 @@ def with_whole_sum(weights: np.ndarray) -> np.ndarray:
     Only fractional parts change, all by the same factor; or, if a part would exceed 1, all distances from 1 change by
     the same factor. The whole part of each weight stays, so a sample with a weight of 1 occurs exactly once in each
     epoch. If there are fractional parts, their new sum is at least 1: otherwise a sample meant for a few epochs would
-    never occur. It then occurs in more epochs than its weight says.
+    never occur. It then occurs in more epochs than its weight implies.
     """
     nearest = np.rint(weights)
     weights = np.where(np.abs(weights - nearest) < _WHOLE_TOLERANCE, nearest, weights)

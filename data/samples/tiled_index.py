@@ -131,7 +131,7 @@ class TiledIndex:
 
 
 class _NearbyBoxes(NamedTuple):
-    """The boxes that each of N tiles may show, as rows of the arrays of the images' index."""
+    """The boxes that each of N tiles may show, as rows of the image index's arrays."""
 
     rows: np.ndarray  # int64 (n,)
     offsets: np.ndarray  # int64 (N + 1,): tile i has rows[offsets[i]:offsets[i + 1]]

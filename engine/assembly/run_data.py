@@ -46,7 +46,7 @@ def open_run_data(ctx: DistributedContext, plan: RunPlan) -> RunData:
     """Opens the data set, on each node's own disk with ``--stage``, and the teacher, if the run has one.
 
     With ``--keep-old`` the classes of the teacher come before those of the data set. With ``--val-fraction`` the main
-    process chooses the validation images of a new run; a run that continues has those of its checkpoint.
+    process chooses the validation images of a new run; a run that continues uses the images in its checkpoint.
     """
     config = plan.settings.config
     started_from = plan.started_from if isinstance(plan, ContinuedRun) else None

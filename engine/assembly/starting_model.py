@@ -90,7 +90,7 @@ def _rebuild_starting_model(
     ctx: DistributedContext, config: TrainConfig, spec: DatasetSpec, checkpoint: Checkpoint
 ) -> StartingModel:
     """Builds the model that a checkpoint describes. Raises UserError if the data set has other classes, or if the
-    weights are not those of the model."""
+    weights do not fit the model."""
     names = class_names(spec, config.single_cls)
     _check_classes(checkpoint, names, spec.source)
     stored = checkpoint.description
@@ -102,8 +102,8 @@ def _rebuild_starting_model(
 
 
 def _check_classes(checkpoint: Checkpoint, names: Sequence[str], source: str) -> None:
-    """Raises UserError when the data set ``source``, with classes ``names``, has other classes than the run, or has
-    them in another order."""
+    """Raises UserError if the data set ``source``, with classes ``names``, has different classes from the run, or a
+    different order."""
     path = checkpoint.path
     difference = class_difference(checkpoint.description.names, names)
     if difference:

@@ -35,7 +35,7 @@ class BackgroundWriter:
         self._calls.append(self._pool.submit(self._write_waiting))
 
     def check(self) -> None:
-        """Raises the error that the thread has had since the last call, if any."""
+        """Raises the thread's error since the last call, if any."""
         while self._calls and self._calls[0].done():
             self._calls.popleft().result()
 

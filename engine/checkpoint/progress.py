@@ -117,7 +117,7 @@ class Progress:
         self.begin_epoch()
 
     def begin_epoch(self, batch: int = 0) -> None:
-        """Begins to sum the losses of the next epoch, of which ``batch`` micro-batches are taken already."""
+        """Begins to sum the losses of the next epoch, after its first ``batch`` micro-batches."""
         self.batch = batch
         self.loss_sums = []
         self.finite_steps = 0

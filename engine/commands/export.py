@@ -43,7 +43,7 @@ def export(config: ExportConfig, on_written: OnWritten = lambda name, path: None
 
 def export_best(folder: Path, config: TrainConfig) -> None:
     """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
-    start of the run has exported from the same checkpoint stay, as do those that the user has put there.
+    start of the run has exported from the same checkpoint are kept, as are files that the user has put there.
 
     The folder is locked meanwhile. Raises UserError if another process holds it.
     """

@@ -73,7 +73,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
 
     Also returns ``config``, adapted to the model: one trained with ``--single-cls`` is scored with it.
 
-    Raises UserError for a file that cannot be opened, or whose classes are not those of the data set.
+    Raises UserError for a file that cannot be opened, or whose classes differ from the data set's.
     """
     model = _open_model(config, ctx)
     if model.has_merged_classes and not config.single_cls:

@@ -56,7 +56,7 @@ class Checkpoints(Hook):
         return Action.SAVE if self._must_replace_last else None
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
-        """Waits until last.pt is that of this run, before other hooks replace files of an earlier one, and before the
+        """Waits until last.pt is from this run, before other hooks replace files of an earlier one, and before the
         results have a second epoch: without a last.pt, nothing could continue them."""
         is_ahead = trainer.ctx.is_main and epoch.number > 1 and not trainer.checkpointer.last.is_file()
         if self._must_replace_last or is_ahead:

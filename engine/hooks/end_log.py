@@ -16,8 +16,8 @@ log = logging.getLogger("lockstep")
 class ClassScores(Hook):
     """Logs the scores of best.pt by class at the end of a run, on rank 0.
 
-    After a resume without a new best epoch, logs those of the newest validation, which may have been repeated only for
-    its report. ``names``: of the classes.
+    After a resume without a new best epoch, logs the scores of the newest validation, which may have been repeated only
+    for its report. ``names``: of the classes.
     """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ class TensorBoard(Hook):
     """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
     warning says so, and the run goes on.
 
-    Each start writes new event files next to the earlier ones, and hides those of their epochs that it repeats.
+    Each start writes new event files next to the earlier ones, and hides the epochs in them that it repeats.
     """
 
     def __init__(self, folder: Path) -> None:

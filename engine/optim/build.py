@@ -109,7 +109,7 @@ class LoadedParameters:
     new_lr_mult: float = 1.0  # multiplies the rule's rate for parameters and rows that are not loaded, if others are
 
     def row_rates(self, model: nn.Module, new_lr_mult: float) -> list[RowRates]:
-        """Returns the rates of parameters of which only some rows are loaded, relative to those of the new rows."""
+        """Returns the rates of parameters with both loaded and new rows, relative to the rates of the new rows."""
         relative = self.lr_mult / new_lr_mult
         if relative == 1:
             return []

@@ -65,7 +65,7 @@ class OptimizerSet:
             optimizer.zero_grad(set_to_none=True)
 
     def set_rates(self, schedule: Schedule, step: int) -> None:
-        """Sets the learning rates and momenta of all groups to those of ``step``."""
+        """Sets the learning rates and momenta of all groups for ``step``."""
         momentum = schedule.momentum_at(step)
         for group in self.param_groups:
             # An absolute rate, as in YOLOv5: `lr_factor` does not multiply it. Loaded biases start slower as well.

@@ -9,7 +9,7 @@ from utils.errors import UserError
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
-    """Raises the UserError that `increment_path` would raise, as far as that can be predicted without side effects."""
+    """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
     base = _base(project, name)
     try:
         if exist_ok and base.exists() and not base.is_dir():

@@ -107,7 +107,7 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
 
 
 def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPlan | EndedRun:
-    """Returns the plan of rank 0 with the settings by which this rank's machine may differ from those of others."""
+    """Returns the plan of rank 0 with this rank's settings of scope "machine", which may differ between ranks."""
     names = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
         names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)

@@ -260,8 +260,8 @@ class Trainer:
     def _complete(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
         """Scores, records, saves and reports an epoch whose validation is done, or not due.
 
-        ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has gone on since, so
-        only the files of a pending epoch itself are saved.
+        ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has continued since,
+        so only the files of a pending epoch itself are saved.
         """
         self.results.complete(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)

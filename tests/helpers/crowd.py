@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def make_input(batch: int, boxes: int, classes: int, objects: int) -> dict[str, Tensor]:
-    """``boxes_xyxy`` (B, N, 4) of a 640 px canvas and ``scores`` (B, N, C)."""
+    """Returns ``boxes_xyxy`` (B, N, 4) on a 640 px canvas and ``scores`` (B, N, C)."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

@@ -15,7 +15,8 @@ COMMANDS = ("python", "lockstep", "torchrun", "make", "sbatch", "yolo", "kubectl
 
 
 def documents() -> list[str]:
-    """Paths of all Markdown files, relative to the root; not the log of measurements, with the commands of its days."""
+    """Returns the paths of all Markdown files, relative to the root, except the log of measurements, whose commands are
+    historical."""
     paths = (path for path in ROOT.rglob("*.md") if not {"runs", "demo", "LOG.md"} & set(path.relative_to(ROOT).parts))
     return sorted(str(path.relative_to(ROOT)) for path in paths if not any(p.startswith(".") for p in path.parts))
 
@@ -27,7 +28,7 @@ class Block:
     page: str
     line: int  # number of its first line of code, from 1
     language: str
-    title: str  # what follows the language, such as the path of a file
+    title: str  # the text after the language, such as a file path
     text: str
 
     def __str__(self) -> str:
@@ -35,7 +36,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The fenced blocks of a page. Raises AssertionError for a language that no test knows."""
+    """Returns the fenced blocks of a page. Raises AssertionError for a language that no test covers."""
     found_blocks = []
     start = None
     info = ""
@@ -56,14 +57,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """A page without its fenced blocks; their lines are empty."""
+    """Returns a page with the lines of its fenced blocks emptied."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return re.sub(r"^ *```.*?^ *```$", lambda m: "\n" * m[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, without environment variables and comment."""
+    """A command line without environment variables and comments."""
 
     page: str
     line: int
@@ -75,7 +76,7 @@ class Command:
 
 
 def commands(page: str) -> list[Command]:
-    """The command lines of the ``sh`` blocks of a page, and those in its text."""
+    """Returns the command lines in a page's ``sh`` blocks and in its text."""
     found_commands = []
     for block in blocks(page):
         if block.language == "sh":
@@ -90,7 +91,7 @@ def commands(page: str) -> list[Command]:
 
 
 def _split(page: str, number: int, line: str) -> list[Command]:
-    """The commands of a line, joined by ``&&`` or ``;``; their redirections are left out."""
+    """Splits a line at ``&&`` and ``;`` into commands, without their redirections."""
     words = shlex.split(line.replace("\\ ", " "), comments=True)
     found_commands = []
     current = []
@@ -111,7 +112,7 @@ def _without_environment(words: list[str]) -> list[str]:
 
 
 def links(page: str) -> list[tuple[str, str]]:
-    """The relative links of a page: path, relative to the root ("" is the page), and anchor."""
+    """Returns the path, relative to the root ("" is the page), and the anchor of each relative link of a page."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     local = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
     folder = Path(page).parent
@@ -119,6 +120,6 @@ def links(page: str) -> list[tuple[str, str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """The anchors that GitHub makes of a page's headings."""
+    """Returns the anchors that GitHub generates from a page's headings."""
     titles = re.findall(r"^#+ +(.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles}

@@ -46,5 +46,5 @@ class EditableSet:
         path.write_text(rows, encoding="utf-8")
 
     def content(self) -> dict[Path, bytes]:
-        """All files below the data set's folder."""
+        """Returns all files below the data set's folder."""
         return {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}

@@ -12,7 +12,7 @@ import pytest
 
 
 def environment_with(folder: Path, requirements: Iterable[str]) -> Path:
-    """Makes an environment that sees the packages of this one, and has ``requirements`` besides.
+    """Creates an environment with the packages of this one, and with ``requirements``.
 
     Returns its interpreter. Skips the test where pip cannot install them.
     """

@@ -24,17 +24,17 @@ FAMILIES = ("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano")
 
 
 def small(family: str) -> dict:
-    """The spec of a public model with one repeat of each block."""
+    """Returns the spec of a public model with one repeat of each block."""
     return {**load_spec(family).plain, "depth_multiple": 0.01}
 
 
 def noise() -> torch.Tensor:
-    """Images float32 (8, 3, 64, 96), the ones that `lively` detectors know."""
+    """Returns the images, float32 (8, 3, 64, 96), from which `lively` detectors take their batch statistics."""
     return torch.rand(8, 3, 64, 96, generator=torch.Generator().manual_seed(0))
 
 
 def check_threads_get_the_same_bits(model: nn.Module, inputs: list[torch.Tensor]) -> None:
-    """Fails unless threads that share an opened model get the outputs that one thread gets, bit for bit."""
+    """Fails unless threads that share an opened model get the same outputs as a single thread, bit for bit."""
     alone = [model(pixels)[0] for pixels in inputs]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda i: model(inputs[i % len(inputs)])[0], range(24)))
@@ -43,8 +43,8 @@ def check_threads_get_the_same_bits(model: nn.Module, inputs: list[torch.Tensor]
 
 @torch.no_grad()
 def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
-    """A detector whose random weights find something: batch norms know the statistics of noise, and the scores of its
-    classes are spread around one half."""
+    """Returns a detector whose random weights detect something: its batch norms have the statistics of noise, and its
+    class scores are spread around one half."""
     detector = build_detector(model, len(names), names=names).train()
     images = noise()
     for module in detector.modules():
@@ -93,7 +93,7 @@ def _stored_graph(names: tuple[str, ...], layout: str, changes: tuple[tuple[str,
 def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> ModelProto:
     """Returns the ONNX graph of the `lively` tiny model, by default for one image.
 
-    torch's exporter takes seconds for a graph, so each is made once. ``changes``: of `options`.
+    torch's exporter takes seconds per graph, so each graph is created only once. ``changes``: see `options`.
     """
     import onnx
 

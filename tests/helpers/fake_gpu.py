@@ -1,7 +1,7 @@
 """A GPU for machines without one: its tensors have shapes, types, strides and devices, but no values.
 
-An operation on tensors of different devices raises; so does one on the GPU whose value or shape the host would have to
-wait for (`.item()`, `nonzero`, indexing by a mask). What has been copied to the host reads as zeros.
+An operation on tensors of different devices raises. So does a host sync: an operation on the GPU whose value or shape
+the host would have to wait for (`.item()`, `nonzero`, indexing by a mask). Tensors copied to the host read as zeros.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Mode(FakeTensorMode):
 
 
 class _Event:
-    """Stands in for `torch.cuda.Event`. `tests.helpers.fake_streams` has one that knows the order of work."""
+    """Stands in for `torch.cuda.Event`. The one in `tests.helpers.fake_streams` also tracks the order of work."""
 
     def __init__(self, *, blocking: bool) -> None: ...
 
@@ -48,7 +48,8 @@ class _Event:
 
 @cache
 def _mode() -> _Mode:
-    """One for the whole process: the code under test caches tensors, and tensors of two modes do not mix."""
+    """Returns the mode of the whole process: the code under test caches tensors, and tensors of two modes do not
+    mix."""
     return _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
 
@@ -67,8 +68,8 @@ _SYNC_BN = {  # kernels of CUDA whose results torch 2.15 does not know without a
 
 @contextmanager
 def fake_gpu() -> Iterator[None]:
-    """Inside, tensors have no values, and may be on ``cuda``; `nn.Module.to` moves models there that were built before.
-    Backward passes run in Python, because torch's engine needs CUDA streams for them."""
+    """Inside the block, tensors have no values and may be on ``cuda``, and `nn.Module.to` moves models there that were
+    built before. Backward passes run in Python, because torch's engine needs CUDA streams for them."""
     empty = torch.empty
     _device_constructors()  # cached by torch; not with the stand-ins for constructors below
     with (
@@ -94,7 +95,7 @@ def fake_gpu() -> Iterator[None]:
 
 
 def _read_on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a method that reads values, which also takes tensors of the host without values: it reads zeros."""
+    """Wraps ``function``, a method that reads values, so that it reads zeros from host tensors without values."""
 
     def read(tensor: Tensor, **options: bool) -> Any:
         with unset_fake_temporarily():  # else torch makes a copy without values, also of a tensor that has some
@@ -134,7 +135,7 @@ def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modu
 
 @torch.no_grad()
 def _backward(loss: Tensor) -> None:
-    """Adds the gradients of ``loss`` () to ``.grad``, as `Tensor.backward`."""
+    """Adds the gradients of ``loss`` () to ``.grad``, like `Tensor.backward`."""
     root = loss.grad_fn
     first_output = 0
     waiting: Counter[Any] = Counter()  # nodes to gradients that are still to come
@@ -169,7 +170,8 @@ def _backward(loss: Tensor) -> None:
 
 
 def _applied(node: Any, gradients: dict[int, Tensor], count: int) -> list[Tensor | None]:
-    """The gradients of a node's ``count`` inputs that need one, from those of its outputs, by their number."""
+    """Returns the gradients of a node's ``count`` inputs that need one, from its outputs' gradients by output
+    number."""
     if not gradients:
         return [None] * count
     outputs = node._input_metadata

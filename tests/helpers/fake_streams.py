@@ -1,7 +1,8 @@
 """Streams and events of a fake GPU (`tests.helpers.fake_gpu`), which order work as CUDA does, and record it.
 
-A stream does its own work in order. Of another stream it knows what came before an event that it has waited for. The
-host knows what came before an event or a stream that it has waited for, and what it starts later comes later.
+A stream does its own work in order. Work of another stream counts as done for it if it came before an event that the
+stream has waited for. For the host, work counts as done if it came before an event or a stream that the host has waited
+for, and work that the host starts afterwards comes after it.
 """
 
 from __future__ import annotations
@@ -76,24 +77,23 @@ class FakeEvent:
 
 
 class _Written(NamedTuple):
-    """Stream and operation that have written the newest values of a tensor's memory."""
+    """The stream and operation that wrote the newest values of a tensor's memory."""
 
     stream: int
     number: int  # of the operation on the stream
 
 
 class StreamOrder(TorchDispatchMode):
-    """While active, inside of `fake_gpu`, fails on
+    """While active, inside `fake_gpu`, fails on
 
     - operations on values that another stream, or the host, may not have finished writing;
-    - operations on memory of another stream that the allocator has not been told about (`Tensor.record_stream`), and
-      may give away too early.
+    - operations on memory of another stream without `Tensor.record_stream`, which the allocator may reuse too early.
 
     Attributes:
         log: events and copies from the host, in the order in which the host asked for them.
         kernels: operations on tensors of the GPU, by stream.
-        waits: what the host has waited for: a "copy" from or to it, a "value" that it reads (0), an "event", a
-            "stream", or the "device".
+        waits: the host's waits: for a "copy" from or to it, a "value" that it reads (0), an "event", a "stream", or the
+            "device".
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class StreamOrder(TorchDispatchMode):
             self.host_seen |= part
 
     def entries(self, tensor: Tensor) -> list[tuple[int, str]]:
-        """The log without the copies and the memory of other tensors: streams and names."""
+        """Returns the streams and names in the log, without copies and memory of other tensors."""
         return [entry[:2] for entry in self.log if entry.storage in (0, _storage(tensor))]
 
     def _check(self, tensor: Tensor, what: object, is_on_gpu: bool) -> None:
@@ -178,7 +178,7 @@ class StreamOrder(TorchDispatchMode):
             assert is_kept, f"{what}: stream {owner} may give away memory that stream {stream.number} uses"
 
     def _note(self, taken: list[Tensor], made: list[Tensor], changed: list[Tensor]) -> None:
-        """Notes an operation of the GPU that takes, makes and changes tensors."""
+        """Records a GPU operation that reads, creates and changes tensors."""
         stream = self.current
         stream.seen |= self.host_seen
         stream.done += 1
@@ -212,7 +212,7 @@ class StreamOrder(TorchDispatchMode):
         self._kept.add((_storage(tensor), stream.number))
 
     def _checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, a method that reads values, for values that the host knows to be there."""
+        """Wraps ``function``, a method that reads values, to fail unless the host has waited for the values."""
 
         def read(tensor: Tensor, **options: bool) -> Any:
             self._check(tensor, function.__name__, is_on_gpu=False)
@@ -230,10 +230,10 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _by_name(func: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by their names."""
+    """Returns the arguments of an operation by name."""
     return {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
 
 
 def _written_to(func: Any) -> list[str]:
-    """The names of the arguments that an operation writes to."""
+    """Returns the names of the arguments that an operation writes to."""
     return [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]

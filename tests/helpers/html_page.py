@@ -13,7 +13,7 @@ VOID = {"meta", "link", "br", "wbr", "img"}
 
 
 class HtmlPage(HTMLParser):
-    """Tags with their attributes, the text of each section by its title, and the cells of each table by its name.
+    """Tags with their attributes, the text of each section by title, and the cells of each table by name.
 
     Fails if tags are not nested correctly.
     """
@@ -67,7 +67,7 @@ class HtmlPage(HTMLParser):
 
 
 def check_self_contained(text: str) -> HtmlPage:
-    """Fails if the page refers to anything outside, or has a script."""
+    """Fails if the page has external references or scripts."""
     page = HtmlPage(text)
     for tag, attributes in page.tags:
         for name, value in attributes.items():
@@ -81,7 +81,7 @@ def check_self_contained(text: str) -> HtmlPage:
 
 
 def photos_of(page: HtmlPage) -> dict[str, np.ndarray]:
-    """The photos of a page by what they show: uint8 (H, W, 3) RGB."""
+    """Returns the photos of a page by their label: uint8 (H, W, 3) RGB."""
     images = [attributes for tag, attributes in page.tags if tag == "img" and attributes["class"] == "photo"]
     return {image["alt"]: _decoded(image["src"]) for image in images}
 

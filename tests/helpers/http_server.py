@@ -1,4 +1,4 @@
-"""A folder as an HTTP server of this machine shows it."""
+"""Serves a folder over HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @contextlib.contextmanager
 def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an HTTP server of ``folder``, with the login that it wants for images."""
+    """Yields the URL of an HTTP server for ``folder``, including the login that it requires for images."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,4 +1,4 @@
-"""Estimates on a CPU what code would cost on a GPU: launched kernels, and how often the host waits for them."""
+"""Estimates on a CPU what code would cost on a GPU: launched kernels and host syncs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _is_indexed_by_mask(name: str, args: tuple) -> bool:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Returns whether ``tensor`` is a block of memory without gaps and without values that it has twice."""
+    """Returns whether ``tensor`` is a block of memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size != 1:
@@ -39,8 +39,8 @@ def _takes_fast_route(lists: Sequence[Sequence[Tensor]]) -> bool:
 
 
 class KernelCount(TorchDispatchMode):
-    """Counts operations by name while active. Views and allocations launch nothing; of lists of tensors, a kernel
-    processes 64. Waits are reads of values, shapes that depend on them, and tensors made from Python numbers."""
+    """Counts operations by name while active. Views and allocations launch nothing; a foreach kernel processes up to 64
+    tensors. Waits are reads of values, shapes that depend on values, and tensors created from Python numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class KernelCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _launches(self, name: str, args: tuple) -> int:
-        """The kernels of one operation."""
+        """Returns the number of kernels that an operation launches."""
         if name.startswith("_foreach"):
             lists = [values for values in args if isinstance(values, list | tuple) and isinstance(values[0], Tensor)]
             if not _takes_fast_route(lists):

@@ -1,4 +1,4 @@
-"""Checks the messages of errors, each in one line beside the input that provokes it."""
+"""Checks error messages, each in one line next to the input that provokes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def matches(message: str, expected: str) -> bool:
 def refused(
     expected: str, error: type[BaseException] | tuple[type[BaseException], ...] = UserError
 ) -> Iterator[pytest.ExceptionInfo]:
-    """The block must raise ``error`` with a message of one line that ends with ``expected``.
+    """Checks that the block raises ``error`` with a one-line message that ends with ``expected``.
 
     ``...`` stands for any text, such as a temporary folder. The beginning of a message, such as the folder of the file
     that it names, need not be written. Control characters are expected as Python escapes them.

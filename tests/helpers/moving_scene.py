@@ -68,12 +68,12 @@ class SceneFrame:
 
     @property
     def expected(self) -> np.ndarray:
-        """Returns which objects are visible enough: bool (N,)."""
+        """The mask of objects that are visible enough to be tracked: bool (N,)."""
         return self.visible >= VISIBLE
 
 
 def scene(frames: int = FRAMES) -> Iterator[SceneFrame]:
-    """Yields the frames. A strip of squares at the top holds the number of each (`number_in`)."""
+    """Yields the frames. A strip of squares at the top encodes the frame number (`number_in`)."""
     scale = demo.SUPERSAMPLE
     side = SIZE * scale
     background = demo._background(np.random.default_rng(5), side)
@@ -120,7 +120,7 @@ def _write_number(image: np.ndarray, number: int) -> None:
 
 
 def number_in(image: np.ndarray) -> int:
-    """Reads the number of a frame, also after lossy compression."""
+    """Reads the number of a frame, even after lossy compression."""
     middle = image[_BIT // 2, _BIT // 2 : _BITS * _BIT : _BIT].mean(-1)
     return int(((middle > 127) << np.arange(_BITS)).sum())
 
@@ -141,8 +141,8 @@ def write_images(folder: Path, frames: list[SceneFrame]) -> Path:
 
 
 def detections_in(frame: SceneFrame) -> DetectionTable:
-    """Detections as an imperfect detector's: boxes are off by a pixel, and scores fall as objects are hidden: to 0.9
-    of a whole one, to less than 0.5 of one that is half hidden. Highest score first."""
+    """Returns detections like an imperfect detector's, highest score first: boxes are off by a pixel, and scores fall
+    from 0.9 for a fully visible object to less than 0.5 for one that is half hidden."""
     rng = np.random.default_rng(frame.number)
     scores = 0.05 + 0.85 * frame.visible**1.2 - rng.uniform(0, 0.05, len(frame.visible))
     order = np.argsort(-scores)
@@ -152,14 +152,14 @@ def detections_in(frame: SceneFrame) -> DetectionTable:
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """IoU of boxes (N, 4) and (M, 4), (N, M)."""
+    """Returns the IoU (N, M) of boxes (N, 4) and (M, 4)."""
     return iou(torch.from_numpy(a)[:, None], torch.from_numpy(b)[None]).numpy()
 
 
 def scores_of(frames: Sequence[SceneFrame], tracked: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
-    """Returns IDF1, MOTA, identity switches and fragments of tracks, by motmetrics at IoU 0.5.
+    """Returns IDF1, MOTA, identity switches and track fragmentations, computed by motmetrics at IoU 0.5.
 
-    ``tracked``: ids (N,) and boxes (N, 4) of each frame. Boxes on objects that are hidden too much count neither way.
+    ``tracked``: ids (N,) and boxes (N, 4) of each frame. Boxes on objects that are hidden too much are ignored.
     """
     import motmetrics
 

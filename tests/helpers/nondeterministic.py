@@ -1,4 +1,4 @@
-"""The operations for which torch has no deterministic kernel on a GPU, by its own list."""
+"""The operations for which torch has no deterministic GPU kernel, according to its documentation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What `torch.use_deterministic_algorithms` names, and the operations that compute it, as regular expressions.
+# Names in the documentation of `torch.use_deterministic_algorithms`, and regular expressions for their operations.
 _OPERATIONS = {
     "nn.AvgPool3d": "avg_pool3d_backward",
     "nn.AdaptiveAvgPool2d": "_?adaptive_avg_pool2d_backward",
@@ -62,7 +62,7 @@ class DeterministicOnly(TorchDispatchMode):
 
 
 def _is_exempt(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Returns whether an operation that is refused with other arguments is deterministic with these."""
+    """Returns whether a nondeterministic operation is deterministic with these arguments."""
     if name.startswith("scatter_reduce"):
         return (*args, *kwargs.values())[4] != "prod"
     if name == "bincount":

@@ -1,13 +1,13 @@
-"""A Python interpreter that has imported torch and the packages already, for tests and for processes that they start.
+"""A Python interpreter that has already imported torch and our packages, for tests and the processes that they start.
 
-Importing torch takes two to three seconds, the packages half a second. A server imports them once and forks a process
-for each start that a client asks for: also for the workers of pytest-xdist (tests/conftest.py). The client is a program
-that takes the arguments of ``python``, passes on its open files, folder, environment, limit of file sizes and signals,
-and ends as the forked process does. Tests name it as `python`; torchrun (by ``PYTHON_EXEC``) and multiprocessing start
-their processes with it.
+Importing torch takes two to three seconds, and our packages half a second. A server imports them once and forks a
+process for each request of a client, including for the workers of pytest-xdist (tests/conftest.py). The client is a
+program that takes the arguments of ``python``, passes on its open files, working folder, environment, file size limit
+and signals, and ends as the forked process does. Tests get its path from `python`; torchrun (through ``PYTHON_EXEC``)
+and multiprocessing start their processes with it.
 
-Not for tests that look at memory, at what is imported or at SIGSTOP: the process id is that of the client. All
-processes of a session share one seed of string hashes; real interpreters have one each.
+It is not for tests that check memory, imported modules or SIGSTOP, because the process id is the client's. All
+processes of a session share one string hash seed, while each real interpreter has its own.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ os._exit(os.WEXITSTATUS(status))
 
 
 def python() -> str:
-    """The client of this session's server, or a real interpreter where no session began one."""
+    """Returns the client of this session's server, or a real interpreter if the session has none."""
     return os.environ.get(_VARIABLE, sys.executable)
 
 
 @contextlib.contextmanager
 def preloaded_python() -> Iterator[None]:
-    """Runs the server, and makes `python` name its client in this process and all that it starts: pytest's workers."""
+    """Runs the server, and makes `python` return its client in this process and its children (pytest's workers)."""
     if _VARIABLE in os.environ:
         multiprocessing.set_executable(python())
         yield
@@ -119,7 +119,7 @@ def preloaded_python() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Child:
-    """A forked process, and the client that waits for its end."""
+    """A forked process, and the client that waits for it."""
 
     pid: int
     pidfd: int
@@ -127,7 +127,7 @@ class _Child:
 
 
 class _Server:
-    """Forks a process for each job of a client. It ends with the session, which holds the other end of its stdin."""
+    """Forks a process for each client's job. Ends with the session, which holds the other end of its stdin."""
 
     def __init__(self, address: str) -> None:
         self._children: dict[int, _Child] = {}  # by pidfd
@@ -143,7 +143,7 @@ class _Server:
         self._selector.select()
 
     def serve(self) -> dict:
-        """Serves clients. Returns in each forked process: the job, as its client wrote it."""
+        """Serves clients. Returns only in forked processes, with the job that the client sent."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is sys.stdin:
@@ -185,7 +185,7 @@ class _Server:
         return None
 
     def _finish(self, child: _Child) -> None:
-        """Waits for the end of a process, and tells its client the status."""
+        """Waits for a process to end, and sends its status to the client."""
         _, status = os.waitpid(child.pid, 0)
         with contextlib.suppress(BrokenPipeError):
             child.client.sendall(f"{status}\n".encode())
@@ -196,7 +196,7 @@ class _Server:
         del self._children[child.pidfd]
 
     def _close_all(self) -> None:
-        """Closes what a forked process must not keep."""
+        """Closes the files that a forked process must not keep."""
         for child in self._children.values():
             child.client.close()
             os.close(child.pidfd)
@@ -205,7 +205,7 @@ class _Server:
 
 
 def import_packages() -> None:
-    """Imports what most programs use."""
+    """Imports the modules that most programs use."""
     sys.path.insert(0, str(_ROOT))
     for name in _PRELOADED:
         importlib.import_module(name)
@@ -214,7 +214,7 @@ def import_packages() -> None:
 
 
 def become(job: dict) -> None:
-    """Gives this process what a new interpreter would have had from its client."""
+    """Gives this process the state that a new interpreter would have inherited from the client."""
     # Above the numbers that they get, so that none is replaced before it has been used.
     received = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1000) for descriptor in job["received"]]
     os.closerange(0, 1000)
@@ -284,7 +284,7 @@ def run(argv: list[str]) -> None:
 
 
 def end(error: BaseException | None) -> None:
-    """Ends this process as an interpreter would, but does not take its modules apart, which costs a second."""
+    """Ends this process as an interpreter would, but without tearing down its modules, which takes a second."""
     status = 0
     if isinstance(error, SystemExit):
         status = error.code if isinstance(error.code, int) else int(error.code is not None)

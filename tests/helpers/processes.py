@@ -1,4 +1,4 @@
-"""Trainings as real processes that a test can kill, signal and count."""
+"""Training runs as real processes that a test can kill, signal and count."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LAUNCHED = tuple(torchrun_variables(0, 1, 1))
 
 
 class Processes:
-    """One launch: the started processes and all their descendants, which are found by a mark in their environment."""
+    """A launch: the started processes and all their descendants, which are found by a mark in their environment."""
 
     def __init__(self, log: Path, odd: str = "", *, real: bool = False) -> None:
-        """``real``: interpreters of their own, in place of those of `tests.helpers.preloaded`."""
+        """``real``: use real interpreters instead of those of `tests.helpers.preloaded`."""
         self.mark = uuid.uuid4().hex
         self.log = log
         self.started: list[subprocess.Popen] = []

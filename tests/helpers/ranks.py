@@ -1,7 +1,7 @@
 """Runs a function in real gloo processes and returns the result of each.
 
-The processes are forked from one that has imported torch and the packages, which takes seconds per rank. They are new
-ones each time, so no rank has anything that an earlier test left behind.
+The processes are forked from one that has imported torch and our packages, which would take seconds per rank. They are
+new each time, so no rank has state from an earlier test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.distributed.rendezvous import join_run
 from utils.process.launch import read_launch, torchrun_variables
 from utils.process.ports import free_port
 
-# What most of the functions use. The process that forks the ranks imports it once.
+# Modules that most of the functions use. The process that forks the ranks imports them once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.assembly.build", "engine.evaluation.evaluator"]
 
 

@@ -1,4 +1,4 @@
-"""The packages that the project says it needs, and the versions of them that are tested."""
+"""The packages that the project requires, and the versions that are tested."""
 
 from __future__ import annotations
 

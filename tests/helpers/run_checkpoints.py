@@ -1,4 +1,4 @@
-"""Checkpoints of runs that have no model, and folders in which a new run has found an earlier one (``--exist-ok``)."""
+"""Checkpoints of runs without a model, and folders in which a new run follows an earlier one (``--exist-ok``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares checkpoints and batches bitwise, tables of results, and whole runs."""
+"""Compares checkpoints and batches bit for bit, results tables, and whole runs."""
 
 from __future__ import annotations
 

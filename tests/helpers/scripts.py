@@ -1,4 +1,4 @@
-"""Runs the entry scripts: in this process, which saves a second of start-up each, or in processes of their own."""
+"""Runs the entry scripts in this process, which saves a second of start-up each, or in separate processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(main: Callable[[list[str]], object], *argv: object) -> None:
 
 
 def error_of(capsys: pytest.CaptureFixture, main, *argv: object, code: int = 2) -> str:
-    """The line with which ``main(argv)`` ends, with exit status ``code``."""
+    """Returns the error line with which ``main(argv)`` ends, with exit status ``code``."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         call(main, *argv)
@@ -41,7 +41,7 @@ def error_of(capsys: pytest.CaptureFixture, main, *argv: object, code: int = 2) 
 def run_python(
     *argv: object, folder: Path = ROOT, torchrun: int = 1, code: int = 0, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``python ARGV`` in ``folder``, by torchrun if in several processes. Fails unless it exits with ``code``."""
+    """Runs ``python ARGV`` in ``folder``, with torchrun for several processes. Fails unless it exits with ``code``."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", torchrun] if torchrun > 1 else []
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
     done = subprocess.run(

@@ -38,7 +38,7 @@ def module() -> str:
 
 
 def _classes() -> Iterator[str]:
-    """Yields the lines of a TypedDict for each class of settings that functions of the package take."""
+    """Yields the lines of a TypedDict for each settings class that functions of the package take."""
     bases = [base for config in NOT_KEYWORDS for base in reversed(config.__mro__[:-1])]
     for config in dict.fromkeys([Hyperparameters, *bases]):
         parents = [_type_name(base) for base in config.__bases__ if base is not object] or ["TypedDict"]
@@ -55,7 +55,7 @@ def _type_name(config: type) -> str:
 
 
 def _annotation(field: dataclasses.Field) -> str:
-    """Returns the type of a keyword. Where a setting is a list, a keyword may also be a single element."""
+    """Returns the type of a keyword. If a setting is a list, the keyword may also be a single element."""
     annotation = str(field.type)
     if "dict" in annotation:
         return annotation

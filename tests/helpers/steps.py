@@ -28,7 +28,7 @@ def make_train_step(
     pipeline: bool = False,
     **settings: Any,
 ) -> TrainStep:
-    """A step of ``model`` with gradients of norm 10 at most.
+    """Returns a training step of ``model`` with gradients clipped to norm 10.
 
     Args:
         wrapped: the model as `engine.parallel.ddp.parallelize` wraps it; None: it is not.

@@ -39,7 +39,7 @@ def index_of(
     boxes_xywh_px: np.ndarray,
     classes: np.ndarray,
 ) -> DatasetIndex:
-    """An index of arrays in memory, without crowd regions; areas are those of the boxes."""
+    """Returns an index of arrays in memory, without crowd regions. Areas are box areas."""
     boxes_xywh_px = np.asarray(boxes_xywh_px, np.float64).reshape(-1, 4)
     offsets = np.asarray(offsets, np.int64)
     return DatasetIndex(
@@ -60,7 +60,7 @@ def index_of(
 
 
 def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Noise without fine detail, so that two ways of resampling agree closely. Its red values are below OBJECT's."""
+    """Returns noise without fine detail, so that two resampling methods agree closely. Its red is below OBJECT's."""
     coarse = rng.integers(30, 200, (max(height // 24, 2), max(width // 24, 2), 3), dtype=np.uint8)
     coarse[..., 0] //= 2
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)

@@ -41,14 +41,14 @@ def write_model(path: Path, model: dict = TINY_MODEL) -> Path:
 
 
 def write_detector(path: Path, detector: Detector, **content: object) -> Path:
-    """A checkpoint of ``detector``."""
+    """Writes a checkpoint of ``detector``."""
     stored = {"model_spec": detector.spec, "names": list(detector.names), "imgsz": 64, "config": {}, "hyp": {}}
     write_checkpoint({**stored, "model": {}, "ema": detector.state_dict(), **content}, path)
     return path
 
 
 def write_weights(path: Path, names: Sequence[str], *, imgsz: int = 64, seed: int = 1) -> Path:
-    """A checkpoint of the untrained tiny model."""
+    """Writes a checkpoint of the untrained tiny model."""
     return write_detector(path, build_detector(TINY_MODEL, len(names), names=names, seed=seed), imgsz=imgsz)
 
 
@@ -114,7 +114,7 @@ def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image:
 
 
 def as_targets(rows: Tensor, ignore: np.ndarray | None = None) -> Targets:
-    """Makes `Targets` of rows (M, 6) and regions (R, 6)."""
+    """Creates `Targets` from rows (M, 6) and ignore regions (R, 6)."""
     return Targets(rows, tuple(np.bincount(rows[:, 0].numpy().astype(int)).tolist()), ignore)
 
 

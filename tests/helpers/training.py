@@ -1,4 +1,4 @@
-"""A training as hooks see it, without its loop."""
+"""A training run as hooks see it, without its loop."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def hook_training(
 
 
 def started_from(progress: Progress, **stored: Any) -> StartedFrom:
-    """Returns what a run knows of the checkpoint from which it continues. ``stored``: see `checkpoint_of`."""
+    """Returns a run's record of the checkpoint from which it continues. ``stored``: see `checkpoint_of`."""
     return StartedFrom.of(checkpoint_of(progress=progress, **stored))

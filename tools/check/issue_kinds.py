@@ -8,7 +8,7 @@ from typing import NamedTuple
 from data.labels import findings as scan_kinds
 from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, by_kind
 
-# Kinds of issues besides those of the scan (`data.labels.findings`) and label errors (`engine.issues.issue`).
+# Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 NOT_CHECKED = "split that cannot be read"
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"

@@ -96,7 +96,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
         log.info("%s %s still running in other processes", counted(num_running, "trial"), verb)
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
-    with study.exclusive():  # so that an older report cannot replace that of another process
+    with study.exclusive():  # so that an older report cannot replace another process's newer one
         lines = write_report(
             experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
         )

@@ -136,7 +136,7 @@ class SharedStudy:
         self._seed_sampler(num_started)
         trial = self.study.ask()
         lock = self._lock(trial.number)
-        assert lock is not None, "nobody else knows this trial"
+        assert lock is not None, "no other process can have locked a new trial"
         return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:

@@ -91,8 +91,8 @@ def _shown(value: object) -> str:
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
-    """Returns the settings that all processes must share. Hyper-parameters are compared by value elsewhere, not by the
-    recipe that they come from."""
+    """Returns the settings that all processes must share. ``--hyp`` and ``--set`` are not among them, because rank 0
+    reads the recipe for all processes."""
     config_type = type(config)
     ignored = names_with(config_type, scope="machine") | names_with(config_type, scope="recipe")
     return {name: value for name, value in asdict(config).items() if name not in ignored}

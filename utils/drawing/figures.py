@@ -153,7 +153,7 @@ def _draw_line(axes: Axes, line: Line, number: int) -> None:
 
 
 def label_axes(axes: Axes, labels: AxisLabels, note: str = "") -> None:
-    """Writes the labels, and a ``note`` below the title, and applies the axes style that all figures share."""
+    """Writes the labels and a ``note`` below the title, and applies the axes style that all figures share."""
     axes.set_xlabel(short_label(labels.x), fontsize=8)
     axes.set_ylabel(short_label(labels.y), fontsize=8)
     axes.set_title(short_label(labels.title), fontsize=9, pad=14 if note else 5)

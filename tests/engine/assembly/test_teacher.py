@@ -237,7 +237,7 @@ def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(
     with refused("--keep-old: the teacher runs in the training processes only; leave out --eval-ranks"):
         check_teacher(ctx, TrainConfig(weights="old.pt", keep_old=True))
     arguments = [*flags(world)[: -len(SMALL)], "--project", tmp_path]
-    assert "--keep-old: the labels cannot score" in error_of(capsys, kfold_main, *arguments)
+    assert "--keep-old: the data has no labels to score the kept classes" in error_of(capsys, kfold_main, *arguments)
 
 
 def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
