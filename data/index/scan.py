@@ -148,6 +148,5 @@ def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -
     if not single_cls:
         return ids
     file_ids = [category.id for category in source.categories]
-    if set(ids).isdisjoint(file_ids):  # all objects are of the one class, whatever their categories are called
-        return (id_of_merged_class(source.categories, file_ids),)
-    return (id_of_merged_class(source.categories, ids),)
+    has_other_classes = set(ids).isdisjoint(file_ids)  # all objects are of the one class, whatever they are called
+    return (id_of_merged_class(source.categories, file_ids if has_other_classes else ids),)

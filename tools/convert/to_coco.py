@@ -109,12 +109,12 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
         path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
         others = [annotated.path for annotated in annotations.images.values() if annotated.split != split]
         base = _folder_of([annotated.path for annotated in images], others)
-        image_source = base
-        if image_source is None:
-            image_source = path.with_suffix(".txt")
+        entry = base
+        if entry is None:
+            entry = path.with_suffix(".txt")
             rows = [f"{_relative(annotated.path, folder, out.parent)}\n" for annotated in images]
-            write_whole(image_source, "".join(rows))
-        content[split] = _relative(image_source, folder, out.parent)
+            write_whole(entry, "".join(rows))
+        content[split] = _relative(entry, folder, out.parent)
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:

@@ -56,7 +56,7 @@ class SplitImages:
             self.images[image.name] = image
 
     def separate_aliases(self) -> None:
-        """Keeps each image under one name. Call this after all images have been added."""
+        """Moves the other names of images to `aliases`. Call this after all images have been added."""
         if len(set(self.real_folders.values())) == len(self.real_folders):  # fast path for the usual case
             return
         self.aliases = find_aliases(self.images, self.real_folders, self.folders.root)

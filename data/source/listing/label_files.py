@@ -91,7 +91,7 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
     image_prefix = len(group.images[0].name) - len(group.images[0].base_name)
     suffix = candidates.label_format.suffix
     images: list[ListedImage] = []
-    used: list[str] = []
+    label_names: list[str] = []
     for image in group.images:
         name = image.name[image_prefix:].rpartition(".")[0] + suffix  # much faster than its `stem`
         entry = entries.get(name)
@@ -99,8 +99,8 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
             images.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
         else:
             images.append(with_label(image, prefix + name, status_of(entry)))
-            used.append(name)
-    return images, used
+            label_names.append(name)
+    return images, label_names
 
 
 def _unite_names(named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path) -> Views:

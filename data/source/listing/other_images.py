@@ -24,21 +24,22 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     missing_elsewhere: list[str] = []
     earlier: dict[str, NamesOfImage] = {}  # by name
     later: dict[str, NamesOfImage] = {}
-    known = split_images.names
+    split_names = split_images.names
+    known = set(split_names)
     earlier_splits = splits_before(spec, split)
     splits = _splits_with_same_file(spec, split)
     for other in splits:
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
-        for name, image in found.images.items():
-            images[name] = tuple(file._replace(stamp=None) for file in (image, *found.aliases.get(name, ())))
+        for name in found.images.keys() - split_names:
+            names = (found.images[name], *found.aliases.get(name, ()))
+            images[name] = tuple(file._replace(stamp=None) for file in names if file.name not in split_names)
         known |= found.names
 
-    split_names = split_images.names
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - split_names)],
-        later_splits=[later[name] for name in sorted(later.keys() - split_names - earlier.keys())],
+        earlier_splits=[earlier[name] for name in sorted(earlier)],
+        later_splits=[later[name] for name in sorted(later.keys() - earlier.keys())],
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
