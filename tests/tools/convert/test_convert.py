@@ -170,7 +170,7 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
     lines = convert(images, tmp_path / "b.json")
     assert f"left out because they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
-    assert "1 image without an entry in the annotations: left out of training" in lines
+    assert "1 image whose boxes are unknown: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
     check_refusal(
         images,
@@ -473,7 +473,7 @@ def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_pa
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without objects: background" in lines
-    assert "1 image without an entry in the annotations: left out of training" in lines
+    assert "1 image whose boxes are unknown: left out of training" in lines
     content = json.loads((tmp_path / "out.json").read_text())
     assert len(content["images"]) == 2
     assert len(content["annotations"]) == len(TRUTH["one.png"])
