@@ -29,11 +29,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
         if completed is not None and completed.run.config.export:
             signals.ignore_requeue()  # also when only exports are left to do
-            from engine.commands.export import export_best
-
-            export_best(completed.run.folder, completed.run.config)
+            _export(completed)
     if completed is not None and completed.failure is not None:
         raise completed.failure
+
+
+def _export(completed: CompletedRun) -> None:
+    """Exports the best checkpoint of a run. If its report has failed, too, that is the error of the command."""
+    from engine.commands.export import export_best
+    from utils.errors import ExplainedError
+    from utils.logger import get_logger
+
+    try:
+        export_best(completed.run.folder, completed.run.config)
+    except Exception as error:
+        if completed.failure is None:
+            raise
+        get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
 
 
 def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:

@@ -31,15 +31,19 @@ class ImageFile(NamedTuple):
         return self.name.rpartition("/")[2].rpartition(".")[0]
 
 
+NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
+
+
 class OtherImages(NamedTuple):
     """Images outside the split that the split's label file may name."""
 
     # Images, without stamps, of the splits that share this label file and precede or follow this split in the data set.
-    earlier_splits: Sequence[ImageFile] = ()
-    later_splits: Sequence[ImageFile] = ()
+    earlier_splits: Sequence[NamesOfImage] = ()
+    later_splits: Sequence[NamesOfImage] = ()
     unassigned: Sequence[str] = ()  # names of images in the same folders that belong to no split
     missing: Sequence[str] = ()  # nonexistent images that the lists of this split name
     missing_elsewhere: Sequence[str] = ()  # nonexistent images that the lists of the other splits name
+    is_split_missing: bool = False  # a folder or list of another split does not exist, so its images are not known
 
 
 class LabelFile(NamedTuple):

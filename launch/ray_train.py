@@ -42,8 +42,8 @@ from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import INTERRUPTED
+from utils.process.outcome import Outcome
 from utils.process.ports import free_port
-from utils.process.result_file import Outcome
 from utils.program import command_prefix
 from utils.program_folders import PROJECT
 
@@ -245,25 +245,24 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
     """Reports new epochs to Ray until the job is over. All workers do so together, with the values of rank 0. Returns
     the results of all processes, by rank; None for a process that is still running.
 
-    Returns one poll after the job is over: a refused process ends before the processes that fail because of it, but may
-    have been polled too early.
+    Once the job is over, polls once more: the process that has caused the first failure may have ended a moment later.
     """
     from ray import train
 
-    was_over = False
-    while True:
-        result = child.poll()  # before reading the rows, so that none is missed
+    rounds_left = 2  # from the one in which the job is over
+    while rounds_left:
+        result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
             train.report(row if rank == 0 else {})
             if rank == 0:
                 write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
-        if was_over:
-            return results
-        was_over = is_over(results)
+        if is_over(results):
+            rounds_left -= 1
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
+    return results
 
 
 class Status(NamedTuple):
@@ -292,10 +291,12 @@ def is_over(results: Sequence[RunResult | None]) -> bool:
 
 
 def refusal_of(results: Sequence[RunResult | None]) -> str:
-    """Returns the error line of a process that refused the settings, the data, its machine or a full disk; "" if there
-    is none."""
-    refusals = [result.reason for result in results if result is not None and result.outcome == Outcome.REFUSED]
-    return refusals[0] if refusals else ""
+    """Returns the line with which a process has refused the settings, the data or its machine, or a full disk; "" if
+    none has."""
+    for result in results:
+        if result is not None and result.outcome == Outcome.REFUSED and not result.failed_because_of_peer:
+            return result.reason
+    return ""
 
 
 def unreported_epochs(folder: Path) -> list[dict[str, float]]:

@@ -1,8 +1,8 @@
 #!/bin/bash
 # The entry point of a SageMaker training job, started on each instance (entry_point="launch/sagemaker.sh",
 # source_dir="."), with a data channel called train that contains data.yaml. Arguments are passed to train.py.
-# SageMaker copies /opt/ml/checkpoints to and from checkpoint_s3_uri, so that a job on a spot instance resumes. Several
-# instances need CHECKPOINTS in the job's environment: a folder that all of them see, for example on FSx or EFS.
+# SageMaker copies /opt/ml/checkpoints to and from checkpoint_s3_uri, so that a job on a spot instance resumes. With
+# several instances, set CHECKPOINTS in the job's environment to a shared folder (FSx, EFS).
 read -r nodes first rank < <(python -c '
 import json, os
 hosts = sorted(json.loads(os.environ["SM_HOSTS"]))

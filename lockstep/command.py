@@ -21,7 +21,7 @@ from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.launch import environment_of_child
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.program import command_prefix
 
 _READ_BYTES = 1 << 16  # capacity of a pipe

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -29,6 +30,7 @@ from utils.program import VERSION
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "tools", "utils")
+MAX_TRACKED_BYTES = 1_000_000
 
 
 def load_hook() -> ModuleType:
@@ -98,6 +100,19 @@ def test_the_locked_versions_are_in_the_ranges(python_version):
     del locked["litert"]  # its packages cap the versions of others
     for name, requirement in [item for part in locked.values() for item in part.items()]:
         assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
+
+
+def test_no_large_file_is_tracked():
+    """Every clone, and each `pip install git+ADDRESS`, downloads it. A wheel of another program was committed once."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("this is not a clone")
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:  # such as the clone of another user, which git refuses to read
+        pytest.skip(done.stderr.strip())
+    tracked = [ROOT / name for name in done.stdout.split("\0") if name and not name.startswith("assets/")]
+    assert tracked
+    large = [path.name for path in tracked if path.is_file() and path.stat().st_size > MAX_TRACKED_BYTES]
+    assert large == []
 
 
 def module_names(tree: ast.Module) -> list[str]:

@@ -17,10 +17,11 @@ from typing import IO, Any
 
 from utils.errors import Stopped, UserError
 from utils.files.temporary_folder import program_folder_name, temporary_folder
-from utils.process.child_signals import end_with_parent, is_crash, killed_by
+from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
 from utils.process.exit_codes import INTERRUPTED, REQUEUE, USER_ERROR
 from utils.process.launch import environment_of_child
-from utils.process.result_file import RESULT_VARIABLE, Outcome, read_result
+from utils.process.outcome import Cause, Outcome, outcome_of
+from utils.process.result_file import RESULT_VARIABLE, read_result
 
 # Exit statuses of processes ended by a stop signal, and the exit codes that they stand for. A negative status means
 # that the process was not handling the signal yet.
@@ -49,11 +50,18 @@ class RunResult:
             return cls(Outcome.DONE, values=values)
         if code in _STOPPED_CODES:
             return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], values=values)
-        if code < 0:
-            outcome = Outcome.FAILED if is_crash(-code) else Outcome.LOST
-            return cls(outcome, killed_by(-code), code, values)
-        outcome = Outcome(values.get("outcome", Outcome.FAILED))
-        return cls(outcome, values.get("error") or f"exit status {code}", code, values)
+        if code < 0:  # the process could not write why
+            cause = cause_of_signal(-code)
+            reason = killed_by(-code)
+        else:
+            cause = Cause(values.get("cause", Cause.COMMAND))
+            reason = values.get("error", f"exit status {code}")
+        return cls(outcome_of(cause, has_begun=bool(values.get("begun"))), reason, code, values)
+
+    @property
+    def has_begun(self) -> bool:
+        """Returns whether the work of the command had begun (`report_begun`)."""
+        return bool(self.values.get("begun"))
 
     @property
     def failed_because_of_peer(self) -> bool:

@@ -52,8 +52,7 @@ class UserError(ExplainedError):
 
 class PeerLost(UserError):
     """Another process of the run was killed, hangs or did not join. It is reported like a mistake, because the user may
-    have to act (memory, an address). See `utils.process.result_file.Outcome` for what a program that started the run
-    does."""
+    have to act (memory, an address). For what the parent process does, see `utils.process.outcome`."""
 
 
 class Mistakes:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from utils.logger import get_logger
 from utils.pixels import RGB8
 from utils.strings import FlatStrings
 
-CACHE_VERSION = 12  # increase it when the arrays, the metadata or their meaning change, including the losses
+CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, including the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +98,18 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others
     other_images = [
-        *others.earlier_splits,
-        *others.later_splits,
+        *chain.from_iterable(others.earlier_splits),
+        *chain.from_iterable(others.later_splits),
         *(ImageFile(name, "", None) for name in others.unassigned),
     ]
     for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
         digest.update(rows + b"\0\0\0")
     findings = [_facts_of(finding) for finding in listing.findings]
     num_earlier = len(others.earlier_splits)  # marks where the later splits begin
-    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_earlier]).encode())
+    if listing.aliases and listing.label_format.per_image is None:  # the label file may name images by them
+        digest.update(file_rows(list(chain.from_iterable(listing.aliases.values()))))
+    facts_of_others = [others.missing, others.missing_elsewhere, num_earlier, others.is_split_missing]
+    digest.update(json.dumps([findings, *facts_of_others]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))

@@ -14,7 +14,7 @@ from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
 from data.index.read_images import ImageScan, finding_of, read_images
 from data.labels import findings as kinds
-from data.labels.categories import id_of_merged, ids_of_classes
+from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
@@ -110,6 +110,7 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
         root=spec.root,
         names=None if settings.single_cls else spec.names,
         others=listing.others,
+        aliases=listing.aliases,
     )
 
 
@@ -144,4 +145,8 @@ def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -
     if not source.categories:
         return ()
     ids = ids_of_classes(source.categories, spec.names)
-    return (id_of_merged(source.categories, ids),) if single_cls else ids
+    if not single_cls:
+        return ids
+    file_ids = [category.id for category in source.categories]
+    has_other_classes = set(ids).isdisjoint(file_ids)  # all objects are of the one class, whatever they are called
+    return (id_of_merged_class(source.categories, file_ids if has_other_classes else ids),)

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.index.index import DatasetIndex, digest_of
 from data.index.index_settings import IndexSettings
-from data.labels.categories import id_of_merged
+from data.labels.categories import id_of_merged_class
 from data.labels.findings import NO_LABEL
 from data.labels.ledger import WARNED_SHARE
 from data.labels.report import ScanReport
@@ -94,12 +94,13 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
         number_of_label = np.minimum(number_of_label, 0)
     # Regions in which all classes are ignored do not have a class of the labels.
     classes = np.where(index.classes == IGNORED, IGNORED, number_of_label[index.classes]).astype(np.int32)
+    names = class_names(spec, single_cls)
     result = replace(
         index,
-        names=class_names(spec, single_cls),
+        names=names,
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
-        category_ids=_category_ids(index, spec, single_cls=single_cls),
+        category_ids=_category_ids(index, number_of_label, len(names)),
     )
     return result.with_boxes(classes != _LEFT_OUT)
 
@@ -113,15 +114,16 @@ def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
     return np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
 
 
-def _category_ids(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
-    """Returns the category id of each used class: the id of the first class merged into it, or with ``single_cls`` the
-    result of `id_of_merged`. ``index`` has the classes of the labels."""
-    numbers = _numbers_of_labels(spec).tolist()
-    id_of_number: dict[int, int] = {}
-    for category_id, number in zip(index.category_ids or range(len(numbers)), numbers):
-        id_of_number.setdefault(number, category_id)
-    used_ids = tuple(id_of_number[number] for number in range(len(spec.classes or spec.names)))
-    return (id_of_merged(index.categories, used_ids),) if single_cls else used_ids
+def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
+    """Returns the category id of each used class: that of `id_of_merged_class` for the classes of the labels in it.
+
+    ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
+    """
+    ids_of_number: dict[int, list[int]] = {}
+    label_ids = index.category_ids or range(len(number_of_label))
+    for category_id, number in zip(label_ids, number_of_label.tolist()):
+        ids_of_number.setdefault(number, []).append(category_id)
+    return tuple(id_of_merged_class(index.categories, ids_of_number[number]) for number in range(num_classes))
 
 
 def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:

@@ -15,15 +15,15 @@ def warn_of_shared_images(spec: DatasetSpec, train: DatasetIndex, val: DatasetIn
     """Warns about images that are in both splits."""
     if spec.held_out:
         return
-    val_paths = set(_real_paths(val))
-    shared = len(val_paths.intersection(_real_paths(train)))
+    val_paths = set(real_paths(val))
+    shared = len(val_paths.intersection(real_paths(train)))
     if shared:
         count = f"{shared:,}" if shared < len(val_paths) else "all"
         message = "%s: %s of the %s validation images are also training images; scores say little about other images"
         get_logger().warning(message, spec.source, count, f"{len(val_paths):,}")
 
 
-def _real_paths(index: DatasetIndex) -> Iterator[str]:
+def real_paths(index: DatasetIndex) -> Iterator[str]:
     """Yields the path of each image, following symbolic links to folders but not to images."""
     real_folders: dict[str, str] = {}
     for path in index.paths:

@@ -28,7 +28,8 @@ class AbsentImages:
     def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
         self._images = images
         self._others = others
-        self._images_of_other_splits = [*others.earlier_splits, *others.later_splits]
+        other_images = (*others.earlier_splits, *others.later_splits)
+        self._images_of_other_splits = [file for names in other_images for file in names]
 
     def owner(self, file_name: str) -> Owner:
         """Returns the owner of the image that a label file names ``file_name``."""
@@ -46,11 +47,11 @@ class AbsentImages:
 
     @cached_property
     def _missing_here(self) -> ImageNames:
-        return ImageNames(self._others.missing)
+        return ImageNames.of_single_names(self._others.missing)
 
     @cached_property
     def _missing_elsewhere(self) -> ImageNames:
-        return ImageNames(self._others.missing_elsewhere)
+        return ImageNames.of_single_names(self._others.missing_elsewhere)
 
     @cached_property
     def _folders_here(self) -> _ImageFolders:
@@ -89,7 +90,7 @@ class _ImageFolders:
         names_of: dict[str, list[str]] = {}  # one image per folder, by the last part of the folder's path
         for folder, name in image_of.items():
             names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
-        self._images_of = {last: ImageNames(names) for last, names in names_of.items()}
+        self._images_of = {last: ImageNames.of_single_names(names) for last, names in names_of.items()}
 
     def agreement(self, file_name: str) -> int:
         """Returns the largest number of trailing folders that ``file_name`` has in common with an image folder."""

@@ -27,10 +27,12 @@ def ids_of_classes(categories: Sequence[Category], names: Sequence[str]) -> tupl
     return tuple(id_of.get(name, first_free + number) for number, name in enumerate(names))
 
 
-def id_of_merged(categories: Sequence[Category], ids: Iterable[int]) -> int:
+def id_of_merged_class(categories: Sequence[Category], ids: Iterable[int]) -> int:
     """Returns the category id of a class that merges those with ``ids``: the smallest of them that annotations have, or
-    else that the file contains. If the file contains none of them, all its used categories count as merged."""
+    else that the file contains, or else the smallest."""
     merged_ids = set(ids)
-    file_ids = {category.id for category in categories}
-    used_ids = {category.id for category in categories if category.is_used}
-    return min(merged_ids & used_ids or merged_ids & file_ids or used_ids or merged_ids)
+    in_file = {category.id for category in categories if category.id in merged_ids}
+    used = {category.id for category in categories if category.is_used and category.id in merged_ids}
+    if used:
+        return min(used)
+    return min(in_file) if in_file else min(merged_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -11,8 +10,8 @@ from typing import NamedTuple, NewType
 
 from data.labels.image_names import ImageNames
 from data.labels.label_format import LabelRequest
-from data.labels.rows import RawLabels
-from data.split_files import ImageFile
+from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
+from data.split_files import ImageFile, NamesOfImage
 
 ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
@@ -37,6 +36,7 @@ class UnmatchedEntry(NamedTuple):
     entry: ImageEntry
     reason: str
     has_name: bool  # whether an image has the same file name
+    is_repeated: bool = False  # whether another entry of the image has the same labels
 
 
 class Origin(Enum):
@@ -54,7 +54,7 @@ _OTHER_ORIGINS = (Origin.EARLIER_SPLIT, Origin.LATER_SPLIT, Origin.NO_SPLIT)
 class NamedOrigin(NamedTuple):
     """An image that a label file may name, and the split it belongs to."""
 
-    image: ImageFile
+    names: NamesOfImage
     origin: Origin
 
 
@@ -70,8 +70,8 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     """Matches entries with images: first entries whose file name is an image's name in the split, then all others by
     name."""
     candidates = _images_of_splits(request)
-    images = [candidate.image for candidate in candidates]
-    names = ImageNames([image.name for image in images])
+    images = [candidate.names for candidate in candidates]
+    names = ImageNames([file.name for file in image] for image in images)
 
     entry_of = _match_names_in_split(entries, images)
     exact = set(entry_of.values())
@@ -91,36 +91,44 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
             matched.of_other_images[origin].append(entries[number])
 
     with_image = set(entry_of.values())
-    images_of_no_split = ImageNames(request.others.unassigned)
+    images_of_no_split = ImageNames.of_single_names(request.others.unassigned)
     for number, fits in fits_of.items():
         if number in with_image:
             continue
         if _is_of_no_split(entries[number], images_of_no_split, has_name=bool(fits)):
             matched.of_other_images[Origin.NO_SPLIT].append(entries[number])
         else:
-            matched.unmatched.append(_unmatched(entries[number], [images[i] for i in fits], names))
+            unmatched = _unmatched(entries[number], [images[i][0] for i in fits], names)
+            if len(fits) == 1 and _have_same_labels(entries[number], entries[entry_of[fits[0]]]):
+                unmatched = unmatched._replace(is_repeated=True)
+            matched.unmatched.append(unmatched)
     return matched
 
 
 def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
     """Returns the images of all splits with this label file, by `ImageNumber`. The split's own images come first, at
     their positions in ``request.images``."""
+    aliases = request.aliases
     return [
-        *(NamedOrigin(image, Origin.THIS_SPLIT) for image in request.images),
-        *(NamedOrigin(image, Origin.EARLIER_SPLIT) for image in request.others.earlier_splits),
-        *(NamedOrigin(image, Origin.LATER_SPLIT) for image in request.others.later_splits),
+        *(NamedOrigin((image, *aliases.get(image.name, ())), Origin.THIS_SPLIT) for image in request.images),
+        *(NamedOrigin(names, Origin.EARLIER_SPLIT) for names in request.others.earlier_splits),
+        *(NamedOrigin(names, Origin.LATER_SPLIT) for names in request.others.later_splits),
     ]
 
 
-def _match_names_in_split(entries: Sequence[ImageEntry], images: Sequence[ImageFile]) -> dict[ImageNumber, EntryNumber]:
-    """Returns, by image, the entry whose file name is the image's name in the split.
+def _match_names_in_split(
+    entries: Sequence[ImageEntry], images: Sequence[NamesOfImage]
+) -> dict[ImageNumber, EntryNumber]:
+    """Returns, by image, the entry whose file name is a name of the image in the split.
 
     If an image has several entries, the first one with annotations is preferred: without any, the image would be a
     background.
     """
-    names = [image.name_in_split for image in images]
-    counts = Counter(names)  # images of several folders, or of a list, may share one
-    image_of_name = {name: ImageNumber(i) for i, name in enumerate(names) if counts[name] == 1}
+    images_of_name: dict[str, set[int]] = {}  # images of several folders, or of a list, may share one
+    for i, names in enumerate(images):
+        for file in names:
+            images_of_name.setdefault(file.name_in_split, set()).add(i)
+    image_of_name = {name: ImageNumber(min(numbers)) for name, numbers in images_of_name.items() if len(numbers) == 1}
     entry_of: dict[ImageNumber, EntryNumber] = {}
     for number, entry in enumerate(entries):
         image = image_of_name.get(os.path.normpath(entry.file_name))
@@ -170,6 +178,19 @@ def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_na
     if has_name:
         return any(images_of_no_split.agreement(entry.file_name, image) for image in fits)
     return bool(fits)
+
+
+def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
+    """Returns whether two entries have the same boxes, and nothing else."""
+    if first.labels.problems or second.labels.problems:
+        return False
+    return _without_row_numbers(first.labels.rows) == _without_row_numbers(second.labels.rows)
+
+
+def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
+    """Returns rows, sorted, without the places where they are in the file."""
+    column = ROW_NUMBER - 1  # the columns begin with the image, which a `LabelRow` lacks
+    return sorted(row[:column] + row[column + 1 :] for row in rows)
 
 
 def _unmatched(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> UnmatchedEntry:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
 
@@ -40,25 +40,37 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
 class ImageNames:
     """Finds images by the names that annotation files give them.
 
-    ``names``: paths of the images with ``/``. As many folders are compared as necessary.
+    ``names_of_images``: all names of each image, as symbolic links may give it several: paths with ``/``. As many
+    folders are compared as necessary.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, names_of_images: Iterable[Sequence[str]]) -> None:
+        self._names_of_images = list(names_of_images)
+        self._names: list[str] = []
+        self._image_of_name: list[int] = []  # by position in `_names`
+        for image, names in enumerate(self._names_of_images):
+            self._names += names
+            self._image_of_name += [image] * len(names)
         self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
 
+    @classmethod
+    def of_single_names(cls, names: Iterable[str]) -> ImageNames:
+        """Finds images of which each has one name."""
+        return cls((name,) for name in names)
+
     def __len__(self) -> int:
-        return len(self._names)
+        """Counts the images."""
+        return len(self._names_of_images)
 
     def find(self, name: str) -> list[int]:
-        """Returns the positions of the images that match ``name`` best: none, one, or several if it is ambiguous.
+        """Returns the numbers of the images that match ``name`` best: none, one, or several if it is ambiguous.
 
         If the part after the last slash is the file name of exactly one image, that image matches, whatever the folders
         (this is also the fast path). Otherwise, a literal match of the file name wins over one in another case or
         composition of accents, which wins over a match without suffix. Several images with the same file name are
         distinguished by as many folders as necessary.
         """
-        usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
+        usual = self._images(self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], []))
         if len(usual) == 1:
             return usual
         readings = readings_of(name)
@@ -72,13 +84,10 @@ class ImageNames:
         return []
 
     def agreement(self, name: str, image: int) -> int:
-        """Returns the number of trailing folders that ``name``, in its best reading, has in common with an image."""
-        folders = [loose(part) for part in _parts(self._names[image])[:-1]]
-        counts = []
-        for parts in readings_of(name):
-            pairs = zip(reversed(folders), map(loose, reversed(parts[:-1])))
-            differs = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
-            counts.append(differs[0] if differs else min(len(folders), len(parts) - 1))
+        """Returns the number of trailing folders that ``name``, in its best reading, has in common with an image, under
+        the best of its names."""
+        readings = readings_of(name)
+        counts = [_agreement(_parts(own), parts) for own in self._names_of_images[image] for parts in readings]
         return max(counts, default=0)
 
     def same_stem(self, name: str) -> str:
@@ -90,15 +99,21 @@ class ImageNames:
         return ""
 
     def _narrowed(self, fits: list[int], parts: tuple[str, ...]) -> list[int]:
+        """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes.
+        ``fits``: positions."""
         for kept in range(2, len(parts) + 1):
-            if len(fits) <= 1:
+            if len(self._images(fits)) <= 1:
                 break
             tail = [loose(part) for part in parts[-kept:-1]]
             fits = [i for i in fits if [loose(part) for part in _parts(self._names[i])[-kept:-1]] == tail]
-        return fits
+        return self._images(fits)
+
+    def _images(self, positions: Iterable[int]) -> list[int]:
+        """Returns the images of names, each once."""
+        return list(dict.fromkeys(self._image_of_name[position] for position in positions))
 
     def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
-        """Returns the positions of images by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""
+        """Returns the positions of names by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""
         kind = (is_stem, is_loose)
         if kind not in self._positions_by_kind:
             positions: dict[str, list[int]] = {}
@@ -109,6 +124,16 @@ class ImageNames:
                 positions.setdefault(loose(base) if is_loose else base, []).append(i)
             self._positions_by_kind[kind] = positions
         return self._positions_by_kind[kind]
+
+
+def _agreement(first: Sequence[str], second: Sequence[str]) -> int:
+    """Returns how many last folders of two paths, as their parts, are the same."""
+    count = 0
+    for ours, theirs in zip(reversed(first[:-1]), reversed(second[:-1])):
+        if loose(ours) != loose(theirs):
+            break
+        count += 1
+    return count
 
 
 def _parts(path: str) -> tuple[str, ...]:

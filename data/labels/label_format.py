@@ -6,15 +6,15 @@ Each format is a module of this package with a `LabelFormat`, listed in `data.la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from data.labels.categories import Category
 from data.labels.findings import Finding
 from data.labels.rows import LabelFileError, RawLabels
-from data.split_files import ImageFile, LabelFile, OtherImages
+from data.split_files import ImageFile, LabelFile, NamesOfImage, OtherImages
 from utils.files.paths import path_of
 from utils.files.safe_io import open_regular, read_regular
 from utils.process.limits import explain_limit
@@ -55,6 +55,7 @@ class LabelRequest:
     root: Path  # the data set's folder
     names: tuple[str, ...] | None  # class names; None if every object is of class 0
     others: OtherImages = OtherImages()
+    aliases: Mapping[str, NamesOfImage] = field(default_factory=dict)  # images under their other names, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,20 +92,24 @@ class LabelsPerSplit:
         others = request.others
         sizes = SplitSizes(len(others.earlier_splits), len(request.images), len(others.later_splits))
         lost_here = sizes.share_of(len(of_any_split))
+        if others.is_split_missing:  # then they are most likely its images
+            lost_here = range(0)
         findings += of_any_split[lost_here.start : lost_here.stop]
         lost_elsewhere = of_any_split[: lost_here.start] + of_any_split[lost_here.stop :]
         findings += [finding._replace(lost_images=0, lost_objects=0) for finding in lost_elsewhere]
         return findings
 
     def _absent_image(self, unmatched: UnmatchedEntry) -> Finding:
-        """Returns the finding about a nonexistent image, which counts as lost if it has labels."""
+        """Returns the finding about a nonexistent image, which counts as lost if it has labels, unless they repeat
+        those of another entry."""
         entry = unmatched.entry
+        num_lost = 0 if unmatched.is_repeated else entry.num_labeled
         return Finding(
             where=f"{self._name}: image {entry.image_id}",
             kind=ABSENT,
             text=f"{entry.file_name.strip() or 'the empty name'} {unmatched.reason}",
-            lost_images=int(entry.num_labeled > 0),
-            lost_objects=entry.num_labeled,
+            lost_images=int(num_lost > 0),
+            lost_objects=num_lost,
         )
 
     def _unlisted_images(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:

@@ -57,7 +57,9 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index
-    criterion = build_run_criterion(ctx, plan, model, train_index, data.build_teacher(model))
+    criterion = build_run_criterion(
+        ctx, planned, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
+    )
 
     # The loaders, which need the batch size.
     sized = choose_batch_size(ctx, planned, model, criterion, samples)

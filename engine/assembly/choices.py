@@ -58,7 +58,7 @@ def choose_remaining(
     afterwards."""
     config = replace(settings.config, optimizer=choose_optimizer(settings.config, steps))
     hyp = replace(settings.hyp, lr_mult=_choose_lr_mult(ctx, settings, samples, model, steps))
-    return RunSettings(config, hyp)
+    return replace(settings, config=config, hyp=hyp)
 
 
 def choose_optimizer(config: TrainConfig, steps: StepPlan) -> str:

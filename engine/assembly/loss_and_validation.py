@@ -15,7 +15,7 @@ from data.loading.build import build_run_val_loader
 from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DatasetSpec
 from engine.evaluation.evaluator import build_evaluator
-from engine.run.run import NewRun, RunPlan, RunSettings
+from engine.run.run import RunSettings
 from engine.train.validation import RunValidation
 from models.autoanchor import check_anchors
 from models.detector import Detector
@@ -29,12 +29,17 @@ from utils.strings import listed
 
 
 def build_run_criterion(
-    ctx: DistributedContext, plan: RunPlan, model: Detector, train: DatasetIndex, teacher: Teacher | None
+    ctx: DistributedContext,
+    settings: RunSettings,
+    model: Detector,
+    train: DatasetIndex,
+    teacher: Teacher | None,
+    *,
+    fits_anchors: bool,
 ) -> Criterion:
-    """Builds the loss of a run. Fits the anchors of a new run's ``model`` and computes the class weights, both from the
-    training split."""
-    settings = plan.settings
-    if isinstance(plan, NewRun):  # a continued run has the anchors of its checkpoint
+    """Builds the loss of a run. Fits the anchors of ``model``, unless they are those of a checkpoint, and computes the
+    class weights, both from the training split."""
+    if fits_anchors:
         _fit_anchors(ctx, settings, model, train)
     class_weights = _choose_class_weights(settings.config, model, train)
     return build_criterion(ctx, settings, model, class_weights=class_weights, teacher=teacher)

@@ -41,6 +41,7 @@ def describe_run(
         bits=spec.pixels.bits,
         hyp=run.hyp,
         config=run.config,
+        files=run.settings.files,
         data=describe_location(spec.source, root, run.folder) | identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,

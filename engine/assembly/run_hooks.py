@@ -39,8 +39,8 @@ def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources
     packages that are not installed, accounts that are not set up, and callbacks that cannot be imported."""
     config = plan.settings.config
     results = ResultsTable()
-    if ctx.is_main and plan.used_folder is not None:
-        results = ResultsTable.read_if_exists(plan.used_folder / "results.csv")
+    if ctx.is_main and plan.existing_folder is not None:
+        results = ResultsTable.read_if_exists(plan.existing_folder / "results.csv")
     services = open_services(config.tracker) if ctx.is_main else []
     if not config.noplots and ctx.is_main:
         check_plots()

@@ -7,8 +7,18 @@ from typing import Any
 
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
-# The settings that decide what each step computes. The data is compared by its fingerprint, the recipe by its values.
-_STEP_SETTINGS = names_with(TrainConfig, scope="result") - {"data", "patience"}
+# The settings that decide what each step computes. Files are compared by content: the data by its fingerprint, the
+# teacher by its checksum. The recipe is compared by its values.
+_STEP_SETTINGS = names_with(TrainConfig, scope="result") - names_with(TrainConfig, is_path=True) - {"patience"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedFiles:
+    """The files that the settings of a run name, by setting, as they were when the run took them over."""
+
+    typed: dict[str, str] = field(default_factory=dict)  # absolute path of what the command line said, a name or a path
+    # Of each file but the YAML of the data set, whose labels are compared instead (`RunDescription.data`).
+    sha256: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +33,7 @@ class RunDescription:
     bits: int = 8  # per image channel; the number of channels is in ``model_spec``
     config: TrainConfig
     hyp: Hyperparameters
+    files: NamedFiles = field(default_factory=NamedFiles)
     # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digest of its
     # validation images.
     data: dict[str, str]
@@ -41,7 +52,9 @@ class RunDescription:
     def trains_like(self, other: RunDescription) -> bool:
         """Returns True if a run with this description computes the same steps as the run of ``other``."""
         same_config = all(getattr(self.config, name) == getattr(other.config, name) for name in _STEP_SETTINGS)
-        return same_config and self.hyp == other.hyp and self.fingerprint == other.fingerprint
+        same_teacher = self.teacher.get("sha256") == other.teacher.get("sha256")
+        same_data = self.fingerprint == other.fingerprint
+        return same_config and same_teacher and same_data and self.hyp == other.hyp
 
     def validates_like(self, other: RunDescription) -> bool:
         """Returns True if the scores of both runs are comparable: on the same images, at the same size.

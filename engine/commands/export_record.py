@@ -38,6 +38,14 @@ class _Content:
     files: dict[str, ExportedFile] = field(default_factory=dict)  # by format
 
 
+@dataclass(frozen=True)
+class _EarlierContent:
+    """The content of the record as an earlier version has written it."""
+
+    weights_sha256: str
+    formats: list[str]
+
+
 class ExportRecord:
     """The files that a run has exported from its checkpoint ``best``, and from earlier ones of the same name.
 
@@ -78,13 +86,27 @@ class ExportRecord:
         try:
             yield
         finally:
-            self._files = earlier | {name: file for name, file in self._files.items() if file.is_complete}
+            for name in formats:
+                if not self._files[name].is_complete and not self._has_new_file(name, earlier.get(name)):
+                    del self._files[name]
+            self._files = earlier | self._files
             self._write()
 
     def add(self, name: str, path: Path) -> None:
         """Records the file ``path`` of the format ``name``, which is complete."""
         self._files[name] = ExportedFile(self._checksum, sha256_of_tree(path))
         self._write()
+
+    def _has_new_file(self, name: str, earlier: ExportedFile | None) -> bool:
+        """Returns whether the file of a format that failed is there, and no longer the one of the ``earlier`` record:
+        the run has written it, but not recorded its checksum."""
+        path = self._path_of(name)
+        if not path.exists():
+            return False
+        try:
+            return earlier is None or sha256_of_tree(path) != earlier.sha256
+        except OSError:
+            return True
 
     def _path_of(self, name: str) -> Path:
         """Returns the path of an export without options (`engine.export.exporter.file_path`)."""
@@ -93,9 +115,20 @@ class ExportRecord:
     def _read(self) -> dict[str, ExportedFile]:
         """Returns the files in the record; none if it is missing or damaged."""
         try:
-            return dict(build(_Content, json.loads(read_text(self._path, MAX_RECORD_BYTES)), str(self._path)).files)
+            stored = json.loads(read_text(self._path, MAX_RECORD_BYTES))
+            if isinstance(stored, dict) and "formats" in stored:
+                return self._of_earlier_version(build(_EarlierContent, stored, str(self._path)))
+            return dict(build(_Content, stored, str(self._path)).files)
         except (UserError, ValueError, RecursionError):
             return {}
+
+    def _of_earlier_version(self, stored: _EarlierContent) -> dict[str, ExportedFile]:
+        """Returns the files of a record without checksums of files, as they are now."""
+        files = {}
+        for name in stored.formats:
+            if name in EXPORT_FORMATS and self._path_of(name).exists():
+                files[name] = ExportedFile(stored.weights_sha256, sha256_of_tree(self._path_of(name)))
+        return files
 
     def _write(self) -> None:
         """Writes the record. The formats are exported even if the disk is full."""

@@ -53,7 +53,7 @@ class Mlflow:
         folder = folder.resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / STORE}")
-        if tracked.key:
+        if tracked.key and self._has_run(tracked.key):
             self._run_id = tracked.key
         elif not self._run_id:  # else an earlier call of this method found or created the run, then failed
             experiment_id = self._open_experiment(folder, uri)
@@ -63,6 +63,18 @@ class Mlflow:
         self._log_parameters(settings)
         epochs = [metric.step for metric in self._client.get_metric_history(self._run_id, "time")]
         return TrackedRun(self._run_id, max(epochs, default=0))
+
+    def _has_run(self, key: str) -> bool:
+        """Returns False for a run that the store does not have: the training was moved to another project."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.get_run(key)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return True
 
     def _open_experiment(self, folder: Path, uri: str | None) -> str:
         """Returns the id of the experiment, which is created if it does not exist."""

@@ -11,7 +11,6 @@ from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
-from utils.strings import counted
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,16 +31,12 @@ class ResultsCsv(Hook):
         self._has_warned = False  # that the file may not survive a power cut
 
     def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats. Warns of epochs that the file has lost.
+        """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.
 
         The file of an earlier run (``--exist-ok``) stays while its last.pt does, from which that run could continue:
         see `engine.hooks.checkpointing.Checkpoints`.
         """
-        recorded = _recorded_epochs(trainer)
-        self.table.keep(recorded)
-        lost = recorded - len(self.table.rows)
-        if lost > 0:
-            log.warning("%s: lacks %s of the %d that are done", self.path, counted(lost, "epoch"), recorded)
+        self.table.keep(_recorded_epochs(trainer))
         if self.table.rows:
             self._write()
         elif not is_of_earlier_run(trainer.checkpointer.last):

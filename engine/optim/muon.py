@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.machine.resources import cpu_multiplies_bf16
+from utils.machine.devices import cpu_multiplies_bf16
 
 # The quintic of the reference implementation: steepest at 0, singular values end in about [0.7, 1.2].
 _A, _B, _C = 3.4445, -4.7750, 2.0315

@@ -27,8 +27,9 @@ from engine.run.complete_record import read_reported_epochs
 from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end, stored_settings
-from engine.run.resume_settings import asks_for_more, check_unchanged, describe_changes, merge_settings
+from engine.run.resume_settings import check_unchanged, describe_changes, may_add_epochs, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, RunSettings, TrainCommand
+from engine.run.same_labels import StoredLabels
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted
@@ -41,28 +42,29 @@ def plan_continued(command: TrainCommand, folder: Path) -> ContinuedRun | EndedR
     for one that would have changed its results.
     """
     newest = read_stored_run(folder)
-    reported = None if newest is None else read_reported_epochs(folder, newest.run_id)
+    reported_epochs = None if newest is None else read_reported_epochs(folder, newest.run_id)
     last = checkpoint_of_newest_run(folder)
     if last is not None:
-        return _plan_from_last(command, last, reported)
-    if newest is not None and reported is not None:
-        return _plan_without_last(command, folder, newest, reported)
+        return _plan_from_last(command, last, reported_epochs)
+    if newest is not None and reported_epochs is not None:
+        return _plan_without_last(command, folder, newest, reported_epochs)
     return None
 
 
-def _plan_from_last(command: TrainCommand, last: Path, reported: int | None) -> ContinuedRun | EndedRun:
-    """Returns the plan of the run that wrote the checkpoint ``last``, and its report after ``reported`` epochs (None:
+def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | None) -> ContinuedRun | EndedRun:
+    """Returns the plan of the run that wrote the checkpoint ``last``, and its report after ``reported_epochs`` (None:
     it has none)."""
     plan = plan_from_checkpoint(command, last)
     stored = stored_settings(plan.started_from)
     epochs = plan.started_from.progress.epoch
-    is_reported = reported == epochs  # else the record is of another copy of the folder
+    is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
     end_reason = plan.end_reason
     if not end_reason and is_reported:
         end_reason = _reason_of_callback(plan, stored)
     if not end_reason:
         return plan
-    check_unchanged(last.parent, stored, plan.settings, end_reason)
+    labels = StoredLabels.of(plan.started_from.description)
+    check_unchanged(last.parent, stored, plan.settings, end_reason, labels)
     if is_reported:
         return EndedRun(
             folder=last.parent,
@@ -72,7 +74,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported: int | None) -> 
             end_reason=end_reason,
             startup_messages=plan.startup_messages,
         )
-    messages = [*plan.startup_messages, "all epochs are done; what follows the last one is done again"]
+    messages = [*plan.startup_messages, "all epochs are done; writing the report again"]
     return replace(plan, startup_messages=messages)
 
 
@@ -81,7 +83,7 @@ def _reason_of_callback(plan: ContinuedRun, stored: RunSettings) -> str:
     for any other run, and if the command adds epochs."""
     epochs = plan.started_from.progress.epoch
     had_ended = reason_to_end(plan.started_from, stored.config, explicit_flags=()) != ""
-    if had_ended or asks_for_more(stored.config, plan.settings.config, epochs):
+    if had_ended or may_add_epochs(stored.config, plan.settings.config, epochs):
         return ""
     return (
         f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(plan.started_from.path)}"
@@ -94,13 +96,13 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     stored = newest.settings
     merged, messages = merge_settings(stored, command)
     end_reason = "there is no last.pt to continue from; to continue, restore it"
-    if asks_for_more(stored.config, merged.config, epochs):
+    if may_add_epochs(stored.config, merged.config, epochs):
         raise UserError(
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
             "--time and --patience as they were"
         )
     settings = replace(merged, config=replace(merged.config, epochs=max(epochs, merged.config.epochs)))
-    check_unchanged(folder, stored, settings, end_reason)
+    check_unchanged(folder, stored, settings, end_reason, StoredLabels.of_best(folder))
     return EndedRun(
         folder=folder,
         run_id=newest.run_id,

@@ -15,14 +15,15 @@ from types import TracebackType
 
 import yaml
 
+from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.newest_run import checked_id, new_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resolve import resolve
-from engine.run.resume_settings import starts_alike
+from engine.run.resolve import settings_as_stored
+from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
@@ -39,6 +40,10 @@ LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
+
+
+class ReadOnlyFolder(UserError):
+    """The folder of a run cannot be written."""
 
 
 def claim_folder(
@@ -90,12 +95,12 @@ def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
     its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
     has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
-    return not has_saved and starts_alike(begun.settings, planned)
+    return not has_saved and is_same_start(begun.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
     """Writes settings.yaml durably: its id decides which run the other files in ``folder`` belong to."""
-    stored = {"run_id": run_id, "config": asdict(settings.config), "hyp": asdict(settings.hyp)}
+    stored = {"run_id": run_id, **asdict(settings)}
     with atomic_write(folder / "settings.yaml", durable=True) as file:
         file.write(yaml.safe_dump(stored, sort_keys=False).encode())
 
@@ -109,8 +114,8 @@ class StoredRun:
 
 
 def read_stored_run(folder: Path) -> StoredRun | None:
-    """Returns the newest run in ``folder``, with the settings of its last start, resolved; None if there is no
-    settings.yaml, or a damaged one."""
+    """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
+    a damaged one."""
     stored = read_settings_yaml(folder)
     run_id = None if stored is None else checked_id(stored.get("run_id"))
     if stored is None or run_id is None:
@@ -119,9 +124,10 @@ def read_stored_run(folder: Path) -> StoredRun | None:
     try:
         config = build(TrainConfig, stored["config"], f"{path}: config")
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
+        files = build(NamedFiles, stored.get("files", {}), f"{path}: files")
     except (UserError, TypeError, KeyError):
         return None
-    return StoredRun(run_id, RunSettings(resolve(config), hyp))
+    return StoredRun(run_id, settings_as_stored(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
@@ -142,7 +148,7 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
 def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATIENCE_S) -> None:
     """Locks the folder of a run that continues, if there is one, until ``stack`` is closed. Only rank 0 calls this.
 
-    Raises UserError when another process still trains the run after ``patience_s`` seconds, or its folder is read-only.
+    Raises UserError when another process still trains the run after ``patience_s`` seconds, and `ReadOnlyFolder`.
     """
     if not folder.is_dir():
         return
@@ -152,7 +158,7 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
         if error.errno not in _READ_ONLY:
             raise
         reason = (error.strerror or str(error)).lower()
-        raise UserError(
+        raise ReadOnlyFolder(
             f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and continue the "
             f"copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"
         ) from None

@@ -3,6 +3,14 @@ of a checkpoint that ``--resume`` names.
 
 Rank 0 resolves the command, reads the folder and the checkpoint, decides and checks. All ranks get its plan, which
 contains no tensors (run.py); each rank then reads the checkpoint that the plan names (restore.py).
+
+The steps of a run that continues, on rank 0 up to 3, and then on all ranks (engine/assembly/build.py):
+
+1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
+2. resume.py merges its settings with those of the command (resume_settings.py, with the paths of resolve.py).
+3. resume.py decides whether an epoch is left, and continuation.py whether the report is.
+4. restore.py loads the state, and finds the epoch and step at which the run continues.
+5. best_epoch.py makes best.pt agree with the best epoch so far.
 """
 
 from __future__ import annotations
@@ -12,12 +20,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoint.description import NamedFiles
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
-from engine.run.folder import SAVING_PATIENCE_S, lock_folder
+from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
 from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
-from engine.run.resolve import resolve
+from engine.run.resolve import resolve, typed_paths, with_checksums
 from engine.run.resume import plan_from_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
@@ -42,15 +51,20 @@ def plan_run(
     """
     if config.resume == AUTO:  # the run is in the folder --project/--name, at each of its starts
         config = replace(config, exist_ok=True)
-    command = TrainCommand(
+    typed = TrainCommand(
         config=config,
         explicit_flags=explicit_flags,
         launchers=all_objects(ctx, ctx.launcher),
         world_size=ctx.world_size,
         device_type=ctx.device.type,
     )
-    plan = result_of_main(ctx, lambda: _plan(replace(command, config=resolve(config)), stack))
-    return _with_own_machine(plan, command)
+    plan = result_of_main(ctx, lambda: _plan(_resolved(typed), stack))
+    return _with_local_settings(plan, typed)
+
+
+def _resolved(typed: TrainCommand) -> TrainCommand:
+    """Returns the command with absolute paths, and with what was typed."""
+    return replace(typed, config=resolve(typed.config), files=NamedFiles(typed=typed_paths(typed.config)))
 
 
 def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
@@ -79,16 +93,21 @@ def _plan_new(command: TrainCommand, folder: Path | None = None) -> NewRun:
     )
     if folder is not None:
         messages.append(f"{folder}: nothing has been saved yet; the run starts from the beginning")
-    return NewRun(
-        settings=RunSettings(config, hyp), launchers=command.launchers, folder=folder, startup_messages=messages
-    )
+    settings = RunSettings(config, hyp, with_checksums(command.files, config))
+    return NewRun(settings=settings, launchers=command.launchers, folder=folder, startup_messages=messages)
 
 
 def _plan_in_folder(command: TrainCommand, folder: Path, stack: ExitStack) -> RunPlan | EndedRun:
     """Plans the run of a folder, whether it has saved something or not: with ``--resume auto``, or after torchrun has
     restarted the same command because a process failed or a node joined."""
     # A process that was told to stop, or whose parent was killed, may still be saving there.
-    lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+    try:
+        lock_folder(folder, stack, patience_s=SAVING_PATIENCE_S)
+    except ReadOnlyFolder:
+        ended = plan_continued(command, folder)
+        if isinstance(ended, EndedRun):  # writes nothing but exports, which lock the folder themselves
+            return ended
+        raise
     plan = plan_continued(command, folder)
     if plan is not None:
         return plan
@@ -106,11 +125,15 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
     return plan
 
 
-def _with_own_machine(plan: RunPlan | EndedRun, command: TrainCommand) -> RunPlan | EndedRun:
-    """Returns the plan of rank 0 with this rank's settings of scope "machine", which may differ between ranks."""
+def _with_local_settings(plan: RunPlan | EndedRun, typed: TrainCommand) -> RunPlan | EndedRun:
+    """Returns the plan of rank 0 with this rank's settings of scope "machine", which may differ between ranks. A new
+    run also gets this rank's paths: the same content, which is compared later, may be in another folder."""
     names = names_with(TrainConfig, scope="machine")
-    if not isinstance(plan, NewRun):  # the run has stored the others
-        names &= names_with(TrainConfig, on_resume="current") | frozenset(command.explicit_flags)
-    machine_settings = {name: getattr(command.config, name) for name in names}
-    settings = replace(plan.settings, config=replace(plan.settings.config, **machine_settings))
+    if isinstance(plan, NewRun):
+        names |= names_with(TrainConfig, is_path=True)
+    else:  # the run has stored the others
+        names &= names_with(TrainConfig, on_resume="current") | frozenset(typed.explicit_flags)
+    local = resolve(typed.config)
+    local_settings = {name: getattr(local, name) for name in names}
+    settings = replace(plan.settings, config=replace(plan.settings.config, **local_settings))
     return replace(plan, settings=settings)

@@ -1,12 +1,4 @@
-"""Plans a run that continues from a checkpoint: its settings, and whether there is anything left to train.
-
-The steps, in the order in which plan.py takes them on rank 0, and then engine/assembly/build.py on all ranks:
-
-1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
-2. `plan_from_checkpoint` merges the settings (resume_settings.py) and calls `reason_to_end`.
-3. restore.py loads the state, and its `adapt_progress` finds the epoch and step at which the run continues.
-4. best_epoch.py makes best.pt agree with the best epoch so far.
-"""
+"""Plans a run that continues from a checkpoint: its settings, and whether there is anything left to train."""
 
 from __future__ import annotations
 
@@ -19,7 +11,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resolve import resolve
+from engine.run.resolve import settings_as_stored
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
@@ -62,13 +54,13 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
 
 
 def stored_settings(started_from: StartedFrom) -> RunSettings:
-    """Returns the settings of the run that wrote a checkpoint, resolved, with the data set where it is now."""
+    """Returns the settings of the run that wrote a checkpoint, with the data set where it is now."""
     stored = started_from.description
     config = stored.config
     if config.data != DEMO:
         source, _ = find_location(stored.data, started_from.path)
         config = replace(config, data=source)
-    return RunSettings(resolve(config), stored.hyp)
+    return settings_as_stored(config, stored.hyp, stored.files)
 
 
 def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> int:

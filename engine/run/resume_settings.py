@@ -1,6 +1,7 @@
 """Merges the stored settings of a run with those of the command line that continues it.
 
-All of them are resolved (resolve.py), so a setting has changed if its two values differ.
+All of them are resolved, and paths that mean the same file are equal (`engine.run.resolve.follow`), so a setting has
+changed if its two values differ.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.resolve import has_moved
+from engine.run.resolve import follow, means_same_file, with_path
 from engine.run.run import RunSettings, TrainCommand
+from engine.run.same_labels import StoredLabels, has_same_labels
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -37,16 +39,20 @@ _DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | 
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
 # Values by which a command leaves a setting open. It is chosen when the run begins, and the run keeps it.
-_LEFT_OPEN = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
+_UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
-    """Returns the settings ``stored`` with those of the command line, and the messages to log about a recipe that it
-    names. Raises UserError for a setting that a run cannot change."""
-    messages: list[str] = []
+    """Returns the settings ``stored`` with those of the command line, and the messages to log about files and a recipe
+    that it names. Raises UserError for a setting that a run cannot change."""
+    stored, command, messages = follow(stored, command)
     config = merge_config(stored.config, command.config, command.explicit_flags)
     hyp = merge_hyperparameters(stored, command.config, command.explicit_flags, messages)
-    return RunSettings(config, hyp), messages
+    merged = stored
+    for name in _PATHS:
+        if getattr(config, name) != getattr(stored.config, name):
+            merged = with_path(merged, name, command)
+    return replace(merged, config=config, hyp=hyp), messages
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
@@ -59,9 +65,9 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
     for name in sorted(set(explicit_flags) - changes.keys()):
         old = getattr(stored, name)
         new = getattr(current, name)
-        if new == old or is_left_open(name, new):
+        if new == old or is_unset(name, new):
             continue
-        if name in _FIXED_SETTINGS and not (name in _PATHS and has_moved(name, old, new)):
+        if name in _FIXED_SETTINGS:
             raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
         changes[name] = new
     if current.time:
@@ -71,9 +77,9 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
     return replace(stored, **changes)
 
 
-def is_left_open(name: str, value: Any) -> bool:
+def is_unset(name: str, value: Any) -> bool:
     """Returns whether a command with this ``value`` leaves the setting ``name`` open."""
-    return name in _LEFT_OPEN and value == _LEFT_OPEN[name]
+    return name in _UNSET and value == _UNSET[name]
 
 
 def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> list[str]:
@@ -90,21 +96,29 @@ def merge_hyperparameters(
     """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top. ``messages``
     receives the lines to log about the recipe."""
     base = stored.hyp
-    if "hyp" in explicit_flags:
+    if "hyp" in explicit_flags and _is_missing_recipe(stored.config, current):
+        messages.append(f"--hyp {current.hyp}: no such file any more; the run keeps its hyper-parameters")
+    elif "hyp" in explicit_flags:
         base = read_recipe(
             current.hyp, pretrained=bool(stored.config.weights), keep_old=stored.config.keep_old, lines=messages
         )
     hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
-    if is_left_open("lr_mult", hyp.lr_mult):
+    if is_unset("lr_mult", hyp.lr_mult):
         hyp = replace(hyp, lr_mult=stored.hyp.lr_mult)
     return hyp
+
+
+def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
+    """Returns whether ``--hyp`` repeats the name of a file that has gone: the run has stored its values."""
+    is_file_name = Path(current.hyp).suffix.lower() in (".yaml", ".yml")
+    return is_file_name and current.hyp == stored.hyp and not Path(current.hyp).exists()
 
 
 def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
     """Returns a message for each setting of a run that changes. Settings of a process, the location of the run and the
     source of hyper-parameters are left out."""
     before = stored.by_name()
-    left_out = {"override", *_PROCESS_SETTINGS, *_LOCATION}
+    left_out = _RECIPE | _PROCESS_SETTINGS | set(_LOCATION)
     return [
         f"resume: {name} {before[name]!r} -> {value!r}"
         for name, value in settings.by_name().items()
@@ -112,17 +126,21 @@ def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
     ]
 
 
-def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings, end_reason: str) -> None:
+def check_unchanged(
+    folder: Path, stored: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
+) -> None:
     """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
     results with ``settings``. ``end_reason``: see `EndedRun`.
 
-    A data set or a teacher that has moved counts as unchanged: its labels and its content can no longer be compared.
+    A file that has moved counts as the same, and so does a data set with the labels ``labels`` of the run.
     """
     before = stored.by_name()
     for name, value in settings.by_name().items():
         if name not in _DECIDE_RESULTS or value == before[name]:
             continue
-        if name in _PATHS and has_moved(name, before[name], value):
+        if name in _PATHS and means_same_file(name, stored, settings.config, settings.files):
+            continue
+        if name == "data" and has_same_labels(labels, settings):
             continue
         raise UserError(
             f"{_as_flag(name, value)}: the run in {folder} has ended, with {before[name]!r}; start a new run with "
@@ -130,15 +148,17 @@ def check_unchanged(folder: Path, stored: RunSettings, settings: RunSettings, en
         )
 
 
-def starts_alike(stored: RunSettings, planned: RunSettings) -> bool:
+def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
     left open."""
     left_out = names_with(TrainConfig, scope="machine") | _PROCESS_SETTINGS | _RECIPE
     before = stored.by_name()
-    return all(
-        name in left_out or value == before[name] or is_left_open(name, value)
-        for name, value in planned.by_name().items()
-    )
+    for name, value in planned.by_name().items():
+        if name in left_out or value == before[name] or is_unset(name, value):
+            continue
+        if name not in _PATHS or not means_same_file(name, stored, planned.config, planned.files):
+            return False
+    return True
 
 
 def _as_flag(name: str, value: Any) -> str:
@@ -146,7 +166,7 @@ def _as_flag(name: str, value: Any) -> str:
     return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
 
 
-def asks_for_more(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
+def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
     """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
     ``stored``."""
     if config.time > stored.time:

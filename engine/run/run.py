@@ -9,7 +9,7 @@ from typing import Any
 
 from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.description import RunDescription
+from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig
 
@@ -18,8 +18,9 @@ from utils.config.settings import Hyperparameters, TrainConfig
 class RunSettings:
     """All settings of a run."""
 
-    config: TrainConfig
+    config: TrainConfig  # resolved (resolve.py): paths are absolute
     hyp: Hyperparameters
+    files: NamedFiles = field(default_factory=NamedFiles)  # empty: not known, an earlier version has stored the run
 
     def by_name(self) -> dict[str, Any]:
         """Returns all flags and hyper-parameters by name."""
@@ -30,8 +31,9 @@ class RunSettings:
 class TrainCommand:
     """A command line that starts or restarts a run, and its processes."""
 
-    config: TrainConfig  # settings of the command line, resolved (resolve.py)
+    config: TrainConfig  # settings of the command line; rank 0 resolves them (resolve.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
+    files: NamedFiles = field(default_factory=NamedFiles)  # without checksums; filled in with `config`
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
     world_size: int
     device_type: str
@@ -84,7 +86,7 @@ class NewRun:
         return DataSource.of_training(self.settings.config)
 
     @property
-    def used_folder(self) -> Path | None:
+    def existing_folder(self) -> Path | None:
         """The folder of the run if it may have files already; None if `claim_folder` makes a new one."""
         config = self.settings.config
         if self.folder is None and config.exist_ok:
@@ -105,7 +107,7 @@ class ContinuedRun:
 
     @property
     def only_reports(self) -> bool:
-        """True if all epochs are done and scored, and only what follows the last one is missing."""
+        """True if all epochs are done and scored, and only the report and the exports are missing."""
         return self.end_reason != ""
 
     @property
@@ -121,16 +123,16 @@ class ContinuedRun:
         return self.started_from.path.parent
 
     @property
-    def used_folder(self) -> Path:
+    def existing_folder(self) -> Path:
         """The same folder, see `NewRun`."""
         return self.folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun:
-    """A run that has written everything but perhaps files of ``--export``. It needs no last.pt."""
+    """The plan of a finished run; at most exports are missing. It needs no last.pt."""
 
-    folder: Path  # locked
+    folder: Path  # locked, unless it is read-only
     run_id: str
     settings: RunSettings
     epochs: int  # number that it has trained

@@ -100,10 +100,12 @@ def test_a_damaged_note_of_the_reported_epoch_does_not_end_the_job(tmp_path, not
 RUNS = None
 DONE = RunResult.of(0, {"folder": "exp"})
 PEER_FAILED = RunResult.of(2, {})
-REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "outcome": "refused"})
-LOST = RunResult.of(2, {"error": "process 1 was killed", "outcome": "lost"})
-FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "outcome": "failed"})
+REFUSED = RunResult.of(2, {"error": "--device 3: no such GPU", "cause": "machine"})
+LOST = RunResult.of(2, {"error": "process 1 was killed", "cause": "lost process"})
+FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "begun": True})
 KILLED = RunResult.of(-9, {})
+CRASHED = RunResult.of(-11, {})
+CRASHED_LATER = RunResult.of(-11, {"folder": "exp", "begun": True})
 STOPPED = RunResult.of(75, {"folder": "exp"})
 
 
@@ -121,6 +123,8 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
         ([STOPPED, RUNS], True, ""),
         ([FAILED, PEER_FAILED], True, ""),
         ([LOST, RUNS], True, ""),
+        ([RUNS, CRASHED], True, "killed by SIGSEGV"),
+        ([RUNS, CRASHED_LATER], True, ""),
         ([LOST, REFUSED], True, "--device 3: no such GPU"),
         ([RUNS, DONE], False, ""),
         ([DONE, RUNS], True, ""),

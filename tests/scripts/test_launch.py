@@ -117,6 +117,9 @@ def kubernetes(folder: Path) -> tuple[list[str], dict[str, str], Path]:
 def skypilot(folder: Path) -> tuple[list[str], dict[str, str], Path]:
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text(encoding="utf-8"))
     assert set(re.findall(r"(?<= )/\w+", task["run"])) - {"/tmp"} == set(task["file_mounts"])
+    assert (
+        task["num_nodes"] == 1 or task["file_mounts"]["/runs"]["mode"] != "MOUNT_CACHED"
+    )  # each node caches for itself
     node = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
     return ["-c", task["run"].replace("/runs", str(folder / "runs"))], node, folder / "runs" / "lockstep"
 

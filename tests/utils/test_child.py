@@ -13,7 +13,7 @@ from tests.helpers.processes import ROOT
 from utils.child import RunFailed, start
 from utils.errors import Stopped
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 
 PROGRAM = """
 import os, signal, sys

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from data.image_io.file_kinds import suffix_of
 from data.labels.clean import MIN_SIDE_PX
 from data.source.folder_splits import split_of
+from data.source.yaml_keys import SPLITS
 from tools.convert.source_images import SourceImages
 from utils.errors import UserError, one_line
 from utils.files.safe_io import write_whole
@@ -36,9 +37,11 @@ class AnnotatedBox(NamedTuple):
 
 @dataclass
 class AnnotatedImage:
-    """The boxes and the size of an image according to the annotations."""
+    """The split, the boxes and the size of an image according to the annotations."""
 
     path: Path
+    split: str
+    location: str  # of its first entry
     boxes: list[AnnotatedBox] = field(default_factory=list)
     size: tuple[int, int] | None = None  # width and height
     _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
@@ -85,7 +88,7 @@ class Annotations:
         """``extracted``: folder for images that are stored in annotation files."""
         self.root = source if source.is_dir() else source.parent
         self.source_images = SourceImages(self.root)
-        self.images: dict[str, dict[Path, AnnotatedImage]] = {}  # by split
+        self.images: dict[Path, AnnotatedImage] = {}
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
@@ -107,8 +110,8 @@ class Annotations:
         self.num_objects.update(box.name for box in boxes)
 
     def _annotated_image(self, entry: Entry) -> AnnotatedImage:
-        """Returns the annotations so far of an entry's image. Raises UserError if the image cannot be found, or has
-        another complete entry."""
+        """Returns the annotations so far of an entry's image. Raises UserError if the image cannot be found, is in
+        another split, or has another complete entry."""
         path = entry.image
         if not isinstance(path, Path):
             path = self.source_images.find(path, entry.location, entry.file, entry.split)
@@ -119,7 +122,13 @@ class Annotations:
                     f"{entry.location}: {path.name} is also labeled in {other_location}; remove one of them"
                 )
         split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
-        return self.images.setdefault(split, {}).setdefault(path, AnnotatedImage(path))
+        annotated = self.images.setdefault(path, AnnotatedImage(path, split, entry.location))
+        if annotated.split != split:
+            raise UserError(
+                f"{entry.location}: {path.name} is in '{split}' here, and in '{annotated.split}' in "
+                f"{annotated.location}; remove one of them"
+            )
+        return annotated
 
     def _checked(self, box: AnnotatedBox, location: str) -> AnnotatedBox | None:
         """Returns ``box`` with a trimmed name; skips a box without area. Raises UserError if it is not valid."""
@@ -156,17 +165,19 @@ class Annotations:
         write_whole(path, content)
         return path
 
-    def annotated(self) -> list[AnnotatedImage]:
-        """Returns the annotations of the images of all splits."""
-        return [annotated for images in self.images.values() for annotated in images.values()]
+    def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
+        """Returns the images of each split that has any, sorted by path."""
+        images: dict[str, list[AnnotatedImage]] = {}
+        for split in SPLITS:
+            of_split = [annotated for _, annotated in sorted(self.images.items()) if annotated.split == split]
+            if of_split:
+                images[split] = of_split
+        return images
 
-    def images_of_other_splits(self, split: str) -> list[Path]:
-        """Returns the paths of the images of all splits but ``split``."""
-        return [path for other, images in self.images.items() if other != split for path in images]
-
-    def num_images(self) -> int:
-        """Counts the images below the source, and those stored in its annotation files."""
-        return len(set(self.source_images.paths).union(*self.images.values())) + self.num_unlabeled_inside
+    def num_without_entry(self) -> int:
+        """Counts the images below the source, and those that its files contain, about which the annotations say
+        nothing."""
+        return len(set(self.source_images.paths) - self.images.keys()) + self.num_unlabeled_inside
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""

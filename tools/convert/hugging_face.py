@@ -31,11 +31,18 @@ def check_one_configuration(source: Path, files: Sequence[Path]) -> None:
     ``full/train/0.parquet`` and ``mini/train/0.parquet``: these may contain the same images, even in other splits."""
     configurations = list(dict.fromkeys(_configuration(file, source) for file in files))
     if len(configurations) > 1:
-        folders = ", ".join(str(source / name) for name in configurations[:5])
+        alone = [name for name in configurations if not _contains_another(name, configurations)]
+        folders = ", ".join(str(source / name) for name in alone[:5])
         raise UserError(
             f"{source}: has parquet files in several folders, which may be configurations with the same images; "
-            f"convert one of {folders}, or move their files to one folder"
+            f"convert {'one of ' if len(alone) > 1 else ''}{folders}, or, if they are parts of one configuration, move "
+            "all files to one folder, each with a name of its own"
         )
+
+
+def _contains_another(folder: str, folders: Sequence[str]) -> bool:
+    """Returns whether another of ``folders`` is below ``folder``, which cannot be converted alone."""
+    return any(other != folder and Path(other).is_relative_to(folder) for other in folders)
 
 
 def _configuration(file: Path, source: Path) -> str:

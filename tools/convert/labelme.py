@@ -24,9 +24,8 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
     image = annotations.source_images.find(str(content.get("imagePath")), location, file)
-    if loose(image.stem) != loose(file.stem) and annotations.source_images.has_stem(
-        file.stem
-    ):  # for example after copying or renaming
+    is_renamed = loose(image.stem) != loose(file.stem)  # or a copy, which still names the image of the original
+    if is_renamed and annotations.source_images.has_stem(file.stem):
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")
     shapes = check(content.get("shapes"), list, f"{file}: shapes")
     boxes = [_box(shape, f"{file}: shape {position}", annotations) for position, shape in enumerate(shapes)]

@@ -17,7 +17,7 @@ class SourceImages:
     def __init__(self, root: Path) -> None:
         self.paths = list(files_below(root, IMAGE_SUFFIXES))
         self._root = root
-        self._names = ImageNames([path.relative_to(root).as_posix() for path in self.paths])
+        self._names = ImageNames.of_single_names(path.relative_to(root).as_posix() for path in self.paths)
         self._stems = {loose(path.stem) for path in self.paths}
 
     def find(self, name: str, location: str, near: Path, split: str = "") -> Path:

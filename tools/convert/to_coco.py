@@ -16,7 +16,6 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
-from data.source.yaml_keys import SPLITS
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
@@ -105,16 +104,17 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
     written: Counter[str] = Counter()
     content: dict[str, Any] = {"path": "."}
     annotation_files = {}
-    for split in [split for split in SPLITS if split in annotations.images]:
-        path = folder / (out.name if len(annotations.images) == 1 else f"{out.stem}-{split}.json")
-        images = annotations.images[split]
-        base = _folder_of(list(images), annotations.images_of_other_splits(split))
-        image_source = base
-        if image_source is None:
-            image_source = path.with_suffix(".txt")
-            rows = [f"{_relative(image, folder, out.parent)}\n" for image in sorted(images)]
-            write_whole(image_source, "".join(rows))
-        content[split] = _relative(image_source, folder, out.parent)
+    images_by_split = annotations.images_by_split()
+    for split, images in images_by_split.items():
+        path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
+        others = [annotated.path for annotated in annotations.images.values() if annotated.split != split]
+        base = _folder_of([annotated.path for annotated in images], others)
+        entry = base
+        if entry is None:
+            entry = path.with_suffix(".txt")
+            rows = [f"{_relative(annotated.path, folder, out.parent)}\n" for annotated in images]
+            write_whole(entry, "".join(rows))
+        content[split] = _relative(entry, folder, out.parent)
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
@@ -176,14 +176,13 @@ def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
     return None
 
 
-def _coco(
-    images: Mapping[Path, AnnotatedImage], names: list[str], base: Path | None
-) -> dict[str, list[dict[str, Any]]]:
+def _coco(images: Sequence[AnnotatedImage], names: list[str], base: Path | None) -> dict[str, list[dict[str, Any]]]:
     """Returns the content of a COCO JSON. ``base``: see `_folder_of`."""
     entries: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     category_ids = {name: i for i, name in enumerate(names, 1)}
-    for number, (path, annotated) in enumerate(sorted(images.items()), 1):
+    for number, annotated in enumerate(images, 1):
+        path = annotated.path
         width, height = annotated.size or image_size(path)
         name = path.relative_to(base).as_posix() if base else path.name
         entries.append({"id": number, "file_name": name, "width": width, "height": height})
@@ -207,17 +206,18 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     """Returns a table of the objects by class, and notes about objects that are ignored or left out."""
     rows = [(name, str(annotations.num_objects[name]), str(written[name])) for name in annotations.class_names()]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
-    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in annotations.images.items())
+    images_by_split = annotations.images_by_split()
+    sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
-    groups = sum(box.crowd for annotated in annotations.annotated() for box in annotated.boxes)
+    groups = sum(box.crowd for annotated in annotations.images.values() for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if annotations.skipped:
         lines.append(annotations.skipped_summary())
-    backgrounds = sum(not annotated.boxes for annotated in annotations.annotated())
+    backgrounds = sum(not annotated.boxes for annotated in annotations.images.values())
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = annotations.num_images() - len(annotations.annotated())
+    left_out = annotations.num_without_entry()
     if left_out:
         lines.append(f"{counted(left_out, 'image')} whose boxes are unknown: left out of training")
     return [

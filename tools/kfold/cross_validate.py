@@ -21,7 +21,7 @@ from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv
 from utils.logger import get_logger
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 
 KFOLD_YAML = "kfold.yaml"

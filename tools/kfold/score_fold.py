@@ -13,6 +13,7 @@ from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
+from tools.runs.training import RETRY_S
 from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
@@ -21,11 +22,10 @@ from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.machine.devices import parse_devices
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
+from utils.process.result_file import report_begun
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
-
-RETRY_S = 30.0
 
 
 def validation_of(config: KfoldConfig, weights: Path, data: Path) -> ValConfig:
@@ -57,12 +57,11 @@ def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
 
-    If the process is refused or killed, it is started once more after `RETRY_S`: another program may have temporarily
-    filled the memory.
+    If it is lost (`Outcome.LOST`), it runs once more, `RETRY_S` later.
     """
     result = _run_process(validation)
-    if result.outcome in (Outcome.REFUSED, Outcome.LOST):
-        get_logger().warning("%s: not scored (%s); tried once more", validation.weights, result.reason)
+    if result.outcome == Outcome.LOST:
+        get_logger().warning("%s: not scored (%s); trying again in %.0f s", validation.weights, result.reason, RETRY_S)
         time.sleep(RETRY_S)
         result = _run_process(validation)
     return result
@@ -83,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals():
         ctx = DistributedContext.single(parse_devices(validation.device)[0])
         model, spec, scored_as = open_model_and_data(validation, ctx)
+        report_begun(Path(validation.project, validation.name))
         scores = score(scored_as, model, spec, ctx)
         assert scores is not None, "the only process has the scores"
         fold = ScoredFold(scores.evaluator.ground_truth, scores.scored, scores.shown)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from engine.run.resolve import has_moved, resolve, resolve_path
+from engine.run.resolve import resolve, resolve_path
 from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
 from utils.config.recipes import read_recipe
@@ -55,7 +56,10 @@ class StoredSettings:
         if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS, {}), dict):
             raise UserError(f"{self.path}: damaged; start again with another --name")
         stored_digests = stored.pop(_DIGESTS, {})
-        difference = self._difference(stored, settings)
+        contents_compared = stored_digests.keys() & all_digests.keys()
+        if not contents_compared.isdisjoint(digests):
+            contents_compared.add("data")
+        difference = self._difference(stored, settings, contents_compared)
         if difference:
             raise UserError(
                 f"{folder}: was started with {difference}; continue with the same settings, or choose another --name"
@@ -82,9 +86,11 @@ class StoredSettings:
         """Adds the settings to ``contents``, and the digests of the files that they name to ``digests``."""
         return {**self._result_settings(), **contents}, {**digests_of_files(self._resolved), **digests}
 
-    def _difference(self, stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    def _difference(
+        self, stored: Mapping[str, Any], current: Mapping[str, Any], contents_compared: Collection[str]
+    ) -> str:
         """Describes the first difference between two collections of settings, which omit defaults; "" if there is
-        none."""
+        none. A file may have moved if its content, or that of the data, is in ``contents_compared``."""
         defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
         may_change = defaults.keys() - self._names
         paths = names_with(type(self._config), is_path=True)
@@ -95,9 +101,9 @@ class StoredSettings:
             default = defaults.get(name, recipe_defaults.get(name))
             before = stored.get(name, default)
             now = current.get(name, default)
-            if name in paths and isinstance(before, str):
+            if name in paths and isinstance(before, str) and before != now:
                 before = resolve_path(name, before)  # an earlier version stored it as typed
-                if has_moved(name, before, now):
+                if _may_be_same_file(name, before, now, contents_compared):
                     continue
             if before != now:
                 shown_name = flag_name(name) if name in defaults else name
@@ -113,6 +119,13 @@ def recipe_contents(config: TrainConfig) -> dict[str, Any]:
     """Returns, as plain data, the hyper-parameters with which ``config`` trains. Raises the errors of `read_recipe`."""
     recipe = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     return {f"hyper-parameter {name}": value for name, value in dataclasses.asdict(recipe).items()}
+
+
+def _may_be_same_file(name: str, before: str, now: str, contents_compared: Collection[str]) -> bool:
+    """Returns whether two paths may be the same file, as far as its content is not compared, too."""
+    if not os.path.isabs(before) or not os.path.exists(now):
+        return False
+    return name in contents_compared or (os.path.exists(before) and os.path.samefile(before, now))
 
 
 def _shown(value: Any) -> Any:

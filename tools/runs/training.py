@@ -6,6 +6,7 @@ import dataclasses
 import math
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
 from utils.logger import get_logger
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2
+RETRY_S = 30.0  # before a lost process is started again: another program may have filled the memory meanwhile
 RESULTS_CSV = "results.csv"
 # File in the folder of a run, with warnings of libraries and tracebacks, including those from before a resume.
 ERRORS_TXT = "errors.txt"
@@ -40,8 +42,8 @@ class Pruning:
     """Ends a training early.
 
     ``column`` of results.csv contains the fitness. ``should_prune`` is called with the epoch and its fitness for each
-    validation, including validations by previous processes. If it returns True before the last epoch, the training is
-    pruned.
+    validation, including validations by previous processes, and again if a process repeats an epoch with another
+    fitness. If it returns True before the last epoch, the training is pruned.
     """
 
     column: str
@@ -52,15 +54,18 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     """Trains in ``folder`` in a process of its own; an existing training continues with the current settings
     (engine/run/continuation.py). Returns how the training ended, now or before.
 
-    If a process of the training is lost (`Outcome.LOST`), the training is continued once. ``signals``: the entered
-    signals of this process; they stop the training, which can be resumed. Raises UserError if the training is complete,
-    but the results that ``pruning`` needs cannot be read.
+    A training that is lost (`Outcome.LOST`) is continued once, `RETRY_S` later. ``signals``: the entered signals of
+    this process; they stop the training, which can be resumed.
+
+    Raises UserError if the training is complete, but the results that ``pruning`` needs cannot be read, and `Stopped`
+    if a signal arrives during the wait.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
     result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
-        get_logger().warning("%s: %s (tried once more)", folder, result.reason)
+        get_logger().warning("%s: %s; trying again in %.0f s", folder, result.reason, RETRY_S)
+        time.sleep(RETRY_S)
         result = _run_process(config, folder, signals, reports)
     if result.outcome == Outcome.LOST:
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
@@ -111,14 +116,17 @@ def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResu
 
 
 class _EpochReports:
-    """Passes each epoch of results.csv that has a fitness to `Pruning`, once, until the training is pruned. Without a
-    `Pruning`, does not read the file."""
+    """Passes each fitness of an epoch in results.csv to `Pruning`, once, until that ends the training. Without one,
+    does not read the file.
+
+    A process repeats the newest epoch of results.csv if last.pt lacks it; on a GPU, its fitness may differ then.
+    """
 
     def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
         self._table = table
         self._epochs = epochs  # of the training
         self._pruning = pruning
-        self._last_epoch = 0
+        self._reported: dict[int, float] = {}  # fitness by epoch
         self.is_pruned = False
 
     def report_new(self, *, is_final: bool = False) -> None:
@@ -133,8 +141,8 @@ class _EpochReports:
                 raise
             return
         for epoch, fitness in rows:
-            if epoch > self._last_epoch and not self.is_pruned:
-                self._last_epoch = epoch
+            if self._reported.get(epoch) != fitness and not self.is_pruned:
+                self._reported[epoch] = fitness
                 self.is_pruned = self._pruning.should_prune(epoch, fitness) and epoch < self._epochs
 
 

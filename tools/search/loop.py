@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 import yaml
 from optuna.trial import FrozenTrial, TrialState
@@ -28,14 +29,14 @@ from tools.search.study import (
     has_running_trial,
     single_process_without_locks,
 )
-from utils.child import RunFailed
+from utils.child import RunFailed, RunResult
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
@@ -43,7 +44,8 @@ SEARCH_YAML = "search.yaml"
 # Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
-MAX_FAILURES = 3  # number of failed trials that ends a search if no trial has a score
+MAX_FAILURES = 3  # trials in a row that fail before the search stops
+MAX_LOSSES = 2  # starts of a search in which the same training is lost before its trial fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -58,8 +60,8 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     with single_process_without_locks(folder.path):
         try:
             study, claim = _join(config, space, experiment)
-            search_part = _Search(config=config, space=space, study=study, experiment=experiment, signals=signals)
-            failure = search_part.run_trials(claim)
+            worker = _Worker(config=config, space=space, study=study, experiment=experiment, signals=signals)
+            failure = worker.run_trials(claim)
         except UserError:
             _remove_if_untrained(folder)
             raise
@@ -97,6 +99,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace another process's newer one
+        study.remove_weights_of_failed()
         lines = write_report(
             experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
         )
@@ -105,8 +108,8 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
 
 
 @dataclass(frozen=True)
-class _Search:
-    """A search that this process takes part in."""
+class _Worker:
+    """This process, one of those that run the trials of a search."""
 
     config: SearchConfig
     space: Space
@@ -128,7 +131,7 @@ class _Search:
             trials = self.study.trials()
             details = self._describe(outcome, trials[claim.number], best_of(trials))
             log.info("trial %d: %s%s", claim.number, STATE_NAMES[outcome.state], details)
-            failure = _reason_to_stop(trials)
+            failure = self._reason_to_stop(trials)
             if failure:
                 return failure
             claim = self.study.claim()
@@ -148,59 +151,80 @@ class _Search:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
         Raises `RunFailed` if the training was lost, or refused, as every other one would be, and `Stopped` after a
-        signal. The trial then stays unfinished, and the next start of the search continues it.
+        signal. The trial then stays unfinished, and the next start of the search continues it. If its training is lost
+        in `MAX_LOSSES` starts, the trial fails, because the search would never get past it.
         """
         recipe = claim.folder / HYP_YAML
         write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
         config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
-        outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
+        try:
+            outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
+        except RunFailed as error:
+            failed = self._outcome_of_failure(claim, error.result)
+            if failed is None:
+                raise
+            outcome = failed
         self.study.finish(claim, outcome)
         return outcome
 
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once. The trial's fitness is the fitness of the best epoch."""
-        values: list[float] = []
+        fitness_by_epoch: dict[int, float] = {}
 
-        def should_prune(epoch: int, value: float) -> bool:
-            values.append(value)
-            return self.study.report(claim, epoch, value)
+        def should_prune(epoch: int, fitness: float) -> bool:
+            fitness_by_epoch[epoch] = fitness
+            return self.study.report(claim, epoch, fitness)
 
         folder = claim.folder / RUN_FOLDER
         folder.mkdir(exist_ok=True)
         pruning = Pruning(self.experiment.fitness.column, should_prune)
         result = train(train_config(config), folder, self.signals, pruning)
-        if result.outcome == Outcome.FAILED:
-            return TrialOutcome.failed(result.reason)
         result.check()
-        if not values:
+        if not fitness_by_epoch:
             check_has_results(folder)
-        return TrialOutcome.scored(max(values, default=None), is_pruned=result.outcome == Outcome.PRUNED)
+        fitness = max(fitness_by_epoch.values(), default=None)
+        return TrialOutcome.scored(fitness, is_pruned=result.outcome == Outcome.PRUNED)
 
     def _cross_validate(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once per fold. The trial's fitness is computed over the images of all folds together."""
         fitness = None
-        try:
-            data_folder = self.experiment.folder.path
-            for results in cross_validate(config, self.signals, data_folder=data_folder, folder=claim.folder):
-                write_results(claim.folder / "results.csv", results, self.experiment.names)
-                pooled = self.experiment.fitness.score_of(results.pooled)
-                fitness = None if math.isnan(pooled) else pooled
-                number = len(results.folds)
-                if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
-                    return TrialOutcome.scored(fitness, is_pruned=True)
-        except RunFailed as error:
-            if error.result.outcome != Outcome.FAILED:
-                raise
-            return TrialOutcome.failed(error.result.reason)
+        data_folder = self.experiment.folder.path
+        for results in cross_validate(config, self.signals, data_folder=data_folder, folder=claim.folder):
+            write_results(claim.folder / "results.csv", results, self.experiment.names)
+            pooled = self.experiment.fitness.score_of(results.pooled)
+            fitness = None if math.isnan(pooled) else pooled
+            number = len(results.folds)
+            if fitness is not None and self.study.report(claim, number, fitness) and number < config.folds:
+                return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
+    def _outcome_of_failure(self, claim: Claim, result: RunResult) -> TrialOutcome | None:
+        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays
+        unfinished."""
+        if result.outcome == Outcome.FAILED:
+            return TrialOutcome.failed(result.reason)
+        # A training that is lost before it has begun is no reason to give up its trial: others would be lost, too.
+        is_lost = result.outcome == Outcome.LOST and result.has_begun
+        if is_lost and self.study.count_loss(claim) >= MAX_LOSSES:
+            return TrialOutcome.failed(result.reason)
+        return None
 
-def _reason_to_stop(trials: Sequence[FrozenTrial]) -> str:
-    """Returns a message if `MAX_FAILURES` trials have failed before any has a score, because the others would probably
-    fail, too; otherwise ""."""
-    failed = [frozen for frozen in trials if frozen.state == TrialState.FAIL]
-    is_any_scored = any(frozen.intermediate_values for frozen in trials if frozen.state != TrialState.FAIL)
-    if len(failed) < MAX_FAILURES or is_any_scored:
-        return ""
-    last_reason = failed[-1].user_attrs.get(REASON_ATTRIBUTE, "")
-    return f"{len(failed)} trials have failed and none has succeeded; stopped. The last one: {last_reason}"
+    def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
+        """Returns a message if the last `MAX_FAILURES` trials have failed, as all others would on a broken machine;
+        otherwise, or if no trial is left, ""."""
+        ended = sorted((frozen for frozen in trials if frozen.state.is_finished()), key=_ended_at)
+        newest = ended[-MAX_FAILURES:]
+        num_failed = sum(frozen.state == TrialState.FAIL for frozen in newest)
+        is_complete = len(ended) >= self.config.trials and best_of(ended) is not None
+        if num_failed < MAX_FAILURES or is_complete:
+            return ""
+        last_reason = newest[-1].user_attrs.get(REASON_ATTRIBUTE, "")
+        return (
+            f"the last {num_failed} trials have failed; stopped (the same command continues with the next one). The "
+            f"newest reason: {last_reason}"
+        )
+
+
+def _ended_at(frozen: FrozenTrial) -> tuple[datetime, int]:
+    assert frozen.datetime_complete is not None, "the trial has ended"
+    return frozen.datetime_complete, frozen.number

@@ -39,6 +39,7 @@ _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
 REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
+_LOSSES_ATTRIBUTE = "losses"  # attribute of a trial: how many starts of the search have lost its training
 # Errors that Optuna raises for lines of the journal that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
@@ -140,17 +141,23 @@ class SharedStudy:
         return self._claimed(trial, lock)
 
     def report(self, claim: Claim, step: int, fitness: float) -> bool:
-        """Records the fitness after a step, unless a previous process did. Returns whether to prune the trial: never at
-        a step after which a previous process continued."""
+        """Records the fitness after a step; if a step is repeated, its first fitness stays. Returns whether to prune
+        the trial, which is only possible at its newest step."""
         frozen = self.trials()[claim.number]
         was_continued = frozen.last_step is not None and step < frozen.last_step
         if step not in frozen.intermediate_values:
             claim.trial.report(fitness, step)
         return not was_continued and claim.trial.should_prune()
 
+    def count_loss(self, claim: Claim) -> int:
+        """Records that a start of the search has lost the training of a trial. Returns how many have."""
+        losses = int(self.trials()[claim.number].user_attrs.get(_LOSSES_ATTRIBUTE, 0)) + 1
+        claim.trial.set_user_attr(_LOSSES_ATTRIBUTE, losses)
+        return losses
+
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
         """Ends the trial: records the outcome in the journal, so that no process continues the trial, then releases its
-        lock and removes the weights of all ended trials but the best."""
+        lock and removes the weights of all scored trials but the best."""
         with self.exclusive():
             if outcome.reason:
                 claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
@@ -158,17 +165,26 @@ class SharedStudy:
             fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
             self.study.tell(claim.number, fitness, state=outcome.state)
             claim.lock.release()
-            self._remove_weights()
+            self._remove_weights_of_others()
 
-    def _remove_weights(self) -> None:
-        """Removes the weights of all ended trials but the best."""
+    def _remove_weights_of_others(self) -> None:
+        """Removes the weights of scored trials but the best."""
         trials = self.trials()
         best = best_of(trials)
         for frozen in trials:
             is_best = best is not None and frozen.number == best.number
-            if frozen.state.is_finished() and not is_best:
-                for weights in self.folder_of(frozen.number).rglob("*.pt"):
-                    weights.unlink(missing_ok=True)
+            if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) and not is_best:
+                self._remove_weights(frozen)
+
+    def remove_weights_of_failed(self) -> None:
+        """Removes the weights of failed trials. They are kept while the search runs: the machine may have failed."""
+        for frozen in self.trials():
+            if frozen.state == TrialState.FAIL:
+                self._remove_weights(frozen)
+
+    def _remove_weights(self, frozen: FrozenTrial) -> None:
+        for weights in self.folder_of(frozen.number).rglob("*.pt"):
+            weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
         """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""

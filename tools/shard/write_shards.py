@@ -103,17 +103,17 @@ def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSetti
     for split in splits:
         spec.split(split)  # raises UserError for a name that the data set does not have
     for split in splits:
-        with _advising_to_leave_out(split, splits):
+        with _suggesting_other_splits(split, splits):
             spec.check_split(split)
     indexes = {}
     for split in splits:
-        with _advising_to_leave_out(split, splits):
+        with _suggesting_other_splits(split, splits):
             indexes[split] = load_index(spec, split, settings)
     return indexes
 
 
 @contextlib.contextmanager
-def _advising_to_leave_out(split: str, splits: Sequence[str]) -> Iterator[None]:
+def _suggesting_other_splits(split: str, splits: Sequence[str]) -> Iterator[None]:
     """Adds to a UserError about ``split`` advice on how to write the other ``splits``, if there are any."""
     others = [name for name in splits if name != split]
     try:

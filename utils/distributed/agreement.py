@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from utils.config.recipes import read_recipe
 from utils.config.settings import TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
@@ -56,11 +57,14 @@ def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> Non
 
 
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
-    """Raises UserError if the processes differ in flags, code or torch version. Called before anything is opened."""
+    """Raises UserError if the processes differ in flags, recipes, code or torch version. Called before anything else
+    is opened."""
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
     check_agreement(ctx, facts)
+    if isinstance(config, TrainConfig):
+        _check_same_recipe(ctx, config)
 
 
 def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterable[Tensor]) -> None:
@@ -91,11 +95,25 @@ def _shown(value: object) -> str:
 
 
 def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
-    """Returns the settings that all processes must share. ``--hyp`` and ``--set`` are not among them, because rank 0
-    reads the recipe for all processes."""
+    """Returns the settings that all processes must share. ``--hyp`` and ``--set`` are compared by value instead."""
     config_type = type(config)
     ignored = names_with(config_type, scope="machine") | names_with(config_type, scope="recipe")
     return {name: value for name, value in asdict(config).items() if name not in ignored}
+
+
+def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
+    """Raises UserError if the processes read different recipes: rank 0 reads the recipe for all, so the values that
+    only another process was given would be ignored. A recipe that no process can read is no difference: rank 0 reports
+    it, or does not need it because the run has stored its values."""
+    hyp = None
+    error_message = "none"
+    try:
+        hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+    except UserError as error:
+        error_message = str(error)
+    check_agreement(ctx, {"the error of the recipe": error_message})
+    if hyp is not None:
+        check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()})
 
 
 def _checksum(tensor: Tensor) -> int:

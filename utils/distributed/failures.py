@@ -72,7 +72,7 @@ def _explain_lost_peer(store: dist.Store, world_size: int, error: BaseException)
         return UserError("NCCL needs more space in /dev/shm; start the container with --shm-size=8g or --ipc=host")
     if multiprocessing.parent_process() is None:
         process = _ended_process(store, world_size)
-        return PeerLost(f"{process} ended without a message; was it killed, or did it exit on its own?")
+        return PeerLost(f"{process} was killed, has crashed or has exited; its launcher prints the signal or exit code")
     return None
 
 

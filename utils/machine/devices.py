@@ -1,4 +1,4 @@
-"""Parses ``--device``, and chooses a device's autocast dtype (``--amp``)."""
+"""Parses ``--device``, and chooses a device's autocast dtype (``--amp``) by what it multiplies natively."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from utils.errors import UserError
-from utils.machine.resources import cpu_multiplies_bf16
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -76,3 +75,15 @@ def resolve_amp(choice: str, device: torch.device) -> torch.dtype | None:
     if choice == "fp16" and device.type == "cpu":
         raise UserError("--amp fp16: not supported on CPUs; use --amp bf16 or --amp off")
     return _DTYPES[choice]
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Returns whether the CPU has matrix instructions for bfloat16. Without them it is emulated, many times slower.
+
+    This is not measured at start-up: beside another busy process, timings went either way (0.5 to 2.0 times float32 in
+    five tries), and the same command must give the same run.
+    """
+    if hasattr(torch.cpu, "get_capabilities"):  # torch >= 2.11
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,9 +1,8 @@
-"""The cores, memory and disk space that this process may use, and whether its CPU multiplies bfloat16 natively."""
+"""The cores, memory and disk space that this process may use."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -114,40 +113,3 @@ def _may_have_gpu(device: str) -> bool:
     if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))
-
-
-# Constants of mallopt(3), from glibc's <malloc.h>.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEPT_BYTES = 2**31 - 1  # mallopt takes an int
-_MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-
-
-def keep_freed_memory() -> None:
-    """Makes this process and its forks reuse freed memory instead of returning it to the system, unless the user has
-    set malloc's environment variables.
-
-    By default, glibc returns large blocks to the system. A training step on a CPU frees all its feature maps, and the
-    20,000 page faults of the next step took 15 % of its time (benchmarks/LOG.md).
-    """
-    if any(name in os.environ for name in _MALLOC_VARIABLES):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for limit in (2**25, _KEPT_BYTES):  # older versions refuse more than half of a heap
-            mallopt(_M_MMAP_THRESHOLD, limit)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def cpu_multiplies_bf16() -> bool:
-    """Returns whether the CPU has matrix instructions for bfloat16. Without them it is emulated, many times slower.
-
-    This is not measured at start-up: beside another busy process, timings went either way (0.5 to 2.0 times float32 in
-    five tries), and the same command must give the same run.
-    """
-    import torch
-
-    if hasattr(torch.cpu, "get_capabilities"):  # torch >= 2.11
-        capabilities = torch.cpu.get_capabilities()
-        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

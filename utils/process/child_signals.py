@@ -7,14 +7,27 @@ import os
 import signal
 from collections.abc import Callable
 
+from utils.process.outcome import Cause
+
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
-# Signals with which the kernel or the C library ends a process because of an error in its own code.
-_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
+# Signals with which the kernel ends a process because of an error in its own code.
+_CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
+_ADVICE: dict[int, str] = {signal.SIGKILL: "is there enough memory?", signal.SIGBUS: "is /dev/shm or the disk full?"}
 
 
-def is_crash(number: int) -> bool:
-    """Returns whether a signal that ended a process means an error in its code rather than a signal from outside."""
-    return number in _CRASHES
+def cause_of_signal(number: int) -> Cause:
+    """Returns the cause that a signal stands for which ended a process.
+
+    | signal | reason | cause |
+    | --- | --- | --- |
+    | SIGSEGV and other `_CRASHES` | an error in the code | COMMAND |
+    | SIGBUS | no space for a page of a mapped file or of /dev/shm | MEMORY |
+    | SIGABRT | NCCL after a failure of another process or a GPU, or a library without memory | LOST_PROCESS |
+    | SIGKILL and others | the kernel, if memory runs out, or a user | LOST_PROCESS |
+    """
+    if number in _CRASHES:
+        return Cause.COMMAND
+    return Cause.MEMORY if number == signal.SIGBUS else Cause.LOST_PROCESS
 
 
 def killed_by(number: int) -> str:
@@ -23,8 +36,8 @@ def killed_by(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:  # most real-time signals have no name
         name = f"signal {number}"
-    advice = "; is there enough memory?" if number == signal.SIGKILL else ""
-    return f"killed by {name}{advice}"
+    advice = _ADVICE.get(number)
+    return f"killed by {name}; {advice}" if advice else f"killed by {name}"
 
 
 def end_with_parent(number: int = signal.SIGINT) -> Callable[[], None]:

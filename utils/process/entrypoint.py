@@ -18,11 +18,11 @@ from typing import NamedTuple, NoReturn
 
 from utils.decoder_warnings import exit_at_once
 from utils.errors import ExplainedError, FailedCheck, PeerFailure, PeerLost, Stopped, UserError, first_line, one_line
-from utils.machine.resources import keep_freed_memory
+from utils.machine.malloc import keep_freed_memory
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
-from utils.process.limits import DISK_FULL, explain_limit, is_disk_full
-from utils.process.result_file import report_bug, report_error, take_result_file
+from utils.process.limits import DISK_FULL, cause_of, explain_limit
+from utils.process.result_file import report_error, take_result_file
 from utils.process.standard_streams import keep_standard_streams, output_error
 from utils.program_folders import cache_folder
 
@@ -105,13 +105,14 @@ def _wait_for_report(_: BaseException) -> None:
 def _print_line(error: BaseException) -> None:
     """Prints the error line, or passes it to the process that started this one."""
     sys.unraisablehook = lambda _: None  # partly constructed objects (torch's loader iterator) fail when they are freed
-    line = one_line(error_line(error) or "")
-    report_error(" ".join(line.split()), is_disk_full=is_disk_full(error), is_peer_lost=isinstance(error, PeerLost))
+    line = " ".join(one_line(error_line(error) or "").split())
+    if not report_error(line, cause_of(error), is_peer_lost=isinstance(error, PeerLost)):
+        print(f"error: {line}", file=sys.stderr, flush=True)
 
 
 def _print_traceback(error: BaseException) -> None:
     sys.excepthook(type(error), error, error.__traceback__)
-    report_bug(f"{type(error).__name__}: {first_line(error)}")
+    report_error(f"{type(error).__name__}: {first_line(error)}", cause_of(error))
 
 
 def _print_nothing(_: BaseException) -> None:

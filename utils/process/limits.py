@@ -8,8 +8,9 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterator
 
-from utils.errors import ExplainedError, UserError
+from utils.errors import ExplainedError, PeerLost, UserError
 from utils.machine.packages import PACKAGES
+from utils.process.outcome import Cause
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
 _STORAGE_FAILED = (errno.EIO, errno.ESTALE)
@@ -42,13 +43,29 @@ _PROBABLY_NO_MEMORY = (
 _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --workers"
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Returns whether the error, or one of its causes, is a full disk or an exceeded quota."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in DISK_FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def cause_of(error: BaseException) -> Cause:
+    """Returns the cause of an error: that of the first one in its chain of causes and contexts that is a limit of the
+    machine or a lost process, else `Cause.COMMAND`."""
+    link: BaseException | None = error
+    while link is not None:
+        cause = _cause_of_link(link)
+        if cause is not None:
+            return cause
+        link = link.__cause__ or link.__context__
+    return Cause.COMMAND
+
+
+def _cause_of_link(error: BaseException) -> Cause | None:
+    if isinstance(error, PeerLost):
+        return Cause.LOST_PROCESS
+    if isinstance(error, OSError) and error.errno in (*DISK_FULL, errno.EROFS):
+        return Cause.MACHINE  # of a disk that has failed the kernel may make a read-only one
+    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
+        return None
+    for recognize, cause in _RECOGNIZERS:
+        if recognize(error, "") is not None:
+            return cause
+    return None
 
 
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
@@ -56,7 +73,7 @@ def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     less memory."""
     if not isinstance(error, Exception) or isinstance(error, ExplainedError):
         return None
-    for recognize in _RECOGNIZERS:
+    for recognize, _ in _RECOGNIZERS:
         message = recognize(error, advice)
         if message is not None:
             return message
@@ -151,16 +168,17 @@ def _errno_of(error: Exception) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-# Each returns a line for errors of its kind, else None. The first that recognizes an error explains it.
-_RECOGNIZERS: tuple[Callable[[Exception, str], str | None], ...] = (
-    _unmappable_library,
-    _missing_library,
-    _missing_package,
-    _too_many_open_files,
-    _too_many_processes,
-    _failed_storage,
-    _killed_worker,
-    _out_of_memory,
+# Each function returns a line for errors of its kind, else None. The first that recognizes an error explains it. Beside
+# it is the cause that such an error has.
+_RECOGNIZERS: tuple[tuple[Callable[[Exception, str], str | None], Cause], ...] = (
+    (_unmappable_library, Cause.MEMORY),
+    (_missing_library, Cause.MACHINE),
+    (_missing_package, Cause.MACHINE),
+    (_too_many_open_files, Cause.MACHINE),
+    (_too_many_processes, Cause.MACHINE),
+    (_failed_storage, Cause.MACHINE),
+    (_killed_worker, Cause.MEMORY),
+    (_out_of_memory, Cause.MEMORY),
 )
 
 

@@ -14,11 +14,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from utils.errors import PeerFailure, PeerLost, Stopped, UserError
-from utils.process.child_signals import end_with_parent, is_crash, killed_by
+from utils.process.child_signals import cause_of_signal, end_with_parent, killed_by
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, REQUEUE, USER_ERROR
 from utils.process.interrupts import exit_on_interrupt
 from utils.process.launch import torchrun_variables
+from utils.process.outcome import Cause
 from utils.process.ports import free_port
 from utils.process.result_file import result_variables
 from utils.process.stop_signals import stop_signals
@@ -184,9 +185,9 @@ def _failure_of(code: int, name: str) -> BaseException:
     if code in _WITH_MESSAGE:
         return PeerFailure(f"{name} failed", code)
     if code >= 0:
-        return UserError(f"{name} ended with status {code} without a message; did a callback or a library exit?")
-    message = f"{name} was {killed_by(-code)}"  # it could not report anything itself
-    return UserError(message) if is_crash(-code) else PeerLost(message)
+        return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+    message = f"{name} was {killed_by(-code)}"  # it could not print anything itself
+    return UserError(message) if cause_of_signal(-code) == Cause.COMMAND else PeerLost(message)
 
 
 def _variables_by_rank(processes: int) -> list[dict[str, str]]:

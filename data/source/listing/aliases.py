@@ -1,6 +1,8 @@
 """Merges the names that symbolic links give an image into one, with the label file found under any of them.
 
-If two names have different label files, the image is listed twice: as two views, each with its own labels.
+If two names have different label files, the image is listed twice: as two views, each with its own labels. A file that
+is empty or cannot be read makes no view if another one has labels. Files where the format expects them come first:
+other files (`unusual_labels`) are looked for only if none of the names has one.
 """
 
 from __future__ import annotations
@@ -8,10 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from data.labels.findings import SECOND_LABEL, Finding
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.split_files import ImageFile
 from utils.files.paths import path_of
+
+# The status of an image none of whose names has labels: that of the first of these which any of them has.
+_WITHOUT_LABELS = (ImageStatus.LABELED, ImageStatus.LEFT_OUT, ImageStatus.BACKGROUND)
 
 
 def find_aliases(
@@ -37,9 +44,8 @@ def find_aliases(
     real_root = os.path.realpath(root)
     aliases: dict[str, list[ImageFile]] = {}
     for (real_folder, _), names in same_images.items():
-        without_links = [name for name in names if _folder_of(name, real_root) == real_folder]
-        usual = without_links[0] if without_links else names[0]
         if len(names) > 1:
+            usual = next((name for name in names if _folder_of(name, real_root) == real_folder), names[0])
             aliases[usual.name] = [name for name in names if name is not usual]
     return aliases
 
@@ -49,20 +55,42 @@ def _folder_of(image: ImageFile, real_root: str) -> str:
     return path_of(image.name.rpartition("/")[0], real_root)
 
 
-def one_per_label_file(names: Sequence[ListedImage], root: Path) -> list[ListedImage]:
-    """Returns an image once for each of its label files, under the first name with which the label file is found, or
-    once under its usual name if it has no label file.
+class Views(NamedTuple):
+    """Holds an image, once for each file with its labels, and what is wrong with its label files."""
 
-    ``names``: the image under each of its names, the usual one first, with the label file found under that name.
+    images: list[ListedImage]
+    findings: list[Finding]  # without a loss
+
+
+def views_of_image(named_images: Sequence[ListedImage], root: Path) -> Views:
+    """Returns an image once for each of its label files with labels, under the first name with which the label file is
+    found, or once if it has none.
+
+    ``named_images``: the image under each of its names, the usual one first, with the label file found under that name.
     """
     names_of_label: dict[str, list[ListedImage]] = {}  # by the real path of the label file
-    unlabeled: list[ListedImage] = []
-    for image in names:
-        if image.status is ImageStatus.BACKGROUND:
-            unlabeled.append(image)
-        else:
+    for image in named_images:
+        if image.status is not ImageStatus.BACKGROUND:
             label_path = os.path.realpath(path_of(image.label.name, root))
             names_of_label.setdefault(label_path, []).append(image)
-    views = list(names_of_label.values()) or [[]]
-    views[0] += unlabeled
-    return [image._replace(aliases=tuple(alias.file for alias in others)) for image, *others in views]
+    views = [names for names in names_of_label.values() if _has_labels(names[0])]
+    if not views:
+        views = [[min(named_images, key=lambda image: _WITHOUT_LABELS.index(image.status))]]
+    used = {image.name for view in views for image in view}
+    views[0] += [image for image in named_images if image.name not in used]
+
+    first = views[0][0]
+    unread = [names[0] for names in names_of_label.values() if used.isdisjoint(image.name for image in names)]
+    findings = []
+    if first.status is ImageStatus.LABELED:  # else its own finding says that it is left out
+        message = f"has no labels that can be read; those in {first.label.name} are used"
+        findings += [Finding(image.label.name, SECOND_LABEL, message) for image in unread]
+    for view, *_ in views[1:]:
+        message = f"{first.name}, which has {first.label.name}, is used a second time with these labels"
+        findings.append(Finding(view.label.name, SECOND_LABEL, message))
+    return Views([image._replace(aliases=tuple(alias.file for alias in others)) for image, *others in views], findings)
+
+
+def _has_labels(image: ListedImage) -> bool:
+    """Returns whether an image has a label file that is not empty."""
+    return image.status is ImageStatus.LABELED and image.label.stamp is not None and image.label.stamp.size > 0

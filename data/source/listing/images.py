@@ -56,7 +56,7 @@ class SplitImages:
             self.images[image.name] = image
 
     def separate_aliases(self) -> None:
-        """Keeps each image under one name. Call this after all images have been added."""
+        """Moves the other names of images to `aliases`. Call this after all images have been added."""
         if len(set(self.real_folders.values())) == len(self.real_folders):  # fast path for the usual case
             return
         self.aliases = find_aliases(self.images, self.real_folders, self.folders.root)
@@ -198,6 +198,8 @@ def _unsupported_images(files: Mapping[str, os.DirEntry], prefix: str) -> Iterat
 
 def _sample_of(names: Sequence[str], files: Mapping[str, os.DirEntry]) -> set[str]:
     """Returns evenly spaced ``names``, and the largest file of a larger evenly spaced sample."""
+    if len(names) <= _SAMPLE_SIZE:
+        return set(names)
     largest = max(spread(names, _MAX_MEASURED), key=lambda name: _size_of(files[name]))
     return {*spread(names, _SAMPLE_SIZE), largest}
 

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
-from data.source.listing.aliases import one_per_label_file
+from data.source.listing.aliases import Views, views_of_image
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import NO_FILE
 from data.source.listing.images import SplitImages
@@ -67,8 +67,9 @@ def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> F
         in_group, used_in_group = _with_usual_labels(group, candidates)
         images += in_group
         used.setdefault(group.usual_label_folder, []).extend(used_in_group)
+    findings: list[Finding] = []
     if split_images.aliases:
-        images = _unite_aliases(images, split_images.aliases, candidates.folders.root)
+        images, findings = _unite_names(images, split_images.aliases, candidates.folders.root)
     if len(groups) > 1:
         images.sort(key=attrgetter("file.name"))
     unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
@@ -77,7 +78,7 @@ def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> F
         groups=groups,
         candidates=candidates.excluding(used),
         without_usual_label=frozenset(file.name for image in unlabeled for file in image.names),
-        findings=[image.reason for image in images if image.reason is not None],
+        findings=findings + [image.reason for image in images if image.reason is not None],
         unusual={},
     )
 
@@ -90,7 +91,7 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
     image_prefix = len(group.images[0].name) - len(group.images[0].base_name)
     suffix = candidates.label_format.suffix
     images: list[ListedImage] = []
-    used: list[str] = []
+    label_names: list[str] = []
     for image in group.images:
         name = image.name[image_prefix:].rpartition(".")[0] + suffix  # much faster than its `stem`
         entry = entries.get(name)
@@ -98,21 +99,22 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
             images.append(ListedImage(image, ImageStatus.BACKGROUND, LabelFile(prefix + name, None)))
         else:
             images.append(with_label(image, prefix + name, status_of(entry)))
-            used.append(name)
-    return images, used
+            label_names.append(name)
+    return images, label_names
 
 
-def _unite_aliases(
-    images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path
-) -> list[ListedImage]:
-    """Merges the entries that ``images`` has for each name of an image into one entry per label file. ``aliases``: see
+def _unite_names(named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path) -> Views:
+    """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
     `find_aliases`."""
-    image_of_name = {image.name: image for image in images}
-    united: list[ListedImage] = []
+    image_of_name = {image.name: image for image in named_images}
+    united = Views([], [])
     for usual_name, others in aliases.items():
         names = (usual_name, *(other.name for other in others))
-        united += one_per_label_file([image_of_name.pop(name) for name in names], root)
-    return [*image_of_name.values(), *united]
+        views = views_of_image([image_of_name.pop(name) for name in names], root)
+        united.images.extend(views.images)
+        united.findings.extend(views.findings)
+    united.images.extend(image_of_name.values())  # those with one name
+    return united
 
 
 def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:

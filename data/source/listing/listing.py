@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from data.labels.findings import Finding
 from data.labels.label_format import LabelFormat
-from data.split_files import ImageFile, LabelFile, OtherImages
+from data.split_files import ImageFile, LabelFile, NamesOfImage, OtherImages
 
 
 class ImageStatus(StrEnum):
@@ -28,14 +28,14 @@ class ListedImage(NamedTuple):
     status: ImageStatus
     label: LabelFile  # for a background, the file where its labels would be
     reason: Finding | None = None  # why the image is left out
-    aliases: tuple[ImageFile, ...] = ()  # the image under other names, given by symbolic links
+    aliases: NamesOfImage = ()  # the image under other names, given by symbolic links
 
     @property
     def name(self) -> str:
         return self.file.name
 
     @property
-    def names(self) -> tuple[ImageFile, ...]:
+    def names(self) -> NamesOfImage:
         """The image under each of its names."""
         return (self.file, *self.aliases)
 
@@ -64,6 +64,11 @@ class Listing:
         """One label file per image that is used, or one for all."""
         labels = [image.label for image in self.all_images if image.status is not ImageStatus.LEFT_OUT]
         return labels if self.label_format.per_image else labels[:1]
+
+    @cached_property
+    def aliases(self) -> dict[str, NamesOfImage]:
+        """The images under their other names, by name; without those that have one."""
+        return {image.name: image.aliases for image in self.all_images if image.aliases}
 
     @property
     def num_aliases(self) -> int:

@@ -12,7 +12,7 @@ from data.source.dataset_spec import DatasetSpec
 from data.source.listing.image_list import is_image
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.walk import Folders, Visit, none_if_missing, walk
-from data.split_files import ImageFile, OtherImages
+from data.split_files import NamesOfImage, OtherImages
 from utils.files.paths import path_of
 
 _MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
@@ -22,24 +22,28 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     """Returns the images outside a split that its one label file may name."""
     folders = Folders(spec.root)
     missing_elsewhere: list[str] = []
-    earlier: dict[str, ImageFile] = {}  # by name
-    later: dict[str, ImageFile] = {}
-    known = split_images.names
+    earlier: dict[str, NamesOfImage] = {}  # by name
+    later: dict[str, NamesOfImage] = {}
+    split_names = split_images.names
+    known = set(split_names)
     earlier_splits = splits_before(spec, split)
-    for other in _splits_with_same_file(spec, split):
+    splits = _splits_with_same_file(spec, split)
+    for other in splits:
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
-        images |= {image.name: image._replace(stamp=None) for image in found.images.values()}
+        for name in found.images.keys() - split_names:
+            names = (found.images[name], *found.aliases.get(name, ()))
+            images[name] = tuple(file._replace(stamp=None) for file in names if file.name not in split_names)
         known |= found.names
 
-    split_names = split_images.names
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier.keys() - split_names)],
-        later_splits=[later[name] for name in sorted(later.keys() - split_names - earlier.keys())],
+        earlier_splits=[earlier[name] for name in sorted(earlier)],
+        later_splits=[later[name] for name in sorted(later.keys() - earlier.keys())],
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
+        is_split_missing=not all(entry.exists() for other in splits for entry in spec.listed_splits[other].images),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS
 from data.source.listing.listing import ImageStatus, ListedImage, Listing
-from data.split_files import FileStamp, ImageFile, LabelFile, OtherImages
+from data.split_files import FileStamp, ImageFile, LabelFile, NamesOfImage, OtherImages
 from utils.files.safe_io import read_text
 
 _MAX_BYTES = 1 << 34
@@ -38,7 +38,7 @@ def read_listing(path: Path) -> Listing:
         label_format=formats[content["format"]],
         findings=[_finding(row) for row in content["findings"]],
         unusual_labels=content["unusual_labels"],
-        others=OtherImages([_image_file(*row) for row in earlier], [_image_file(*row) for row in later], *names),
+        others=OtherImages(list(map(_image_files, earlier)), list(map(_image_files, later)), *names),
         shares_folders=content["shares_folders"],
     )
 
@@ -50,8 +50,12 @@ def _listed_image(file: list, status: str, label: list, reason: list | None, ali
         status=ImageStatus(status),
         label=LabelFile(label_name, _stamp(label_stamp)),
         reason=_finding(reason) if reason else None,
-        aliases=tuple(_image_file(*alias) for alias in aliases),
+        aliases=_image_files(aliases),
     )
+
+
+def _image_files(rows: list[list]) -> NamesOfImage:
+    return tuple(_image_file(*row) for row in rows)
 
 
 def _image_file(name: str, name_in_split: str, stamp: list[int] | None) -> ImageFile:

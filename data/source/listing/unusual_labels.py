@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.source.listing.aliases import one_per_label_file
+from data.source.listing.aliases import Views, views_of_image
 from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -35,11 +35,14 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         return found
     images: list[ListedImage] = []
     chosen: list[ListedImage] = []
+    findings = list(found.findings)
     for image in found.images:
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            chosen += _with_choice(image, choices, found.candidates)
+            views = _with_choice(image, choices, found.candidates)
+            chosen += views.images
+            findings += views.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
     for files in choices.values():
         for file in files:
@@ -49,27 +52,25 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         found,
         images=sorted([*images, *chosen], key=attrgetter("file.name")),
         candidates=found.candidates.excluding(used),
-        findings=found.findings + [image.reason for image in chosen if image.reason is not None],
+        findings=findings + [image.reason for image in chosen if image.reason is not None],
         unusual=found.unusual | unusual,
     )
 
 
-def _with_choice(
-    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
-) -> list[ListedImage]:
+def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles) -> Views:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
-    names: list[ListedImage] = []
+    named_images: list[ListedImage] = []
     for image_file in image.names:
         files = choices.get(image_file.name, ())
         if len(files) > 1:
-            return [image.leave_out(_several_files(image_file.name, files, candidates))]
+            return Views([image.leave_out(_several_files(image_file.name, files, candidates))], [])
         if files:
             file = files[0]
-            names.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
+            named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
-            names.append(image._replace(file=image_file))
-    return one_per_label_file(names, candidates.folders.root)
+            named_images.append(image._replace(file=image_file))
+    return views_of_image(named_images, candidates.folders.root)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
@@ -101,14 +102,13 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns, by name of each image without a label file, the files that name it in their content, if the format can
-    do so."""
+    """Returns, by the usual name of each image without a label file, the files that name it in their content, by any of
+    its names, if the format can do so."""
     named_image = found.candidates.label_format.named_image
     if named_image is None:
         return {}
-    unlabeled = {image.name for image in found.images if image.status is ImageStatus.BACKGROUND}
-    images = [name for group in found.groups for name in group.names if name in unlabeled]
-    names = ImageNames(images)
+    unlabeled = [image for image in found.images if image.status is ImageStatus.BACKGROUND]
+    names = ImageNames([file.name for file in image.names] for image in unlabeled)
     choices: dict[str, list[Candidate]] = {}
     label_folders = [folder for group in found.groups for folder in group.label_folders]
     for folder in dict.fromkeys(map(found.candidates.folders.first_name, label_folders)):
@@ -116,7 +116,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
             name = named_image(file.first_bytes())
             matches = names.find(name) if name else []
             if len(matches) == 1:
-                choices.setdefault(images[matches[0]], []).append(file)
+                choices.setdefault(unlabeled[matches[0]].name, []).append(file)
     return {image: without_copies(files) for image, files in choices.items()}
 
 

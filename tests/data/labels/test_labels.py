@@ -15,7 +15,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.categories import Category, id_of_merged, ids_of_classes
+from data.labels.categories import Category, id_of_merged_class, ids_of_classes
 from data.labels.clean import MIN_SIDE_PX, clean_rows
 from data.labels.coco import read_coco
 from data.labels.findings import (
@@ -302,13 +302,13 @@ def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator,
         ((18,), 18),  # one class, with its own id
         ((1, 18, 20), 18),  # the smallest with annotations: a root of Roboflow's has none
         ((1, 5), 1),  # none has annotations
-        ((99,), 18),  # none is in the file, so all annotations are of the merged class
+        ((101, 99), 99),  # none is in the file
     ],
 )
 def test_a_merged_class_has_the_id_of_a_class_that_it_merges(ids, merged):
     categories = [Category(i, f"c{i}", is_used=i >= 18) for i in (1, 5, 18, 20)]
-    assert id_of_merged(categories, ids) == merged
-    assert id_of_merged([], ids) == min(ids)
+    assert id_of_merged_class(categories, ids) == merged
+    assert id_of_merged_class([], ids) == min(ids)
 
 
 def test_coco_keeps_crowd_area_and_ids(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
+from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
+from tools.shard.write_shards import write_set
 from utils.batches import SampleKey
 from utils.boxes import xywh_to_xyxy
 from utils.config.settings import Hyperparameters
@@ -73,6 +76,35 @@ def test_a_map_and_chosen_classes(root):
     assert (single.names, single.classes.tolist()) == (("object",), [0, 0, -1, 0] * 4)
     mapped = index_of(root, content={"classes": {"truck": "car", "van": "car"}})
     assert (mapped.names, mapped.classes.tolist()) == (("car", "person"), [0, 0, 0, 1] * 4)
+
+
+@pytest.mark.parametrize("in_shards", [False, True])
+@pytest.mark.parametrize(
+    ("categories", "used", "merged", "single"),
+    [
+        ({"car": 3, "truck": 8, "person": 9}, "truck", (8, 9), 8),  # nothing is labeled as a car
+        ({"truck": 8, "person": 9}, "truck", (8, 9), 8),  # the file has no cars
+        ({"car": -5, "truck": 8, "person": 9}, "truck", (8, 9), 8),
+        ({"truck": 8, "car": 3, "person": 1}, "person", (3, 1), 1),
+        ({"person": 9}, "person", (10, 9), 9),  # neither: an id that no category has
+    ],
+)
+def test_a_merged_class_has_the_category_id_that_its_annotations_have(
+    tmp_path, in_shards, categories, used, merged, single
+):
+    write_three_formats(tmp_path, NAMES, {"x.png": (20, 40)}, {"x.png": [(0, 2, 2, 10, 10)]})
+    content = json.loads((tmp_path / "instances.json").read_text())
+    content["categories"] = [{"id": number, "name": name} for name, number in categories.items()]
+    content["annotations"][0]["category_id"] = categories[used]
+    (tmp_path / "instances.json").write_text(json.dumps(content))
+    source = {"train": "images/train", "names": ["car", "truck", "person"], "annotations": "instances.json"}
+    (tmp_path / "d.yaml").write_text(yaml.safe_dump(source | {"classes": {"car": "vehicle", "truck": "vehicle"}}))
+    spec = load_dataset_spec(tmp_path / "d.yaml")
+    if in_shards:
+        write_set(spec, tmp_path / "out", 10**9, splits=("train",))
+        spec = load_dataset_spec(tmp_path / "out")
+    assert load_index(spec, "train", IndexSettings(progress=False)).category_ids == merged
+    assert load_index(spec, "train", IndexSettings(progress=False, single_cls=True)).category_ids == (single,)
 
 
 @pytest.mark.parametrize("chosen", [MAP, {"classes": {"car": "vehicle"}}, {"ignore": ["ignore"]}, {"ignore": ["van"]}])

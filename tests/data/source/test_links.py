@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
@@ -25,7 +25,7 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
-from tests.helpers.three_formats import write_three_formats
+from tests.helpers.three_formats import voc_text, write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
@@ -184,7 +184,26 @@ def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
     index = load_index(load_dataset_spec(tmp_path / "set" / "data.yaml"), "train", IndexSettings(progress=False))
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
     assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
-    assert not index.report.problems
+    assert list(index.report.lines) == [
+        f"right/labels/{stem}.txt: second label file of an image: left/images/{stem}.png, which has "
+        f"left/labels/{stem}.txt, is used a second time with these labels"
+        for stem in "xy"
+    ]
+    assert index.report.ledger.losses == ()
+
+
+def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "left", "right")
+    (root / "left/labels/x.txt").write_text("")
+    no_file(root / "right/labels", "y.txt")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == ["left/images/y.png", "right/images/x.png"]
+    assert [len(index.labels(i)) for i in range(2)] == [1, 1]
+    assert sorted(index.report.lines) == [
+        f"{unread}: second label file of an image: has no labels that can be read; those in {used} are used"
+        for unread, used in (("left/labels/x.txt", "right/labels/x.txt"), ("right/labels/y.txt", "left/labels/y.txt"))
+    ]
 
 
 def test_another_name_of_a_folder_adds_no_images(tmp_path):
@@ -210,9 +229,9 @@ def test_another_name_of_a_folder_adds_no_images(tmp_path):
     assert len(index) == len(index.classes) == 2
 
 
-def no_file(labels: Path) -> None:
-    (labels / "x.txt").unlink()
-    (labels / "x.txt").symlink_to("nowhere")
+def no_file(labels: Path, name: str = "x.txt") -> None:
+    (labels / name).unlink()
+    (labels / name).symlink_to("nowhere")
 
 
 def of_no_image(labels: Path) -> None:
@@ -240,7 +259,8 @@ def test_another_name_of_a_folder_loses_nothing_twice(tmp_path, harm, views):
     harm(root / "left/labels")
     settings = IndexSettings(progress=False, max_bad=1.0)
     expected = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
-    is_labeled_in_right = harm is in_another_format and len(views) > 1  # then the image is used, and nothing is lost
+    # Then the image is used, and nothing is lost.
+    is_labeled_in_right = harm in (in_another_format, no_file) and len(views) > 1
     assert bool(expected.report.ledger.losses) != is_labeled_in_right
     (root / "again").symlink_to("left")
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", settings)
@@ -352,6 +372,67 @@ def test_a_view_without_labels_is_no_background_if_those_of_another_cannot_be_re
     index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
     assert list(index.paths) == ["left/images/y.png", "right/images/y.png"]
     assert index.report.ledger.lost_images == 1
+
+
+def write_linked_folders(root: Path) -> list[str]:
+    """Images of the same names in two folders, of which links show one under a second name; returns their names, the
+    first folder by the link."""
+    write_three_formats(
+        root, ("a",), dict.fromkeys(("left/x.png", "left/y.png", "other/x.png", "other/y.png"), (20, 40)), {}
+    )
+    (root / "images/train/again").symlink_to("left")
+    (root / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: all\n")
+    return ["again/x.png", "again/y.png", "other/x.png", "other/y.png"]
+
+
+def in_voc(root: Path, names: Sequence[str]) -> None:
+    (root / "all").mkdir()
+    for number, name in enumerate(names):
+        text = voc_text([(0, 2, 2, 10 + number, 10)], ("a",), 20, 40)
+        text = text.replace("<annotation>", f"<annotation><filename>{name}</filename>")
+        (root / f"all/{number}.xml").write_text(text)
+
+
+def in_coco(root: Path, names: Sequence[str]) -> None:
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [2, 2, 8 + i, 8]} for i in range(len(names))]
+    content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]}
+    (root / "all.json").write_text(json.dumps(content))
+    (root / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: all.json\n")
+
+
+@pytest.mark.parametrize("write", [in_voc, in_coco])
+def test_labels_may_name_an_image_by_a_link(tmp_path, write):
+    """Each image is found, also where the other folder has an image of the same name."""
+    write(tmp_path, write_linked_folders(tmp_path))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == [f"images/train/{name}.png" for name in ("left/x", "left/y", "other/x", "other/y")]
+    assert [round(index.labels(i)[0, 3] * 40) for i in range(4)] == [8, 9, 10, 11]
+    assert index.report.problems == 0
+
+
+def test_a_json_of_several_splits_names_the_images_of_another_by_a_link(tmp_path):
+    in_coco(tmp_path, write_linked_folders(tmp_path))
+    (tmp_path / "data.yaml").write_text(
+        "train: images/train/other\nval: [images/train/left, images/train/again]\nnames: [a]\nannotations: all.json\n"
+    )
+    for split in ("train", "val"):
+        spec = load_dataset_spec(tmp_path / "data.yaml")
+        index = load_index(spec, split, IndexSettings(progress=False, max_bad=0.0))
+        assert (len(index), index.report.problems) == (2, 0)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_json_may_repeat_the_labels_of_an_image_under_another_name(tmp_path, is_equal):
+    names = write_linked_folders(tmp_path)
+    in_coco(tmp_path, [*names, "left/x.png"])
+    content = json.loads((tmp_path / "all.json").read_text())
+    if is_equal:
+        content["annotations"][-1]["bbox"] = content["annotations"][0]["bbox"]
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.5))
+    assert len(index) == 4
+    assert index.report.ledger.lost_objects == (0 if is_equal else 1)
 
 
 def test_links_that_all_lead_to_each_other_end(tmp_path):

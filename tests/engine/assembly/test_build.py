@@ -128,7 +128,8 @@ def check_told_settings(trainer: Trainer, data: Path) -> None:
     described = trainer.checkpointer.description
     assert (stored["config"]["optimizer"], stored["hyp"]["lr_mult"]) == ("Muon", 1.0)
     assert stored["config"]["data"] == str(data)
-    assert stored == {"run_id": described.run_id, "config": asdict(described.config), "hyp": asdict(described.hyp)}
+    parts = {name: asdict(getattr(described, name)) for name in ("config", "hyp", "files")}
+    assert stored == {"run_id": described.run_id, **parts}
     assert trainer.run.settings.by_name() == stored["config"] | stored["hyp"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from functools import partial
@@ -19,6 +20,7 @@ from tests.helpers.run_checkpoints import claim, saved
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.errors import UserError
+from utils.files.checksum import sha256_of, sha256_of_tree
 from utils.files.locks import FileLock
 
 CONFIG = TrainConfig(export=["onnx", "torchscript"])
@@ -88,6 +90,40 @@ def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, cap
     assert (folder / "best.onnx").read_text() == "mine"
     log = capsys.readouterr().out + caplog.text  # the first export has set up logging
     assert log.count("best.onnx is not an export of this run, and stays") == 1
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_record_of_an_earlier_version_is_read(folder: Path, exported: list[str], is_newer: bool):
+    """It has no checksums of files."""
+    exports_of(folder, exported)
+    stored = {"weights_sha256": sha256_of(folder / "best.pt"), "formats": CONFIG.export}
+    (folder / EXPORT_RECORD).write_text(json.dumps(stored))
+    if is_newer:
+        saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    assert exports_of(folder, exported) == (CONFIG.export if is_newer else [])
+
+
+def test_a_file_that_was_written_and_not_recorded_is_the_runs_own(folder: Path, exported: list[str], monkeypatch):
+    """Such as when its checksum cannot be read; a file of the user is not taken for one."""
+
+    def fail(record: ExportRecord, name: str, path: Path) -> None:
+        path.write_text("newer")
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    exports_of(folder, exported)
+    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    with monkeypatch.context() as patch:
+        patch.setattr(ExportRecord, "add", fail)
+        with pytest.raises(UserError, match="2 of 2 formats failed"):
+            exports_of(folder, exported)
+    assert exports_of(folder, exported) == CONFIG.export
+
+
+def test_a_hidden_file_changes_no_exported_folder(tmp_path: Path):
+    (tmp_path / "best.xml").write_text("model")
+    before = sha256_of_tree(tmp_path)
+    (tmp_path / ".DS_Store").write_text("positions of icons")
+    assert sha256_of_tree(tmp_path) == before
 
 
 def test_an_export_that_was_killed_is_made_again(folder: Path):

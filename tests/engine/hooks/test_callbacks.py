@@ -24,6 +24,7 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from tests.helpers.training import hook_training
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import FailedCheck
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -297,8 +298,9 @@ def test_an_error_without_a_text_is_one_line(folder):
     assert "Silent: <exception str() failed>; the traceback is in runs/exp/train.log" in line
 
 
-def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkeypatch):
-    """The other hooks, such as the summary, and ``--export``."""
+@pytest.mark.parametrize("export_fails", [False, True])
+def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkeypatch, caplog, export_fails):
+    """The other hooks, such as the summary, and ``--export``, whose error does not hide that of the callback."""
     happened = []
 
     class Later(Hook):
@@ -308,6 +310,11 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     def break_down(state: RunState) -> None:
         raise ValueError("too late")
 
+    def export(*_: object) -> None:
+        happened.append("export")
+        if export_fails:
+            raise FailedCheck("onnx: failed")
+
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
     trainer = hook_training(tmp_path, config=TrainConfig(export=["onnx"]), step=step, progress=Progress(epoch=1))
     callbacks = UserCallbacks("--callbacks user:Hooks", {"on_end": break_down}, None)
@@ -316,7 +323,8 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     hooks.call("finish", trainer)
     completed = CompletedRun(trainer.run, trainer.control.late_failure())
     monkeypatch.setattr(train, "_start", lambda *_: completed)
-    monkeypatch.setattr("engine.commands.export.export_best", lambda *_: happened.append("export"))
+    monkeypatch.setattr("engine.commands.export.export_best", export)
     with refused("--callbacks user:Hooks: on_end failed: ...: ValueError: too late; the traceback is in .../train.log"):
         train.main([])
     assert happened == ["summary", "export"]
+    assert ("--export: onnx: failed" in caplog.messages) == export_fails

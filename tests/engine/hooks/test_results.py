@@ -76,13 +76,6 @@ def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
     assert caplog.messages == [f"{path}: may not survive a power cut (Input/output error); written all the same"]
 
 
-def test_epochs_that_the_csv_has_lost_are_named(tmp_path, caplog):
-    path = tmp_path / "results.csv"
-    add(results_csv(path), [(1, {"loss": 1.0}), (3, {"loss": 3.0})])
-    results_csv(path).start(trainer_at(4, folder=tmp_path))
-    assert caplog.messages == [f"{path}: lacks 2 epochs of the 4 that are done"]
-
-
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     """A run with --exist-ok may fail before its first checkpoint, and the earlier run be continued."""
     path = tmp_path / "results.csv"

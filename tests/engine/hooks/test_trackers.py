@@ -337,6 +337,28 @@ def test_mlflow_has_a_run_of_its_own_for_a_checkpoint_in_another_folder(tmp_path
     assert steps == {"first": [1, 2], "second": [2, 3]}
 
 
+@pytest.mark.parametrize(("code", "is_known"), [("", True), ("RESOURCE_DOES_NOT_EXIST", False), ("DOWN", None)])
+def test_mlflow_does_not_continue_a_run_that_its_store_does_not_have(monkeypatch, code, is_known):
+    """A training that was moved to another project has another store, and the note of the first."""
+
+    class MlflowException(Exception):
+        error_code = code
+
+    def get_run(key: str) -> None:
+        if code:
+            raise MlflowException(key)
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.exceptions", SimpleNamespace(MlflowException=MlflowException))
+    service = Mlflow()
+    monkeypatch.setattr(service, "_client", SimpleNamespace(get_run=get_run), raising=False)
+    if is_known is None:  # another error is not an answer
+        with pytest.raises(MlflowException):
+            service._has_run("key")
+    else:
+        assert service._has_run("key") == is_known
+
+
 @pytest.mark.usefixtures("mlflow_store")
 def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"

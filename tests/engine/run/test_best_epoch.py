@@ -27,6 +27,14 @@ LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)
         ({"best": LATER, "epoch3": replace(LATER, epoch=3)}, {"config": TrainConfig(epochs=20)}, -1, ["best9.pt"]),
         ({"best": LATER, "best9": LATER}, {"config": TrainConfig(epochs=20)}, -1, ["best9-2.pt", "best9.pt"]),
         ({"best": LATER}, {}, -1, []),  # the run repeats epoch 9, and writes the file again
+        # A file that has moved changes no step; a teacher of other content does.
+        (
+            {"best": LATER},
+            {"config": TrainConfig(batch_size=8, epochs=10, teacher="/new/t.pt", model="/m.yaml")},
+            -1,
+            [],
+        ),
+        ({"best": LATER}, {"teacher": {"path": "/t.pt", "sha256": "other"}}, -1, ["best9.pt"]),
         ({}, {}, -1, []),
         ({"best": replace(BEFORE, epoch=3)}, {"imgsz": 96, "config": TrainConfig(imgsz=96)}, -1, ["best3.pt"]),
         ({"best": replace(BEFORE, epoch=3)}, {"data": {"val_labels": "other"}}, -1, ["best3.pt"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -18,13 +19,14 @@ from engine.run import restore
 from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
-from engine.run.resume_settings import asks_for_more
+from engine.run.resume_settings import may_add_epochs
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, saved
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.locks import FileLock
 
 EPOCHS = TrainConfig.epochs  # the default
 ALL = frozenset(field.name for field in fields(TrainConfig))
@@ -61,7 +63,7 @@ def test_a_run_that_has_saved_nothing_starts_in_its_folder(folder, exists):
     plan = plan_of(folder.parent)
     assert isinstance(plan, NewRun)
     assert plan.folder == (folder if exists else None)
-    assert plan.used_folder == folder
+    assert plan.existing_folder == folder
     assert (folder / "results.csv").exists() == exists
 
 
@@ -190,8 +192,6 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
         ("{folder}/set/data.yaml", "{folder}/set/../set/data.yaml", False),
         ("{folder}/set/data.yaml", "linked/data.yaml", True),  # the same file by another path
         ("{folder}/images", "images", False),  # a folder without a YAML
-        ("{folder}/old/images", "images", True),
-        ("{folder}/old/moved.yaml", "set", True),
     ],
 )
 def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, monkeypatch, state, stored, given, moves):
@@ -250,7 +250,7 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
 )
 def test_some_settings_let_a_run_that_has_ended_train_on(stored, trained, more, asks):
     before = TrainConfig(**stored)
-    assert asks_for_more(before, replace(before, **more), trained) == asks
+    assert may_add_epochs(before, replace(before, **more), trained) == asks
 
 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
@@ -283,6 +283,22 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
     claim(folder, "new")
     with refused(".../exp: has results of 3 epochs, but no last.pt ..."):
         plan_of(folder.parent)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_run_that_has_ended_may_be_in_a_read_only_folder(folder, monkeypatch, has_ended):
+    def refuse(*_: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    config = TrainConfig(project=str(folder.parent), epochs=3)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    if has_ended:
+        report(folder, config, 3)
+        assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=3), EndedRun)
+    else:
+        with refused(".../exp: cannot be written (read-only file system), but a run continues in its own folder; ..."):
+            plan_of(folder.parent, {"epochs"}, epochs=3)
 
 
 @pytest.mark.parametrize("state", ["begun", "trains", "reports", "ended", "without last.pt"])

@@ -44,6 +44,7 @@ def test_a_plan_says_what_the_run_has_already(
     Path("exp").mkdir()
     claim(Path("exp"), "run")
     note_launch(Path("exp"), "run", ["job"])
+    Path("other.yaml").touch()
     if is_saved:
         config = TrainConfig(data="set.yaml", epochs=10)
         saved(

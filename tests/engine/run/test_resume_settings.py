@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.run.plan import plan_run
-from engine.run.resume_settings import describe_changes, merge_config, merge_hyperparameters, starts_alike
+from engine.run.resume_settings import describe_changes, is_same_start, merge_config, merge_hyperparameters
 from engine.run.run import RunSettings
 from tests.helpers.messages import refused
 from utils.config.recipes import read_recipe
@@ -120,6 +120,15 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
     assert lines == [line, "resume: mosaic 1.0 -> 0.5"]
 
 
+def test_a_recipe_that_has_gone_is_that_of_the_run_unless_it_is_another_one(tmp_path: Path):
+    config = TrainConfig(hyp=str(tmp_path / "hyp.yaml"))
+    hyp, lines = merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp=config.hyp)
+    assert hyp.lr0 == 0.5
+    assert lines == [f"--hyp {tmp_path}/hyp.yaml: no such file any more; the run keeps its hyper-parameters"]
+    with refused(f"{tmp_path}/hyp.yaml: no such file..."):
+        merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp="other.yaml")
+
+
 @pytest.mark.parametrize(
     ("config", "hyp", "is_alike"),
     [
@@ -133,4 +142,4 @@ def test_the_log_names_what_has_no_effect_in_the_recipe(tmp_path: Path):
 def test_a_start_is_that_of_a_run_whatever_it_leaves_open(config, hyp, is_alike):
     stored = RunSettings(TrainConfig(batch_size=48, optimizer="SGD"), Hyperparameters(lr_mult=0.25))
     planned = RunSettings(dataclasses.replace(stored.config, **config), dataclasses.replace(stored.hyp, **hyp))
-    assert starts_alike(stored, planned) == is_alike
+    assert is_same_start(stored, planned) == is_alike

@@ -266,6 +266,18 @@ def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, caps
     assert issue["images"] == ["images/train/0.png"] * 2
 
 
+def test_a_file_that_a_link_shows_in_another_split_is_found_in_both(data, capsys):
+    """It has two names."""
+    shutil.rmtree(data.root / "images/val")
+    shutil.rmtree(data.root / "labels/val")
+    (data.root / "images/val").symlink_to("train")
+    (data.root / "labels/val").symlink_to("train")
+    data.add("train/0", np.zeros((128, 160, 3), np.uint8))
+    issues = [issue for issue in issues_of(capsys, data) if issue["kind"] == ACROSS]
+    assert {issue["text"] for issue in issues} == {"listed in train and val"}
+    assert ["images/train/0.png", "images/val/0.png"] in [issue["images"] for issue in issues]
+
+
 def test_an_image_that_a_split_has_twice_names_the_split_once(data, tmp_path, capsys):
     content = {"train": "images/train", "val": "images/train", "names": NAMES}
     (data.root / "again.yaml").write_text(yaml.safe_dump(content))

@@ -89,6 +89,16 @@ def test_splits_of_one_folder_become_lists(images, tmp_path):
     assert names == {"train": ["one.png", "three.png"], "val": ["two.png"]}
 
 
+def test_an_image_is_in_one_split(images, tmp_path):
+    """Else it would be in both, with a part of its labels in each."""
+    header = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+    (images / "train.csv").write_text(f"{header}one.png,64,48,cat,1,1,9,9\n")
+    (images / "val.csv").write_text(f"{header}two.png,64,48,cat,1,1,9,9\none.png,64,48,cat,2,2,9,9\n")
+    with refused(".../val.csv:3: one.png is in 'val' here, and in 'train' in .../train.csv:2; remove one of them"):
+        convert(images, tmp_path / "coco.json")
+    assert not list(tmp_path.glob("coco*"))
+
+
 def test_images_of_one_name_are_those_of_the_subset(images, tmp_path):
     """A project of CVAT has a folder per subset, which the names do not have."""
     write_cvat(images)

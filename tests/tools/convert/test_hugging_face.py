@@ -135,11 +135,23 @@ def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
     assert {each["image_id"] for each in coco["annotations"]} == {1, 2}
 
 
-@pytest.mark.parametrize("folders", [("full/train", "mini/train"), ("full/test", "mini"), ("mini", "train")])
-def test_several_configurations_of_a_data_set_are_refused(images, folders):
+@pytest.mark.parametrize(
+    ("folders", "choice"),
+    [
+        (("full/train", "mini/train"), "one of .../set/full, .../set/mini"),
+        (("full/test", "mini"), "one of .../set/full, .../set/mini"),
+        (("mini", "train"), ".../set/mini"),  # the other file is in the folder itself, which contains this one
+    ],
+)
+def test_several_configurations_of_a_data_set_are_refused(images, folders, choice):
     """Images of one may be in another, also in another split."""
     _write_two_parquet_files(images, *folders).unlink()
-    check_refusal(images, "set: has parquet files in several folders, which may be configurations with the same ...")
+    check_refusal(
+        images,
+        "set: has parquet files in several folders, which may be configurations with the same images; convert "
+        f"{choice}, or, if they are parts of one configuration, move all files to one folder, each with a name of its "
+        "own",
+    )
 
 
 def test_one_configuration_is_converted_by_its_folder(images, tmp_path):

@@ -21,7 +21,7 @@ from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import ValConfig
 from utils.config.settings_file import settings_file
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
@@ -115,7 +115,7 @@ def test_a_scoring_that_fails_once_is_tried_again(folds, monkeypatch, caplog):
     killed_once = [["sh", "-c", "kill -9 $$"], command_prefix("score-fold")]
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: killed_once.pop(0))
     score_first(folds, monkeypatch)
-    assert "fold1/best.pt: not scored (killed by SIGKILL; is there enough memory?); tried once more" in caplog.text
+    assert "fold1/best.pt: not scored (killed by SIGKILL; is there enough memory?); trying again in 0 s" in caplog.text
 
 
 @pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])

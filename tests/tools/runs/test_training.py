@@ -17,7 +17,7 @@ from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 from utils.errors import Stopped
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 
 pytestmark = pytest.mark.usefixtures("preloaded")
@@ -104,8 +104,20 @@ def test_the_traceback_of_a_crash_is_kept_when_the_training_is_started_again(tmp
 
 
 def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(training, "RETRY_S", 0)
     commands = [["sh", "-c", "kill -9 $$"], ["true"]]
     monkeypatch.setattr(training, "command_prefix", lambda _: commands.pop(0))
     with StopSignals() as signals:
         assert train(TrainConfig(), tmp_path, signals).outcome == Outcome.DONE
-    assert f"{tmp_path}: killed by SIGKILL; is there enough memory? (tried once more)" in caplog.text
+    assert f"{tmp_path}: killed by SIGKILL; is there enough memory?; trying again in 0 s" in caplog.text
+
+
+def test_a_repeated_epoch_is_reported_with_its_new_fitness(tmp_path):
+    """A process was killed between results.csv and last.pt: the weights of the first value do not exist any more."""
+    table = tmp_path / "results.csv"
+    seen: list[tuple[int, float]] = []
+    reports = training._EpochReports(table, 3, Pruning("metrics/AP", lambda *report: seen.append(report) is not None))
+    for rows in ("1,0.1\n2,0.5\n", "1,0.1\n", "1,0.1\n2,0.4\n", "1,0.1\n2,0.4\n3,0.2\n"):
+        table.write_text(f"epoch,metrics/AP\n{rows}")
+        reports.report_new()
+    assert seen == [(1, 0.1), (2, 0.5), (2, 0.4), (3, 0.2)]

@@ -21,6 +21,7 @@ from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.runs import training
 from tools.search.__main__ import main
 from train import main as train
+from utils.child import RunResult
 from utils.config.recipes import hyperparameters_from
 from utils.config.search_settings import SearchConfig
 from utils.config.settings import Hyperparameters
@@ -28,6 +29,7 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.process.identity import this_process
+from utils.process.outcome import Outcome
 from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
@@ -330,7 +332,7 @@ def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
     flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
-    assert "3 trials have failed and none has succeeded" in line
+    assert "the last 3 trials have failed; stopped" in line
     assert "not finite" in line
 
 
@@ -354,6 +356,7 @@ def child(tmp_path, monkeypatch):
     """
     program = tmp_path / "ends.py"
     monkeypatch.setattr(training, "command_prefix", lambda command: [python(), str(program)])
+    monkeypatch.setattr(training, "RETRY_S", 0)
 
     def set_end(code: int, **result: object) -> None:
         program.write_text(
@@ -380,20 +383,65 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
         {"error": "--device 3: no such GPU"},  # before the run has continued
         {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full
     ):
-        child(2, **result, outcome="refused")
+        child(2, **result, cause="machine")
         assert error_of(capsys, main, *flags) == f"error: {result['error']}"
         assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
         assert states_of(folder) == ["RUNNING"]
-    for has_begun in (False, True):
-        child(2, error="process 1 was killed", begun=has_begun, outcome="lost")
-        assert error_of(capsys, main, *flags) == (
-            f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
-        )
-        assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
-        assert states_of(folder) == ["RUNNING"]
-    child(2, error="not finite", folder="run", outcome="failed")
-    assert "3 trials have failed" in error_of(capsys, main, *flags)
-    assert states_of(folder) == ["FAIL"] * 3
+    child(2, error="process 1 was killed", cause="lost process")
+    assert error_of(capsys, main, *flags) == (
+        f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
+    )
+    assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
+    assert states_of(folder) == ["RUNNING"]
+
+
+SCORED = RunResult.of(0, {})
+NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
+LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
+LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
+CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
+BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
+
+
+@pytest.mark.parametrize(
+    ("starts", "states", "lines", "kept"),
+    [
+        # On a machine that has broken, not all that is left of the search is used up.
+        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["the last 3 trials have failed; stopped"], 4),
+        ([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 2),
+        ([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 2),
+        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["the last 3 trials have failed; stopped"] * 2, 4),
+        # Others go on: once the search is complete, only the best trial keeps its weights.
+        ([[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1),
+        ([[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1),
+        # What the kernel kills each time does not block the search for ever.
+        ([[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]], "FCFCC", ["killed by SIGKILL", ""], 1),
+        ([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2),
+        ([[LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]], "R", ["killed by SIGKILL"] * 3, 1),
+    ],
+)
+def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys, starts, states, lines, kept):
+    results: list[RunResult] = []
+
+    def end_training(config, folder, signals, pruning):
+        (folder / "last.pt").touch()
+        if results[0].outcome == Outcome.DONE:
+            pruning.should_prune(1, 0.5)
+        return results.pop(0)
+
+    monkeypatch.setattr("tools.search.loop.train", end_training)
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "broken", "--trials", "5"]
+    for start, line in zip(starts, lines, strict=True):
+        results += start
+        if line:
+            assert line in error_of(capsys, main, *flags)
+        else:
+            main(flags)
+        assert not results
+    folder = tmp_path / "broken"
+    assert "".join(state[0] for state in states_of(folder)) == states
+    assert len(list(folder.rglob("last.pt"))) == kept
 
 
 def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
@@ -417,7 +465,7 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     _, flags = world
     folder = tmp_path / "search"
     trials = folder / "trials"
-    child(2, error="--device 3: no such GPU", outcome="refused")
+    child(2, error="--device 3: no such GPU", cause="machine")
     with FileLock(trials / "0001" / ".trial.lock") as other:
         if is_shared:
             (trials / "0001").mkdir(parents=True)
@@ -433,7 +481,7 @@ def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
     data = write_dataset(tmp_path / "set", train=8, val=2)
     data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
     flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
-    child(2, error="--device 3: no such GPU", outcome="refused")
+    child(2, error="--device 3: no such GPU", cause="machine")
     assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
     assert "'val'" in error_of(capsys, main, *flags)
 

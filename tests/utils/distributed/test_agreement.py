@@ -13,7 +13,8 @@ from tests.helpers.processes import Processes
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model, write_weights
-from utils.distributed.agreement import check_agreement, product_version
+from utils.config.settings import TrainConfig
+from utils.distributed.agreement import check_agreement, check_same_start, product_version
 from utils.errors import PeerFailure, UserError
 
 SECONDS = 60  # enough for two processes to start on a busy machine, and far below a collective's timeout
@@ -148,6 +149,30 @@ def test_equal_values_pass_and_all_ranks_report_different_ones():
     assert "a is 1 on ranks 0, 2, but 2 on ranks 1, 3; extra is None on ranks 0, 1, 2, but xxx" in text
     assert "\n" not in text
     assert len(text) < 400
+
+
+def _compare_start(ctx, configs):
+    try:
+        check_same_start(ctx, configs[ctx.rank])
+    except (UserError, PeerFailure) as error:
+        return str(error)
+    return None
+
+
+def test_recipes_are_compared_by_value(tmp_path):
+    """Rank 0 reads the recipe for all ranks, so a value that only another rank was given would have no effect."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("lr0: 0.5\n")
+    plain, by_file = TrainConfig(), TrainConfig(hyp=str(recipe))
+    by_set, missing = TrainConfig(override=["lr0=0.5"]), TrainConfig(hyp=str(tmp_path / "missing.yaml"))
+
+    message = "the processes of this run differ: hyper-parameter lr0 is null on rank 0, but 0.5 on rank 1"
+    assert run_ranks(2, _compare_start, [plain, by_file]) == [message, message]
+    assert run_ranks(2, _compare_start, [by_set, by_file]) == [None, None]
+    assert run_ranks(2, _compare_start, [missing, missing]) == [None, None]  # rank 0 reports it, if it is needed
+    assert (
+        "differ: the error of the recipe is none on rank 0, but " in run_ranks(2, _compare_start, [plain, missing])[0]
+    )
 
 
 def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from utils.machine.resources import available_memory, check_processes
 
 PROGRAM = """
 import resource
-from utils.machine.resources import keep_freed_memory
+from utils.machine.malloc import keep_freed_memory
 
 keep_freed_memory()
 for _ in range(3):

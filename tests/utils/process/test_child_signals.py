@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from utils.child import RunResult
 from utils.process.child_signals import killed_by
 from utils.process.identity import has_died, this_process
+from utils.process.limits import cause_of
+from utils.process.outcome import Outcome, outcome_of
+from utils.process.spawn import _failure_of
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
@@ -25,6 +29,24 @@ def test_a_signal_is_described_by_its_name_and_what_may_have_caused_it():
     assert killed_by(40) == "killed by signal 40"
     assert killed_by(signal.SIGSEGV) == "killed by SIGSEGV"
     assert killed_by(signal.SIGKILL) == "killed by SIGKILL; is there enough memory?"
+
+
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [
+        (signal.SIGSEGV, Outcome.REFUSED, Outcome.FAILED),
+        (signal.SIGFPE, Outcome.REFUSED, Outcome.FAILED),
+        (signal.SIGBUS, Outcome.LOST, Outcome.LOST),
+        (signal.SIGABRT, Outcome.LOST, Outcome.LOST),
+        (signal.SIGKILL, Outcome.LOST, Outcome.LOST),
+        (signal.SIGHUP, Outcome.LOST, Outcome.LOST),
+    ],
+)
+def test_a_signal_has_the_same_outcome_with_and_without_spawn(number, before, after):
+    for has_begun, outcome in ((False, before), (True, after)):
+        assert RunResult.of(-number, {"begun": has_begun}).outcome == outcome
+        spawned = cause_of(_failure_of(-number, "process 1 of 2"))
+        assert outcome_of(spawned, has_begun=has_begun) == outcome
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl(2) is Linux's")

@@ -87,7 +87,7 @@ def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, caps
     error_output = capsys.readouterr().err
     assert error_output.startswith("Traceback (most recent call last):")
     assert error_output.endswith(f"in main\n    raise error\n{type(error).__name__}: {error}\n")
-    assert read_result(tmp_path / "result.jsonl") == {"outcome": "failed", "error": line}
+    assert read_result(tmp_path / "result.jsonl") == {"error": line, "cause": "command"}
 
 
 def test_a_closed_output_pipe_causes_no_traceback():

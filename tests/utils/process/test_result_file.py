@@ -8,20 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.child import start
+from utils.child import RunResult, start
 from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main
-from utils.process.result_file import (
-    RESULT_VARIABLE,
-    Outcome,
-    read_result,
-    report_begun,
-    take_result_file,
-    write_result,
-)
+from utils.process.limits import limits_as_user_errors
+from utils.process.outcome import Cause, Outcome
+from utils.process.result_file import RESULT_VARIABLE, read_result, report_begun, take_result_file, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -51,18 +47,40 @@ def lose_peer():
     raise PeerLost("process 1 was killed")
 
 
+def use_up_memory():
+    with limits_as_user_errors(lambda: "try a smaller --batch-size"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def lose_loader():
+    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+
+def remount_read_only():
+    raise OSError(errno.EROFS, "Read-only file system", "last.pt")
+
+
+def be_wrong():
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
 @pytest.mark.parametrize(
-    ("has_begun", "fail", "outcome"),
+    ("fail", "before", "after"),
     [
-        (True, fill_disk, Outcome.REFUSED),
-        (True, explain_full_disk, Outcome.REFUSED),
-        (True, find_mistake, Outcome.FAILED),
-        (False, find_mistake, Outcome.REFUSED),
-        (True, lose_peer, Outcome.LOST),
-        (False, lose_peer, Outcome.LOST),
+        (find_mistake, Outcome.REFUSED, Outcome.FAILED),
+        (be_wrong, Outcome.REFUSED, Outcome.FAILED),
+        (fill_disk, Outcome.REFUSED, Outcome.REFUSED),
+        (explain_full_disk, Outcome.REFUSED, Outcome.REFUSED),
+        (remount_read_only, Outcome.REFUSED, Outcome.REFUSED),
+        (use_up_memory, Outcome.LOST, Outcome.LOST),
+        (lose_loader, Outcome.LOST, Outcome.LOST),
+        (lose_peer, Outcome.LOST, Outcome.LOST),
     ],
 )
-def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, has_begun, fail, outcome):
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_what_follows_from_an_error(tmp_path, monkeypatch, capsys, has_begun, fail, before, after):
+    """Nothing fails before training has begun: on a broken machine a search used up all its trials."""
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
 
@@ -71,9 +89,11 @@ def test_a_parent_learns_whether_a_command_was_refused(tmp_path, monkeypatch, ha
             report_begun("exp")
         fail()
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ending:
         run_main(main)
-    assert read_result(result_file)["outcome"] == outcome
+    result = RunResult.of(ending.value.code, read_result(result_file))
+    assert result.outcome == (after if has_begun else before)
+    assert result.reason == read_result(result_file)["error"]
 
 
 @pytest.mark.parametrize("errors", [[find_mistake, lose_peer], [lose_peer, find_mistake]])
@@ -82,7 +102,7 @@ def test_the_line_of_a_process_counts_more_than_that_of_one_that_has_lost_it(tmp
         monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "result.jsonl"))
         with pytest.raises(SystemExit):
             run_main(lambda argv, fail=fail: fail())
-    assert read_result(tmp_path / "result.jsonl") == {"error": "lr0: wrong", "outcome": Outcome.REFUSED}
+    assert read_result(tmp_path / "result.jsonl") == {"error": "lr0: wrong", "cause": Cause.COMMAND}
 
 
 def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monkeypatch, capsys):
@@ -99,8 +119,8 @@ def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp
     write_result(folder="exp")
     with open(result_file, "a") as file:
         file.write('\n{"error": "the disk')
-    write_result(error="lr0: wrong", outcome="failed")
-    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "outcome": "failed"}
+    write_result(error="lr0: wrong", cause="command")
+    assert read_result(result_file) == {"folder": "exp", "error": "lr0: wrong", "cause": "command"}
 
 
 COMMAND = """

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
 from utils.child import start
-from utils.process.result_file import Outcome
+from utils.process.outcome import Outcome
 
 
 def write_program(folder: Path, *, definitions: str = "", sleeping_rank: int | None = 0, **options: object) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
 from data.image_io.decode import read_bytes
 from data.image_io.shards import shard_index
+from data.index.shared_images import real_paths
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
 from utils.errors import UserError
@@ -54,9 +55,10 @@ class _PooledImages:
         self.files = self._identify_files()  # equal for images that are one file
 
     def _identify_files(self) -> list[str]:
-        """Returns a string for each image that identifies its file: the path or, in shards, the name and a checksum if
-        several images have this name (the shards of each split contain copies of its files)."""
-        files = list(self.paths)
+        """Returns a string for each image that identifies its file: the path without links to folders or, in shards,
+        the name and a checksum if several images have this name (the shards of each split contain copies of its
+        files)."""
+        files = [path for split in self.splits for path in real_paths(split.index)]
         num_images_of_name = Counter(self.names)
         for i, (name, path) in enumerate(zip(self.names, self.paths)):
             if num_images_of_name[name] > 1 and shard_index(path) is not None:
@@ -93,10 +95,13 @@ def _files_in_several_splits(images: _PooledImages) -> Iterator[Issue]:
     for number, file in enumerate(images.files):
         numbers_by_file.setdefault(file, []).append(number)
     for numbers in numbers_by_file.values():
-        splits = tuple(dict.fromkeys(map(images.split_of, numbers)))
-        if len(splits) > 1:
-            names = (images.names[numbers[0]],) * len(splits)
-            yield Issue(ACROSS, f"listed in {' and '.join(splits)}", "", names, splits=splits)
+        name_in_split: dict[str, str] = {}  # symbolic links may show a file under several names
+        for number in numbers:
+            name_in_split.setdefault(images.split_of(number), images.names[number])
+        if len(name_in_split) > 1:
+            splits = tuple(name_in_split)
+            message = f"listed in {' and '.join(splits)}"
+            yield Issue(ACROSS, message, "", tuple(name_in_split.values()), splits=splits)
 
 
 def _copies(images: _PooledImages, copies: Iterable[np.ndarray]) -> Iterator[Issue]:

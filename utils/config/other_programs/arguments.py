@@ -59,6 +59,16 @@ class _Argument:
         return actions_of(self.command).get(self.our_words[0])
 
     @property
+    def is_ours(self) -> bool:
+        """Returns whether we have a flag or a hyper-parameter of this name."""
+        return self.hyperparameter != "" or self.action is not None
+
+    @property
+    def is_default(self) -> bool:
+        """Returns whether the value is true, and that is what is done here anyway."""
+        return self.text == "true" and self.name in table().defaults_if_true
+
+    @property
     def is_switch(self) -> bool:
         """Whether true and false are values of our flag."""
         if len(self.our_words) > 1:
@@ -83,7 +93,7 @@ class _Rule(NamedTuple):
     """A row of `_RULES`."""
 
     example: str  # an argument that the rule handles, of train, or of val for a refused value
-    applies: Callable[[_Argument], object]
+    applies: Callable[[_Argument], bool]
     flags: Callable[[_Argument], list[str]]  # raises UserError for a refused argument
 
 
@@ -100,6 +110,18 @@ def _refuse_lines(_: _Argument) -> NoReturn:
 
 def _refuse_value(argument: _Argument) -> NoReturn:
     raise UserError(argument.refusal)
+
+
+def _listed_flags(argument: _Argument) -> list[str]:
+    return argument.listed_flags or []
+
+
+def _flags_with_override(argument: _Argument) -> list[str]:
+    return ["--set", f"{argument.hyperparameter}={argument.value}"]
+
+
+def _flags_of_switch(argument: _Argument) -> list[str]:
+    return argument.our_words
 
 
 def _no_flags(_: _Argument) -> list[str]:
@@ -122,17 +144,17 @@ def _flags_with_value(argument: _Argument) -> list[str]:
 # Rules that translate an argument to flags. The first one that applies decides, so each rule may assume that none above
 # it applies.
 _RULES = (
-    _Rule("plots=False", lambda it: it.listed_flags is not None, lambda it: it.listed_flags or []),
-    _Rule("amp=True", lambda it: it.text == "true" and it.name in table().defaults_if_true, _no_flags),
-    _Rule("device=None", lambda it: it.text == "none" and (it.hyperparameter or it.action), _no_flags),
-    _Rule("name=", lambda it: len(it.value.splitlines()) != 1, _refuse_lines),
-    _Rule("lr0=0.1", lambda it: it.hyperparameter, lambda it: ["--set", f"{it.hyperparameter}={it.value}"]),
-    _Rule("half=False", lambda it: it.action is None and it.is_without_effect, _no_flags),
-    _Rule("half=True", lambda it: it.action is None, _refuse_unknown),
-    _Rule("cos_lr=True", lambda it: it.is_switch and it.text == "true", lambda it: it.our_words),
-    _Rule("cos_lr=False", lambda it: it.is_switch and it.text == "false", _flags_to_switch_off),
-    _Rule("task=study", lambda it: it.refusal, _refuse_value),
-    _Rule("batch=16", lambda it: it.action is not None, _flags_with_value),
+    _Rule("plots=False", lambda argument: argument.listed_flags is not None, _listed_flags),
+    _Rule("amp=True", lambda argument: argument.is_default, _no_flags),
+    _Rule("device=None", lambda argument: argument.text == "none" and argument.is_ours, _no_flags),
+    _Rule("name=", lambda argument: len(argument.value.splitlines()) != 1, _refuse_lines),
+    _Rule("lr0=0.1", lambda argument: argument.hyperparameter != "", _flags_with_override),
+    _Rule("half=False", lambda argument: not argument.is_ours and argument.is_without_effect, _no_flags),
+    _Rule("half=True", lambda argument: not argument.is_ours, _refuse_unknown),
+    _Rule("cos_lr=True", lambda argument: argument.is_switch and argument.text == "true", _flags_of_switch),
+    _Rule("cos_lr=False", lambda argument: argument.is_switch and argument.text == "false", _flags_to_switch_off),
+    _Rule("task=study", lambda argument: argument.refusal != "", _refuse_value),
+    _Rule("batch=16", lambda argument: argument.action is not None, _flags_with_value),
 )
 
 

@@ -1,0 +1,193 @@
+"""The files that a run has stored, and those that a command which continues it means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from data.index.load import load_index
+from data.source.dataset_spec import DataSource
+from data.source.open import open_data
+from engine.checkpoint.description import NamedFiles
+from engine.checkpoint.progress import Progress
+from engine.run import plan as plan_module
+from engine.run.complete_record import note_complete
+from engine.run.plan import plan_run
+from engine.run.run import EndedRun, NewRun, RunPlan, RunSettings
+from tests.helpers.run_checkpoints import saved
+from tests.helpers.tiny import write_dataset
+from utils.config.settings import AUTO, TrainConfig
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+
+SAME = "same"
+MOVED = "moved"
+NOT_COMPARED = "not compared"
+REFUSED = "refused"
+
+
+def plan_of(**flags: Any) -> RunPlan | EndedRun:
+    config = TrainConfig(project="runs", epochs=3, resume=AUTO, **flags)
+    with ExitStack() as stack:
+        return plan_run(DistributedContext.single(), config, {"resume", "epochs", *flags}, stack)
+
+
+def end_run(settings: RunSettings, *, has_last: bool) -> None:
+    """Makes runs/exp the folder of a run with these settings that has ended."""
+    folder = Path("runs/exp")
+    folder.mkdir(parents=True)
+    data = {"source": settings.config.data}
+    if Path(settings.config.data).exists():
+        spec = open_data(DataSource(settings.config.data, ("train", "val")), DistributedContext.single())
+        data["val_labels"] = load_index(spec, "val").label_digest()
+    stored = {"config": settings.config, "hyp": settings.hyp, "files": settings.files, "data": data}
+    for name in ("best.pt", "last.pt"):
+        saved(folder / name, Progress(epoch=3), run_id="exp", **stored)
+    if not has_last:
+        (folder / "last.pt").unlink()
+    (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
+    note_complete(folder, "exp", 3)
+
+
+def outcome_of(name: str, typed: str) -> str:
+    """Returns what the command ``--NAME TYPED`` says about the file of the run."""
+    try:
+        plan = plan_of(**{name: typed})
+    except UserError as error:
+        return REFUSED if "start a new run" in str(error) else str(error)
+    assert isinstance(plan, EndedRun)
+    if any("which has gone, too" in message for message in plan.startup_messages):
+        return NOT_COMPARED
+    is_logged = any(message.startswith(f"resume: {name} ") for message in plan.startup_messages)
+    return MOVED if is_logged else SAME
+
+
+def change_disk(change: str, path: Path, copy: Path) -> None:
+    """Changes the file or data set ``path``, and makes ``copy`` from it, as the words of ``change`` say."""
+    is_folder = path.is_dir()
+    if change.startswith(("copy", "move")):
+        (shutil.copytree if is_folder else shutil.copy)(path, copy)
+    if change.startswith(("remove", "move")):
+        (shutil.rmtree if is_folder else os.remove)(path)
+    if change == "link":
+        copy.symlink_to(path)
+    if change.endswith("change"):
+        changed = path if change == "change" else copy
+        if is_folder:
+            changed = changed / "labels/val/000.txt"
+        changed.write_text("0 0.5 0.5 0.25 0.25\n")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with weights, a model and data sets, which have no cached index elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "here"
+    (folder / "ckpt").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    for path in ("best.pt", "ckpt/best.pt", "my.yaml"):
+        Path(path).write_text("content")
+    write_dataset(Path("set"), train=2, val=2)
+    return folder
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(
+    ("change", "retyped", "expected"),
+    [
+        ("", "", SAME),
+        ("", "missing", REFUSED),
+        ("remove", "", SAME),  # neither the data nor the weights are needed any more
+        ("remove", "missing", NOT_COMPARED),
+        ("change", "", SAME),  # the content is not part of the name
+        ("copy", "copy", MOVED),  # of the same content
+        ("move", "copy", MOVED),
+        ("copy and change", "copy", REFUSED),
+        ("move and change", "copy", REFUSED),
+        ("link", "copy", MOVED),
+    ],
+)
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("weights", "best.pt"),  # a name
+        ("weights", "ckpt/best.pt"),  # a path
+        ("teacher", "best.pt"),
+        ("model", "my.yaml"),
+        ("data", "set"),  # a folder
+        ("data", "set/"),
+        ("data", "set/data.yaml"),
+    ],
+)
+def test_a_command_means_the_file_of_the_run(here, name, typed, change, retyped, expected, has_last):
+    plan = plan_of(**{name: typed})
+    assert isinstance(plan, NewRun)
+    end_run(plan.settings, has_last=has_last)
+    path = here / "set" if name == "data" else here / typed
+    copy = here / "copies" / path.name
+    copy.parent.mkdir()
+    change_disk(change, path, copy)
+    values = {"": typed, "copy": str(copy), "missing": f"missing/{path.name}"}
+    assert outcome_of(name, values[retyped]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "change", "expected"),
+    [
+        ("weights", "best.pt", "", SAME),
+        ("weights", "best.pt", "remove", SAME),
+        ("model", "my.yaml", "remove", SAME),
+        ("data", "set", "", SAME),
+        ("data", "set", "remove", NOT_COMPARED),
+        ("data", "set/data.yaml", "remove", SAME),
+    ],
+)
+@pytest.mark.parametrize("resolves", [True, False])
+def test_a_run_of_an_earlier_version_continues(here, name, typed, change, expected, resolves):
+    """It has stored no `NamedFiles`, and paths as they were typed or resolved."""
+    plan = plan_of(**{name: typed})
+    settings = plan.settings
+    if not resolves:
+        settings = replace(settings, config=replace(settings.config, **{name: typed}))
+    end_run(replace(settings, files=NamedFiles()), has_last=True)
+    path = here / "set" if name == "data" else here / typed
+    change_disk(change, path, here / "copy")
+    outcome = outcome_of(name, typed)
+    assert outcome == expected or (not resolves and outcome == SAME)
+
+
+def test_a_folder_keeps_what_it_meant(here):
+    """A YAML that is put into the folder of a data set later is another data set."""
+    (here / "set/data.yaml").rename(here / "set/first.yaml")
+    plan = plan_of(data="set")
+    end_run(plan.settings, has_last=True)
+    assert plan.settings.config.data == str(here / "set/first.yaml")
+    for later in ("data.yaml", "second.yaml"):
+        shutil.copy(here / "set/first.yaml", here / "set" / later)
+        assert outcome_of("data", "set") == SAME
+        (here / "set" / later).unlink()
+
+
+def test_a_folder_is_not_the_built_in_data_set_of_its_name(here):
+    end_run(plan_of(data="demo").settings, has_last=True)
+    (here / "demo").mkdir()
+    assert outcome_of("data", "demo") == SAME
+    assert outcome_of("data", str(here / "demo")) == REFUSED
+
+
+def test_each_machine_reads_the_files_of_a_new_run_from_its_own_folders(here, monkeypatch):
+    """Rank 0 plans a run, but does not choose the paths of the others."""
+    begun = plan_of(data="set", weights="~/best.pt")
+    (here / "node1").mkdir()
+    monkeypatch.chdir(here / "node1")
+    monkeypatch.setenv("HOME", str(here / "node1"))
+    monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: begun)
+    config = plan_of(data="set", weights="~/best.pt").settings.config
+    assert (config.data, config.weights) == (str(here / "node1/set"), str(here / "node1/best.pt"))

@@ -1,0 +1,58 @@
+"""The outcome of a command, for the process that started it: `outcome_of` decides from the cause alone.
+
+An error has a cause (`utils.process.limits.cause_of`), which `run_main` writes to the result file; so has a signal that
+ends a process (`utils.process.child_signals.cause_of_signal`). utils/child.py asks `outcome_of`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """How a command ended, and how a program that started it for training or scoring reacts.
+
+    | outcome | `tools.kfold`, `tools.search` | Ray |
+    | --- | --- | --- |
+    | DONE | go on | ends |
+    | PRUNED | the search goes on with the next trial | |
+    | STOPPED | end; the same command continues | tries again |
+    | REFUSED | end, and keep the results so far: the next training would be refused, too | ends |
+    | LOST | try once more, then end and keep the results so far; the same command continues | tries again |
+    | FAILED | cross-validation ends; a search counts the trial as failed | tries again |
+    """
+
+    DONE = "done"
+    PRUNED = "pruned"  # ended early by the process that started it
+    STOPPED = "stopped"  # by a signal; a run that had begun can be resumed
+    REFUSED = "refused"  # before its work began, or by a limit of the machine
+    LOST = "lost"  # the next try may succeed
+    FAILED = "failed"  # by something that may be its own, such as its hyper-parameters
+
+
+class Cause(StrEnum):
+    """Why a command could not complete its work."""
+
+    COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
+    MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package
+    MEMORY = "memory"  # not enough on the device, the machine or in /dev/shm; another program may use it now
+    LOST_PROCESS = "lost process"  # it was killed or aborted, hangs, or has not joined the others
+
+
+def outcome_of(cause: Cause, *, has_begun: bool) -> Outcome:
+    """Returns the outcome of a command that is not done. ``has_begun``: its work had (`report_begun`).
+
+    | cause | before the work has begun | after |
+    | --- | --- | --- |
+    | COMMAND | REFUSED | FAILED |
+    | MACHINE | REFUSED | REFUSED |
+    | MEMORY, LOST_PROCESS | LOST | LOST |
+
+    Nothing fails before it has begun: whatever ends each training on a broken machine would use up all trials of a
+    search.
+    """
+    if cause in (Cause.MEMORY, Cause.LOST_PROCESS):
+        return Outcome.LOST
+    if cause == Cause.MACHINE or not has_begun:
+        return Outcome.REFUSED
+    return Outcome.FAILED
