@@ -384,6 +384,12 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+def test_a_folder_that_trains_as_it_is_is_named_with_the_command(images):
+    (images / "classes.txt").write_text("cat\n")
+    (images / "one.txt").write_text("0 .5 .5 .2 .2\n")
+    check_refusal(images, "set: training reads it as it is, without conversion: python train.py --data .../set")
+
+
 def test_a_polygon_of_yolo_is_no_row_of_kitti(images):
     """One of seven points has 15 fields, too."""
     (images / "one.txt").write_text(f"0 {'0.5 1e-1 ' * 7}\n")
