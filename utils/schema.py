@@ -75,14 +75,15 @@ def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
 
 
 def suggestion(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str:
-    """Returns `` (did you mean 'x'?)`` with the known name closest to ``name``, or "" if none is close.
+    """Returns `` (did you mean 'x'?)`` with the known name closest to ``name``, ignoring case, or "" if none is close.
     ``min_similarity``: 0 to 1, as in difflib."""
     known = list(known)
     for other in known:
         if look_alike(name, other):
             return f" ({name!a}; did you mean {other!a}, which looks the same?)"
-    closest = difflib.get_close_matches(name, known, n=1, cutoff=min_similarity)
-    return f" (did you mean '{closest[0]}'?)" if closest else ""
+    known_by_key = {other.casefold(): other for other in reversed(known)}
+    closest = difflib.get_close_matches(name.casefold(), known_by_key, n=1, cutoff=min_similarity)
+    return f" (did you mean '{known_by_key[closest[0]]}'?)" if closest else ""
 
 
 def fits_64_bits(number: int) -> bool:

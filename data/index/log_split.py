@@ -99,8 +99,8 @@ def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_ki
             label, image = ascii(label), ascii(image)
         get_logger().info("%s: %s with an unexpected name or folder, first %s of %s", title, count, label, image)
     if listing.num_aliases:
-        message = "%s: symbolic links show images under %s more; each image is used once per label file"
-        get_logger().info(message, title, counted(listing.num_aliases, "name"))
+        message = "%s: symbolic links give images %s; each image is used once per label file"
+        get_logger().info(message, title, counted(listing.num_aliases, "further name"))
     for kind in (ORPHAN, UNREAD_LABELS, SECOND_LABEL, SHARED_LABEL):
         findings = [finding for finding in listing.findings if finding.kind == kind]
         if findings and kind not in logged_kinds:

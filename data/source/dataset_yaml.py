@@ -24,6 +24,7 @@ from data.labels.yolo import folder_with_labels
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit, Split, joined_parts
 from data.source.diagnosis.other_exports import check_no_export
 from data.source.folder import read_folder
+from data.source.missing_data import nearby_paths_hint
 from data.source.yaml_classes import read_names, with_class_map
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
 from data.source.yaml_paths import YAML_FOLDER, checked_path, is_yaml, replaced_separators, resolve_entry, resolve_root
@@ -187,6 +188,8 @@ def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
     or if the data sets join each other in a cycle."""
     location = f"{context.path}: {split}"
     path = resolve_entry(checked_path(entry, location), context.root)
+    if is_yaml(path) and not path.exists():
+        raise UserError(f"{location}: {path}: no such file{nearby_paths_hint(path)}")
     if not is_yaml(path) or not path.is_file():
         raise UserError(f"{location}: {path}: not a YAML of a data set; name only YAMLs, or only folders and lists")
     chain = (*context.joined_by, context.path)

@@ -65,6 +65,7 @@ def test_plain_data_becomes_dataclasses():
         ([], "must be 'key: value' lines, got list"),
         ({}, "has no 'part'"),
         ({"parts": 1}, "unknown key 'parts' (did you mean 'part'?)"),
+        ({"PART": 1}, "unknown key 'PART' (did you mean 'part'?)"),
         ({"part": {"size": True}}, "part: size: must be a whole number, got True"),
         ({"part": {"size": -1}}, "part: size: must be at least 0, got -1"),
         ({"part": {"size": 2**63}}, "part: size: the number does not fit in 64 bits"),

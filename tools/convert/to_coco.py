@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from data.labels.coco import read_coco
+from data.source.dataset_yaml import load_dataset_spec
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
 from tools.convert.annotations import AnnotatedImage, Annotations
@@ -137,6 +138,9 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     if len(files_of) > 1:
         raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
     if not files_of:
+        if _is_dataset(source):
+            typed = f"{COMMANDS['train'].typed} --data {shlex.quote(str(source))}"
+            raise UserError(f"{source}: training reads it as it is, without conversion: {typed}")
         files = list(files_below(source, EXPORT_SUFFIXES)) if source.is_dir() else [source]
         message = first_unread_export(files) or unknown_columns(files)
         if message:
@@ -145,6 +149,17 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
     return next(iter(files_of.items()))
+
+
+def _is_dataset(source: Path) -> bool:
+    """Returns whether a folder is in a format that ``--data`` reads."""
+    if not source.is_dir():
+        return False
+    try:
+        load_dataset_spec(source)
+    except UserError:
+        return False
+    return True
 
 
 def _instead(files_of: Mapping[str, list[Path]]) -> str:
@@ -219,7 +234,7 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = annotations.num_without_entry()
     if left_out:
-        lines.append(f"{counted(left_out, 'image')} without an entry in the annotations: left out of training")
+        lines.append(f"{counted(left_out, 'image')} whose boxes are unknown: left out of training")
     return [
         f"{title}: {sizes}",
         *lines,

@@ -185,7 +185,7 @@ def _failure_of(code: int, name: str) -> BaseException:
     if code in _WITH_MESSAGE:
         return PeerFailure(f"{name} failed", code)
     if code >= 0:
-        return UserError(f"{name} ended with status {code} and without a message; does a callback or a library exit?")
+        return UserError(f"{name} ended with status {code} without a message; did a callback or a library exit?")
     message = f"{name} was {killed_by(-code)}"  # it could not print anything itself
     return UserError(message) if cause_of_signal(-code) == Cause.COMMAND else PeerLost(message)
 

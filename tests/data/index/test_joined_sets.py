@@ -170,9 +170,10 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
             {"train": ["a/data.yaml", "images"]},
             "both.yaml: train: .../images: not a YAML of a data set; name only YAMLs, or only folders and lists",
         ),
+        ({"train": ["a/data.yaml", "c/data.yaml"]}, "both.yaml: train: .../c/data.yaml: no such file"),
         (
-            {"train": ["a/data.yaml", "c/data.yaml"]},
-            "both.yaml: train: .../c/data.yaml: not a YAML of a data set; name only YAMLs, or only folders and lists",
+            {"train": ["a/data.yaml", "b/date.yaml"]},
+            "both.yaml: train: .../b/date.yaml: no such file; '.../b/data.yaml' exists",
         ),
         (
             {"train": ["both.yaml"]},

@@ -180,7 +180,7 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
     lines = convert(images, tmp_path / "b.json")
     assert f"left out because they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
-    assert "1 image without an entry in the annotations: left out of training" in lines
+    assert "1 image whose boxes are unknown: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
     check_refusal(
         images,
@@ -384,6 +384,12 @@ def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+def test_a_folder_that_trains_as_it_is_is_named_with_the_command(images):
+    (images / "classes.txt").write_text("cat\n")
+    (images / "one.txt").write_text("0 .5 .5 .2 .2\n")
+    check_refusal(images, "set: training reads it as it is, without conversion: python train.py --data .../set")
+
+
 def test_a_polygon_of_yolo_is_no_row_of_kitti(images):
     """One of seven points has 15 fields, too."""
     (images / "one.txt").write_text(f"0 {'0.5 1e-1 ' * 7}\n")
@@ -483,7 +489,7 @@ def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_pa
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without objects: background" in lines
-    assert "1 image without an entry in the annotations: left out of training" in lines
+    assert "1 image whose boxes are unknown: left out of training" in lines
     content = json.loads((tmp_path / "out.json").read_text())
     assert len(content["images"]) == 2
     assert len(content["annotations"]) == len(TRUTH["one.png"])
