@@ -222,7 +222,7 @@ def read_source(
     if full_hw != tuple(image_hw):
         raise UserError(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
-            f"set was indexed; it changed during the run: start again"
+            f"set was indexed; it changed during the run; start again"
         )
     if reduces and image.shape[:2] == full_hw:
         return resize(image, width, height)

@@ -76,7 +76,7 @@ def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str
     return {
         "runs a command": (zip_around(program, folder / "runs.pt"), "no detector weights in the file"),
         "bare pickle that runs a command": (folder / "old.pt", "truncated, or not a PyTorch checkpoint"),
-        "huge tensor": (huge, "refused: a tensor does not match the data"),
+        "huge tensor": (huge, "refused: a tensor does not match the stored data"),
         "huge tensor, safetensors": (folder / "huge.safetensors", "truncated, damaged, or not a safetensors file"),
         "huge header, safetensors": (folder / "header.safetensors", "truncated, damaged, or not a safetensors file"),
         "truncated": (folder / "truncated.pt", "truncated, or not a PyTorch checkpoint"),

@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError
 from utils.machine.packages import PACKAGES
@@ -60,7 +61,7 @@ def _cause_of_link(error: BaseException) -> Cause | None:
         return Cause.LOST_PROCESS
     if isinstance(error, OSError) and error.errno in (*DISK_FULL, errno.EROFS):
         return Cause.MACHINE  # of a disk that has failed the kernel may make a read-only one
-    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
+    if not _may_be_limit(error):
         return None
     for recognize, cause in _RECOGNIZERS:
         if recognize(error, "") is not None:
@@ -71,13 +72,24 @@ def _cause_of_link(error: BaseException) -> Cause | None:
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains an error that is a machine limit in one line. Returns None for other errors. ``advice`` tells how to use
     less memory."""
-    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
+    if not _may_be_limit(error):
         return None
     for recognize, _ in _RECOGNIZERS:
         message = recognize(error, advice)
         if message is not None:
             return message
     return None
+
+
+def _may_be_limit(error: BaseException) -> TypeGuard[Exception]:
+    """Returns whether the recognizers can read the error. They read its text, which a class of the user may refuse."""
+    if not isinstance(error, Exception) or isinstance(error, ExplainedError):
+        return False
+    try:
+        str(error)
+    except Exception:
+        return False
+    return True
 
 
 def _unmappable_library(error: Exception, advice: str) -> str | None:

@@ -290,7 +290,7 @@ def test_an_unreadable_or_changed_image_stops_filling_the_cache(index, cached):
     Path(index.path(0)).write_bytes(Path(index.path(1)).read_bytes())  # a file of another size
     with refused(
         "images/000.png: is 100x200 pixels but was 80x60 when the data set was indexed; it changed during "
-        "the run, start again"
+        "the run; start again"
     ):
         cached("disk", replace(index, image_files="changed"))
 
