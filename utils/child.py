@@ -64,6 +64,11 @@ class RunResult:
         return bool(self.values.get("begun"))
 
     @property
+    def ran_out_of_memory(self) -> bool:
+        """Returns whether the command itself reported that there was not enough memory for its work, once begun."""
+        return self.code > 0 and self.has_begun and self.values.get("cause") == Cause.MEMORY
+
+    @property
     def failed_because_of_peer(self) -> bool:
         """Whether the process failed only because another process of its run did, which reports the reason."""
         return self.code == USER_ERROR and "error" not in self.values

@@ -201,7 +201,7 @@ class _Worker:
     def _outcome_of_failure(self, claim: Claim, result: RunResult) -> TrialOutcome | None:
         """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays
         unfinished."""
-        if result.outcome == Outcome.FAILED:
+        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:  # twice: it may be the trial's own recipe
             return TrialOutcome.failed(result.reason)
         # A training that is lost before it has begun is no reason to give up its trial: others would be lost, too.
         is_lost = result.outcome == Outcome.LOST and result.has_begun

@@ -398,6 +398,7 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
 SCORED = RunResult.of(0, {})
 NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
 LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
+NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
 LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
 CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
 BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
@@ -414,6 +415,7 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         # Others go on: once the search is complete, only the best trial keeps its weights.
         ([[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1),
         ([[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1),
+        ([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1),
         # What the kernel kills each time does not block the search for ever.
         ([[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]], "FCFCC", ["killed by SIGKILL", ""], 1),
         ([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2),
