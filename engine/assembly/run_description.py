@@ -13,13 +13,14 @@ from utils.files.data_location import describe_location
 
 
 def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:
-    """Returns the fingerprint and the label digest of a run's data, see `RunDescription.data`. All ranks get those of
+    """Returns the fingerprint and the label digests of a run's data, see `RunDescription.data`. All ranks get those of
     rank 0, because fingerprints depend on modification times, which differ between copies on several machines.
 
     ``train``, ``val``: indexes of the samples, which are tiles for data with tiles.
     """
     fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
-    return broadcast_object(ctx, {"fingerprint": fingerprint, "val_labels": val.label_digest()})
+    digests = {"train_labels": train.label_digest(), "val_labels": val.label_digest()}
+    return broadcast_object(ctx, {"fingerprint": fingerprint, **digests})
 
 
 def describe_run(

@@ -1,4 +1,4 @@
-"""Resolves the paths in settings, which depend on the working folder. Needs no torch.
+"""Resolves the paths in settings, which depend on the working folder.
 
 The paths that a run stores are resolved once, so that a later change of the disk does not change their meaning. A
 command is resolved before it is compared with them. It names the same file as the run (`follow`)

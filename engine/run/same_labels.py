@@ -1,4 +1,4 @@
-"""Compares the labels of a data set with those on which a run was validated, by the digest in its checkpoints."""
+"""Compares the labels and classes of a data set with those of a run, by the digests in its checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from data.folds.held_out import hold_out_validation
-from data.loading.open_reader import open_run_val_reader
+from data.loading.open_reader import open_run_val_reader, open_train_reader
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.checkpoint.description import RunDescription
@@ -20,36 +20,49 @@ from utils.logger import get_logger
 
 @dataclass(frozen=True, kw_only=True)
 class StoredLabels:
-    """What checkpoints store of the validation images of a run."""
+    """What checkpoints store of the classes, images and labels of a run."""
 
-    digest: str  # see `RunDescription.data`; "": not known
-    images: list[str] = field(default_factory=list)  # see `RunDescription.val_images`
+    names: list[str] = field(default_factory=list)  # of the classes
+    train_digest: str = ""  # see `RunDescription.data`; "": not known
+    val_digest: str = ""
+    val_images: list[str] = field(default_factory=list)  # see `RunDescription.val_images`
 
     @staticmethod
     def of(description: RunDescription) -> StoredLabels:
-        return StoredLabels(digest=description.data.get("val_labels", ""), images=description.val_images)
+        return StoredLabels(
+            names=description.names,
+            train_digest=description.data.get("train_labels", ""),
+            val_digest=description.data.get("val_labels", ""),
+            val_images=description.val_images,
+        )
 
     @staticmethod
     def of_best(folder: Path) -> StoredLabels:
         """Returns those of the newest run in ``folder``, from its best.pt; unknown without one."""
         best = best_of_newest_run(folder)
         if best is None:
-            return StoredLabels(digest="")
+            return StoredLabels()
         try:
             data = read_part(best, "data")
-            images = read_part(best, "val_images")
+            names = read_part(best, "names")
+            val_images = read_part(best, "val_images")
         except UserError:
-            return StoredLabels(digest="")
-        digest = data.get("val_labels", "") if isinstance(data, dict) else ""
-        return StoredLabels(digest=str(digest), images=images if isinstance(images, list) else [])
+            return StoredLabels()
+        digests = data if isinstance(data, dict) else {}
+        return StoredLabels(
+            names=names if isinstance(names, list) else [],
+            train_digest=str(digests.get("train_labels", "")),
+            val_digest=str(digests.get("val_labels", "")),
+            val_images=val_images if isinstance(val_images, list) else [],
+        )
 
 
 def has_same_labels(stored: StoredLabels, settings: RunSettings) -> bool:
-    """Returns whether the data set of ``settings`` has the validation images and labels that a run has ``stored``.
-    False if that is not known: if the run has stored no digest, or with ``--keep-old``, whose classes depend on the
-    teacher, or if the data set cannot be read. Only rank 0 calls this."""
+    """Returns whether the data set of ``settings`` has the classes, and the sizes and labels of images, that a run has
+    ``stored``. False if that is not known: if the run has stored no digests, or with ``--keep-old``, whose classes
+    depend on the teacher, or if the data set cannot be read. Only rank 0 calls this."""
     config = settings.config
-    if not stored.digest or config.keep_old:
+    if not stored.train_digest or not stored.val_digest or config.keep_old:
         return False
     config = replace(config, cache="none", stage="", workers=0)
     get_logger().info("--data %s: comparing its labels with those of the run", config.data)
@@ -57,9 +70,11 @@ def has_same_labels(stored: StoredLabels, settings: RunSettings) -> bool:
     try:
         spec = open_data(DataSource.of_training(config), ctx)
         if config.val_fraction:
-            spec = hold_out_validation(ctx, config, spec, stored.images)
-        reader = open_run_val_reader(ctx, config, settings.hyp, spec)
+            spec = hold_out_validation(ctx, config, spec, stored.val_images)
+        train = open_train_reader(ctx, config, settings.hyp, spec).sample_index
+        val = open_run_val_reader(ctx, config, settings.hyp, spec).sample_index
     except UserError as error:
         get_logger().warning("%s", error)
         return False
-    return reader.sample_index.label_digest() == stored.digest
+    digests = (train.label_digest(), val.label_digest())
+    return list(val.names) == stored.names and digests == (stored.train_digest, stored.val_digest)

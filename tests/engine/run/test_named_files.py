@@ -44,10 +44,12 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     folder = Path("runs/exp")
     folder.mkdir(parents=True)
     data = {"source": settings.config.data}
+    names = ["light", "dark"]
     if Path(settings.config.data).exists():
         spec = open_data(DataSource(settings.config.data, ("train", "val")), DistributedContext.single())
-        data["val_labels"] = load_index(spec, "val").label_digest()
-    stored = {"config": settings.config, "hyp": settings.hyp, "files": settings.files, "data": data}
+        data |= {f"{split}_labels": load_index(spec, split).label_digest() for split in ("train", "val")}
+        names = list(spec.names)
+    stored = {"names": names, "config": settings.config, "hyp": settings.hyp, "files": settings.files, "data": data}
     for name in ("best.pt", "last.pt"):
         saved(folder / name, Progress(epoch=3), run_id="exp", **stored)
     if not has_last:
@@ -78,11 +80,16 @@ def change_disk(change: str, path: Path, copy: Path) -> None:
         (shutil.rmtree if is_folder else os.remove)(path)
     if change == "link":
         copy.symlink_to(path)
-    if change.endswith("change"):
+    if "change" in change:
         changed = path if change == "change" else copy
-        if is_folder:
-            changed = changed / "labels/val/000.txt"
-        changed.write_text("0 0.5 0.5 0.25 0.25\n")
+        if is_folder and change.endswith("names"):
+            yaml_file = changed / "data.yaml"
+            yaml_file.write_text(yaml_file.read_text().replace("light", "lamp"))
+        elif is_folder:
+            split = "train" if change.endswith("train") else "val"
+            (changed / f"labels/{split}/000.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+        else:
+            changed.write_text("0 0.5 0.5 0.25 0.25\n")
 
 
 @pytest.fixture
@@ -111,6 +118,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("move", "copy", MOVED),
         ("copy and change", "copy", REFUSED),
         ("move and change", "copy", REFUSED),
+        ("copy and change train", "copy", REFUSED),
+        ("copy and change names", "copy", REFUSED),
         ("link", "copy", MOVED),
     ],
 )
