@@ -43,7 +43,6 @@ class OtherImages(NamedTuple):
     unassigned: Sequence[str] = ()  # names of images in the same folders that belong to no split
     missing: Sequence[str] = ()  # nonexistent images that the lists of this split name
     missing_elsewhere: Sequence[str] = ()  # nonexistent images that the lists of the other splits name
-    is_split_missing: bool = False  # a folder or list of another split does not exist, so its images are not known
 
 
 class LabelFile(NamedTuple):

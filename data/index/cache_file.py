@@ -105,11 +105,10 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
     for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
         digest.update(rows + b"\0\0\0")
     findings = [_facts_of(finding) for finding in listing.findings]
-    num_earlier = len(others.earlier_splits)  # marks where the later splits begin
+    num_names = [[len(names) for names in splits] for splits in (others.earlier_splits, others.later_splits)]
     if listing.aliases and listing.label_format.per_image is None:  # the label file may name images by them
         digest.update(file_rows(list(chain.from_iterable(listing.aliases.values()))))
-    facts_of_others = [others.missing, others.missing_elsewhere, num_earlier, others.is_split_missing]
-    digest.update(json.dumps([findings, *facts_of_others]).encode())
+    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_names]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))

@@ -99,7 +99,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
             matched.of_other_images[Origin.NO_SPLIT].append(entries[number])
         else:
             unmatched = _unmatched(entries[number], [images[i][0] for i in fits], names)
-            if len(fits) == 1 and _have_same_labels(entries[number], entries[entry_of[fits[0]]]):
+            if len(fits) == 1 and _is_repeated(entries[number], entries[entry_of[fits[0]]], images[fits[0]]):
                 unmatched = unmatched._replace(is_repeated=True)
             matched.unmatched.append(unmatched)
     return matched
@@ -178,6 +178,13 @@ def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_na
     if has_name:
         return any(images_of_no_split.agreement(entry.file_name, image) for image in fits)
     return bool(fits)
+
+
+def _is_repeated(entry: ImageEntry, used_entry: ImageEntry, names: NamesOfImage) -> bool:
+    """Returns whether an entry has the labels of the one that is used for an image, under another of its ``names``."""
+    file_name = os.path.normpath(entry.file_name)
+    is_of_image = any(file_name in (file.name, file.name_in_split) for file in names)
+    return is_of_image and _have_same_labels(entry, used_entry)
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:

@@ -92,8 +92,6 @@ class LabelsPerSplit:
         others = request.others
         sizes = SplitSizes(len(others.earlier_splits), len(request.images), len(others.later_splits))
         lost_here = sizes.share_of(len(of_any_split))
-        if others.is_split_missing:  # then they are most likely its images
-            lost_here = range(0)
         findings += of_any_split[lost_here.start : lost_here.stop]
         lost_elsewhere = of_any_split[: lost_here.start] + of_any_split[lost_here.stop :]
         findings += [finding._replace(lost_images=0, lost_objects=0) for finding in lost_elsewhere]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -448,20 +447,6 @@ def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
     ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")]
     assert sum(ledger.lost_images for ledger in ledgers) == 2
     assert sum(ledger.lost_objects for ledger in ledgers) == 2 + 2 * 2
-
-
-def test_images_of_a_split_whose_folder_is_missing_are_no_loss_of_the_others(root):
-    """Its images are in the JSON of all splits, and may not be on this disk."""
-    (root / "images/val").mkdir()
-    for name in IMAGES[8:]:
-        folder = "val" if name < IMAGES[14] else "test"
-        (root / "images" / folder).mkdir(exist_ok=True)
-        (root / "images/train" / name).rename(root / "images" / folder / name)
-    path = describe(root, "coco", val="images/val", test="images/test")
-    shutil.rmtree(root / "images/test")
-    for split, count in (("train", 8), ("val", 6)):
-        index = load(path, split, max_bad=0.0)
-        assert (len(index), index.report.ledger.losses) == (count, ())
 
 
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data.labels.findings import SECOND_LABEL, Finding
+from data.labels.findings import SECOND_LABEL, SECOND_VIEW, Finding
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.split_files import ImageFile
 from utils.files.paths import path_of
 
-# The status of an image none of whose names has labels: that of the first of these which any of them has.
-_WITHOUT_LABELS = (ImageStatus.LABELED, ImageStatus.LEFT_OUT, ImageStatus.BACKGROUND)
+# An image none of whose names has labels has the first of these statuses that any of the names has. If a label file
+# cannot be read, an empty one beside it doesn't show that the image is a background.
+_WITHOUT_LABELS = (ImageStatus.LEFT_OUT, ImageStatus.LABELED, ImageStatus.BACKGROUND)
 
 
 def find_aliases(
@@ -87,7 +88,7 @@ def views_of_image(named_images: Sequence[ListedImage], root: Path) -> Views:
         findings += [Finding(image.label.name, SECOND_LABEL, message) for image in unread]
     for view, *_ in views[1:]:
         message = f"{first.name}, which has {first.label.name}, is used a second time with these labels"
-        findings.append(Finding(view.label.name, SECOND_LABEL, message))
+        findings.append(Finding(view.label.name, SECOND_VIEW, message))
     return Views([image._replace(aliases=tuple(alias.file for alias in others)) for image, *others in views], findings)
 
 

@@ -27,8 +27,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     split_names = split_images.names
     known = set(split_names)
     earlier_splits = splits_before(spec, split)
-    splits = _splits_with_same_file(spec, split)
-    for other in splits:
+    for other in _splits_with_same_file(spec, split):
         found = find_images_leniently(spec, other, folders)
         missing_elsewhere += found.missing
         images = earlier if other in earlier_splits else later
@@ -43,7 +42,6 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
-        is_split_missing=not all(entry.exists() for other in splits for entry in spec.listed_splits[other].images),
     )
 
 

@@ -185,7 +185,7 @@ def test_two_views_of_the_same_pictures_are_both_read(tmp_path):
     assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/x.png", "right/images/y.png"]
     assert [index.labels(i)[0, 3].round(3) for i in range(4)] == pytest.approx([0.1, 0.1, 0.2, 0.2])
     assert list(index.report.lines) == [
-        f"right/labels/{stem}.txt: second label file of an image: left/images/{stem}.png, which has "
+        f"right/labels/{stem}.txt: image with a label file for each of its names: left/images/{stem}.png, which has "
         f"left/labels/{stem}.txt, is used a second time with these labels"
         for stem in "xy"
     ]
