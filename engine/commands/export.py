@@ -45,21 +45,21 @@ def export_best(folder: Path, config: TrainConfig) -> None:
     """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
     start of the run has exported from the same checkpoint are kept, as are files that the user has put there.
 
-    The folder is locked meanwhile. Raises UserError if another process holds it.
+    The folder is locked while files are exported. Raises UserError if another process holds it.
     """
     best = best_of_newest_run(folder)
     if best is None:
         get_logger().warning("--export: no epoch could be scored, so there is no best.pt to export")
         return
-    missing = ExportRecord(best).missing(config.export)
+    record = ExportRecord(best)
+    missing = record.missing(config.export)
     if not missing:
         return  # without a lock: the folder of a run that has ended may be read-only
     with ExitStack() as stack:
         lock_folder(folder, stack)
-        record = ExportRecord(best)  # again, because another process may have held the lock
-        with record.exporting(missing):
-            options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
-            export(options, on_written=record.add)
+        stack.enter_context(record.exporting(missing))
+        options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
+        export(options, on_written=record.add)
 
 
 def _open_exporter(config: ExportConfig) -> Exporter:

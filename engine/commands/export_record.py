@@ -78,7 +78,9 @@ class ExportRecord:
     @contextmanager
     def exporting(self, formats: Sequence[str]) -> Iterator[None]:
         """Records the files of ``formats`` as the run's while the block writes them, so that a run that is killed there
-        replaces them at its next start. Afterwards, the entries of formats that failed are restored."""
+        replaces them at its next start. Afterwards, the entries of formats that failed are restored. The caller holds
+        the lock of the folder, so that no other process changes the record."""
+        self._files = self._read()  # another process may have written it before the folder was locked
         earlier = dict(self._files)
         for name in formats:
             self._files[name] = ExportedFile(self._checksum)

@@ -105,6 +105,8 @@ def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if the processes read different recipes: rank 0 reads the recipe for all, so the values that
     only another process was given would be ignored. A recipe that no process can read is no difference: rank 0 reports
     it, or does not need it because the run has stored its values."""
+    if ctx.world_size == 1:
+        return
     hyp = None
     error_message = "none"
     try:

@@ -60,7 +60,7 @@ def _cause_of_link(error: BaseException) -> Cause | None:
     if isinstance(error, PeerLost):
         return Cause.LOST_PROCESS
     if isinstance(error, OSError) and error.errno in (*DISK_FULL, errno.EROFS):
-        return Cause.MACHINE  # of a disk that has failed the kernel may make a read-only one
+        return Cause.MACHINE  # the kernel may remount a failed disk read-only
     if not _may_be_limit(error):
         return None
     for recognize, cause in _RECOGNIZERS:
