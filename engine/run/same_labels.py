@@ -43,9 +43,9 @@ class StoredLabels:
         if best is None:
             return StoredLabels()
         try:
-            data = read_part(best, "data")
-            names = read_part(best, "names")
-            val_images = read_part(best, "val_images")
+            data = read_part(best, "data")  # checks the sums of the whole file
+            names = read_part(best, "names", check_sums=False)
+            val_images = read_part(best, "val_images", check_sums=False)
         except UserError:
             return StoredLabels()
         digests = data if isinstance(data, dict) else {}
