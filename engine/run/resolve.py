@@ -71,8 +71,9 @@ def _is_file_name(name: str, value: str) -> bool:
 
 
 def _resolve_data(data: str) -> str:
-    """Returns the YAML that is opened for ``--data``, or the folder if it has none; "demo" as it is."""
-    if data in ("", DEMO):
+    """Returns the YAML that is opened for ``--data``, or the folder if it has none; "demo" and URLs, which are refused
+    later, as they are."""
+    if data in ("", DEMO) or is_http(data):
         return data
     path = normal_path(known_by_name(data))
     yaml = None
@@ -94,13 +95,13 @@ def settings_as_stored(config: TrainConfig, hyp: Hyperparameters, files: NamedFi
 
 
 def typed_paths(typed: TrainConfig) -> dict[str, str]:
-    """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not; "demo"
-    is the built-in data set in each folder."""
+    """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
+    which is the built-in data set in each folder, and URLs stay as they are."""
     paths = {}
     for name in sorted(_RUN_PATHS):
         value = os.path.expanduser(getattr(typed, name))
         if value:
-            paths[name] = value if value == DEMO else str(normal_path(value))
+            paths[name] = value if value == DEMO or is_http(value) else str(normal_path(value))
     return paths
 
 
