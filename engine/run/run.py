@@ -99,6 +99,7 @@ class ContinuedRun:
     """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
     settings: RunSettings
+    before: RunSettings  # of the run so far; files that have moved have their new paths
     launchers: list[str]  # as in `NewRun`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": the command line names another data set

@@ -18,6 +18,7 @@ from data.source.open import open_data
 from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
+from engine.run import resolve
 from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
 from engine.run.run import EndedRun, NewRun, RunPlan, RunSettings
@@ -26,6 +27,8 @@ from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checksum import sha256_of
+from utils.logger import configure_logging
 
 SAME = "same"
 MOVED = "moved"
@@ -145,6 +148,53 @@ def test_a_command_means_the_file_of_the_run(here, name, typed, change, retyped,
     change_disk(change, path, copy)
     values = {"": typed, "copy": str(copy), "missing": f"missing/{path.name}"}
     assert outcome_of(name, values[retyped]) == expected
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(("name", "typed"), [("weights", "best.pt"), ("teacher", "best.pt"), ("model", "my.yaml")])
+def test_a_file_that_has_changed_in_its_place_is_named(here, name, typed, has_last):
+    """The run has ended, or has its own weights: it does not use the new content."""
+    end_run(plan_of(**{name: typed}).settings, has_last=has_last)
+    line = f"--{name} {here / typed}: has changed since the run began with it; the run stays one with the earlier file"
+    assert line not in plan_of(**{name: typed}).startup_messages
+    (here / typed).write_text("other content")
+    assert line in plan_of(**{name: typed}).startup_messages
+
+
+def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
+    end_run(plan_of(weights="best.pt").settings, has_last=True)
+    (here / "best.pt").rename(here / "moved.pt")
+    hashed: list[Path] = []
+    monkeypatch.setattr(resolve, "sha256_of", lambda path: hashed.append(path) or sha256_of(path))
+    assert outcome_of("weights", "moved.pt") == MOVED
+    assert hashed == [here / "moved.pt"]
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("move", ""),
+        ("move and change", "its images or labels differ"),
+        ("copy and change train", "its images or labels differ"),
+        ("copy and change names", "its classes differ"),
+        ("", "no such file"),
+    ],
+)
+def test_a_data_set_that_has_moved_is_compared_by_its_labels(here, capsys, change, reason, has_last):
+    end_run(plan_of(data="set").settings, has_last=has_last)
+    copy = here / "copies/set"
+    copy.parent.mkdir()
+    change_disk(change, here / "set", copy)
+    if reason:
+        with pytest.raises(UserError, match=rf"has ended, with '.*/set/data.yaml' \(.*{reason}.*\); start a new run"):
+            plan_of(data=str(copy))
+        return
+    plan = plan_of(data=str(copy))
+    assert isinstance(plan, EndedRun)
+    configure_logging(True)
+    line = f"--data {copy / 'data.yaml'}: has the classes, image sizes and labels of the run"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(
