@@ -102,7 +102,7 @@ def check_unchanged(
         if name not in _DECIDE_RESULTS or value == before_by_name[name]:
             continue
         reason = ""
-        if name == "data" and labels.are_known and not settings.config.keep_old:
+        if name == "data" and labels.are_known:
             reason = _label_difference(labels, settings)
             if not reason:
                 log_when_configured(f"--data {value}: has the classes, image sizes and labels of the run")
@@ -121,6 +121,8 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
     ctx = DistributedContext.single()
     try:
         spec = open_data(DataSource.of_training(config), ctx)
+        if config.keep_old:  # the run's classes, which include those of its teacher
+            spec = spec.extended(stored.names, config.weights)
         if config.val_fraction:
             spec = hold_out_validation(ctx, config, spec, stored.val_images)
         train = open_train_reader(ctx, config, settings.hyp, spec).sample_index

@@ -50,6 +50,8 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     names = ["light", "dark"]
     if Path(settings.config.data).exists():
         spec = open_data(DataSource(settings.config.data, ("train", "val")), DistributedContext.single())
+        if settings.config.keep_old:
+            spec = spec.extended(["old"], "best.pt")
         data |= {f"{split}_labels": load_index(spec, split).label_digest() for split in ("train", "val")}
         names = list(spec.names)
     stored = {"names": names, "config": settings.config, "hyp": settings.hyp, "files": settings.files, "data": data}
@@ -181,16 +183,19 @@ def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
         ("", "no such file"),
     ],
 )
-def test_a_data_set_that_has_moved_is_compared_by_its_labels(here, capsys, change, reason, has_last):
-    end_run(plan_of(data="set").settings, has_last=has_last)
+@pytest.mark.parametrize("keep_old", [False, True])
+def test_a_data_set_that_has_moved_is_compared_by_its_labels(here, capsys, keep_old, change, reason, has_last):
+    """With ``--keep-old``, the classes of the run are those of its teacher, and those of the data set."""
+    flags: dict[str, Any] = {"weights": "best.pt", "keep_old": True} if keep_old else {}
+    end_run(plan_of(data="set", **flags).settings, has_last=has_last)
     copy = here / "copies/set"
     copy.parent.mkdir()
     change_disk(change, here / "set", copy)
     if reason:
         with pytest.raises(UserError, match=rf"has ended, with '.*/set/data.yaml' \(.*{reason}.*\); start a new run"):
-            plan_of(data=str(copy))
+            plan_of(data=str(copy), **flags)
         return
-    plan = plan_of(data=str(copy))
+    plan = plan_of(data=str(copy), **flags)
     assert isinstance(plan, EndedRun)
     configure_logging(True)
     line = f"--data {copy / 'data.yaml'}: has the classes, image sizes and labels of the run"
