@@ -169,16 +169,19 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
 
 
 def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:
-    """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
-    began with. Raises UserError if the run has no teacher, or if the file is gone."""
+    """Returns the file of a resumed run's teacher: ``source`` if the command line names another ``--teacher`` than the
+    run began with, or if the file is no longer in its place. Raises UserError if the run has no teacher, or if the file
+    is in neither place."""
     if not started_from.description.teacher:
         raise UserError(f"{started_from.path}: this run began without a teacher; leave out --teacher")
     if config.teacher and source != started_from.description.config.teacher:
         return source
     stored_path = started_from.description.teacher.get("path", "")
-    if not Path(stored_path).is_file():
-        raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
-    return stored_path
+    if Path(stored_path).is_file():
+        return stored_path
+    if Path(source).is_file():  # --weights of --keep-old have moved, or are in another folder on this node
+        return source
+    raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
 
 
 def _digest(detector: Detector) -> str:

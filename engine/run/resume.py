@@ -14,7 +14,7 @@ from engine.run.find_checkpoint import check_is_newest
 from engine.run.resolve import settings_as_stored
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
-from utils.config.settings import TrainConfig
+from utils.config.settings import TrainConfig, names_with
 from utils.files.data_location import find_location
 from utils.program import resume_flag
 from utils.strings import counted
@@ -43,6 +43,11 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
         settings=settings,
         before=merged.before,
         launchers=command.launchers,
+        own_paths=frozenset(
+            name
+            for name in names_with(TrainConfig, is_path=True).intersection(command.explicit_flags)
+            if getattr(config, name) == getattr(command.config, name)
+        ),
         started_from=started_from,
         known_root="" if names_other_data else known_root,
         end_reason=end_reason,

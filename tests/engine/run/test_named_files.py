@@ -21,7 +21,7 @@ from engine.run import plan as plan_module
 from engine.run import resolve
 from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
-from engine.run.run import EndedRun, NewRun, RunPlan, RunSettings
+from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.run_checkpoints import saved
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
@@ -61,6 +61,13 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
     note_complete(folder, "exp", 3)
+
+
+def begin_run(settings: RunSettings) -> None:
+    """Makes runs/exp the folder of a run with these settings that has trained one epoch."""
+    Path("runs/exp").mkdir(parents=True)
+    stored = {"config": settings.config, "hyp": settings.hyp, "files": settings.files}
+    saved(Path("runs/exp/last.pt"), Progress(epoch=1), **stored, data={"source": settings.config.data})
 
 
 def outcome_of(name: str, typed: str) -> str:
@@ -255,3 +262,35 @@ def test_each_machine_reads_the_files_of_a_new_run_from_its_own_folders(here, mo
     monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: begun)
     config = plan_of(data="set", weights="~/best.pt").settings.config
     assert (config.data, config.weights) == (str(here / "node1/set"), str(here / "node1/best.pt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ({"data": "set", "weights": "~/best.pt"}, "node1"),  # torchrun has restarted the command
+        ({}, ""),  # --resume alone
+        ({"data": "set/data.yaml"}, "node1"),
+    ],
+)
+def test_each_machine_finds_the_files_that_are_named_again_in_its_own_folders(here, monkeypatch, flags, folder):
+    monkeypatch.setenv("HOME", str(here))
+    begin_run(plan_of(data="set", weights="~/best.pt").settings)
+    plan = plan_of(**flags)
+    assert isinstance(plan, ContinuedRun)
+    shutil.copytree(here / "set", here / "node1/set")
+    monkeypatch.chdir(here / "node1")
+    monkeypatch.setenv("HOME", str(here / "node1"))
+    monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: plan)
+    config = plan_of(**flags).settings.config
+    own = here / folder
+    names_weights = "weights" in flags
+    assert config.weights == str((own if names_weights else here) / "best.pt")
+    assert config.data == str(own / "set/data.yaml")
+
+
+def test_a_path_that_rank_0_has_not_taken_from_the_command_is_that_of_all_ranks(here, monkeypatch):
+    """A YAML that was put into the folder later is another data set."""
+    (here / "set/data.yaml").rename(here / "set/first.yaml")
+    begin_run(plan_of(data="set").settings)
+    shutil.copy(here / "set/first.yaml", here / "set/data.yaml")
+    assert plan_of(data="set").settings.config.data == str(here / "set/first.yaml")
