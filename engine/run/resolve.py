@@ -158,7 +158,10 @@ def follow(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, Tra
         elif match is not FileMatch.OTHER:
             command = replace(command, config=replace(command.config, **{name: before}))
         if match is FileMatch.CHANGED:
-            messages.append(f"{flag}: has changed since the run began with it; the run stays one with the earlier file")
+            messages.append(
+                f"{flag}: has changed since the run began, which has no effect on it; to use the file as it is now, "
+                "start a new run with another --name"
+            )
         elif match is FileMatch.BOTH_GONE:
             messages.append(f"{flag}: no such file; the run has {before}, which has gone, too")
     return stored, command, messages

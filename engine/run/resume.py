@@ -38,16 +38,14 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     config = replace(config, epochs=max(config.epochs, started_from.progress.epoch))
     settings = replace(merged.settings, config=config)
     _, known_root = find_location(started_from.description.data, path)
+    named_paths = names_with(TrainConfig, is_path=True).intersection(command.explicit_flags)
+    own_paths = [name for name in named_paths if getattr(config, name) == getattr(command.config, name)]
     names_other_data = config.data != stored.config.data
     return ContinuedRun(
         settings=settings,
         before=merged.before,
         launchers=command.launchers,
-        own_paths=frozenset(
-            name
-            for name in names_with(TrainConfig, is_path=True).intersection(command.explicit_flags)
-            if getattr(config, name) == getattr(command.config, name)
-        ),
+        own_paths=frozenset(own_paths),
         started_from=started_from,
         known_root="" if names_other_data else known_root,
         end_reason=end_reason,

@@ -145,5 +145,5 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
 
 
 def as_flag(name: str, value: Any) -> str:
-    """Returns the setting as it is typed on a command line."""
+    """Returns a setting or hyper-parameter as it is typed on a command line."""
     return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"

@@ -78,7 +78,7 @@ class NewRun:
 
     settings: RunSettings
     launchers: list[str]  # torchrun processes that started this command; "" without one
-    folder: Path | None = None  # locked, and no run has saved anything there; None: `claim_folder` makes it
+    folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
@@ -110,7 +110,7 @@ class ContinuedRun:
     # another folder on another node.
     own_paths: frozenset[str]
     started_from: StartedFrom
-    known_root: str  # see `DataSource`; "": the command line names another data set
+    known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
     startup_messages: list[str] = field(default_factory=list)  # as in `NewRun`
 
