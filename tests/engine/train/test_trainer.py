@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.metrics import Fitness
-from engine.hooks.hook import Action, Hook, Training
+from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
@@ -25,6 +26,7 @@ from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
 from models.detector import build_detector
+from tests.helpers.messages import refused
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -413,6 +415,42 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     resumed = trainer_of(trainer.run, trainer.step, trainer.progress)
     resumed.fit()
     assert torch.equal(weights(resumed), weights(whole))
+
+
+class Fails(Hook):
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+
+    def after_step(self, trainer: Training) -> None:
+        if trainer.progress.updates == self._updates:
+            trainer.control.fail("on_step failed")
+
+
+@pytest.mark.parametrize(
+    ("updates", "continuation"),
+    [
+        (1, "continue with: --resume last.pt"),
+        (2 * BATCHES, "write the report with: --resume auto --project 'a b' --name exp"),
+    ],
+)
+def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, continuation):
+    """``--resume last.pt`` refuses a run that has no epoch left, even if its report is missing."""
+    trainer = build(Fails(updates))
+    trainer.run = replace(trainer.run, folder=Path("a b/exp"))
+    with refused(f"on_step failed; when it is fixed, {continuation}"):
+        trainer.fit()
+
+
+def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
+    caplog.set_level("INFO", logger="lockstep")
+
+    class Requests(Hook):
+        def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+            if epoch.number == trainer.epochs:
+                trainer.control.request_stop()
+
+    build(Requests(), epochs=1).fit()
+    assert not any("ended by a callback" in message for message in caplog.messages)
 
 
 def test_a_signal_saves_and_ends_without_the_last_calls():
