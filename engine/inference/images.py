@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ def as_images(
     - A path names an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
-    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. A batch counts
-      as B images; a single channel is gray.
+    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8, uint16, or float in [0, 1], which is rounded to the bits of
+      ``pixels``. A batch counts as B images; a single channel is gray.
     - A list or tuple holds any of these.
     - For a format with C other channels, arrays are (H, W, C) and tensors (C, H, W). For gray, color is converted.
 
@@ -49,7 +49,8 @@ def as_images(
     if color is not None and color not in CHANNEL_ORDERS:
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     frames: list[Frame] = []
-    for item in source if isinstance(source, list | tuple) else [source]:
+    items: Sequence[Source] = source if isinstance(source, list | tuple) else [cast(Source, source)]
+    for item in items:
         frames += _frames_of(item, color, pixels, number=first_number + len(frames))
     return frames
 
