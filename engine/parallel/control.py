@@ -74,11 +74,15 @@ class RunControl:
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
         """Defers signals within the block, during which the watchdog expects steps. ``is_writing`` returns whether a
-        checkpoint is being written, which the watchdog waits for. After training has ended normally, later work such as
-        the report is completed in spite of SIGTERM and SIGUSR1."""
+        checkpoint is being written, which the watchdog waits for."""
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
+
+    def complete(self) -> None:
+        """Makes this process complete what follows the last step and its save, such as the report, in spite of SIGTERM
+        and SIGUSR1."""
         self._signals.ignore_requeue()
+        self._watchdog.remove_stop_limit()
 
     @property
     def has_signal(self) -> bool:
@@ -207,5 +211,5 @@ class RunControl:
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code
         self.is_stopped = True
-        self._watchdog.stop_agreed()
+        self._watchdog.remove_stop_limit()
         return Action.STOP

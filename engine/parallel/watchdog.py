@@ -100,8 +100,9 @@ class Watchdog:
             raise
         self._closed.set()
 
-    def stop_agreed(self) -> None:
-        """Removes the time limit: the ranks have agreed to stop, and are writing the checkpoint."""
+    def remove_stop_limit(self) -> None:
+        """Removes the time limit after a signal: the ranks have agreed to stop, and are writing the checkpoint, or the
+        last step is done."""
         self._stop_timeout_s = math.inf
 
     def _watch(self) -> None:

@@ -163,6 +163,7 @@ class Trainer:
         if not self.control.exit_code:
             self._complete_pending(saves_last=True)  # the last epoch, if a callback has ended the run
         if not self.control.exit_code:
+            self.control.complete()
             self.call_hooks("after_training")
         self.checkpointer.flush()
         position = self.progress.describe(len(self.loader))

@@ -469,16 +469,22 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert not watch.of("after_training", "finish")
 
 
-def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal():
+@pytest.mark.parametrize("point", ["after_training", "finish"])
+def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal(point):
+    """Plots are drawn in ``after_training``."""
     finished = []
 
     class Report(Hook):
         def finish(self, trainer: Training) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
             finished.append(trainer.progress.epoch)
 
+    def send_signal(trainer: Training) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = Hook()
+    setattr(sender, point, send_signal)
     with StopSignals() as signals:
-        build(Report(), signals=signals, epochs=2).fit()
+        build(sender, Report(), signals=signals, epochs=2).fit()
     assert finished == [2]
     assert not signals.received
 

@@ -83,7 +83,7 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     exported = []
 
     def start(argv: list[str], signals: StopSignals) -> CompletedRun:
-        signals.ignore_requeue()  # as `RunControl.training` does
+        signals.ignore_requeue()  # as `RunControl.complete` does
         run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
         return CompletedRun(run, None)
 
