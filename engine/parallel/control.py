@@ -78,11 +78,15 @@ class RunControl:
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
 
-    def complete(self) -> None:
-        """Makes this process complete what follows the last step and its save, such as the report, in spite of SIGTERM
-        and SIGUSR1."""
+    def complete(self) -> Action:
+        """Called when the last step and its save are done. Returns `Action.STOP` if Ctrl-C has reached any rank since.
+        Otherwise what follows, such as the report, is completed in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
+        once."""
+        if max_over_ranks(self._ctx, int(self._signals.interrupt)):
+            return self._stop(INTERRUPTED)
         self._signals.ignore_requeue()
         self._watchdog.remove_stop_limit()
+        return Action.CONTINUE
 
     @property
     def has_signal(self) -> bool:

@@ -162,8 +162,7 @@ class Trainer:
         self.call_hooks("after_steps")
         if not self.control.exit_code:
             self._complete_pending(saves_last=True)  # the last epoch, if a callback has ended the run
-        if not self.control.exit_code:
-            self.control.complete()
+        if not self.control.exit_code and not self._follow(self.control.complete()).breaks_off:
             self.call_hooks("after_training")
         self.checkpointer.flush()
         position = self.progress.describe(len(self.loader))

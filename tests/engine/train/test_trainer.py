@@ -33,7 +33,7 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped
 from utils.logger import configure_logging
-from utils.process.exit_codes import REQUEUE
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.stop_signals import StopSignals
 
 BATCHES = 3
@@ -487,6 +487,28 @@ def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal
         build(sender, Report(), signals=signals, epochs=2).fit()
     assert finished == [2]
     assert not signals.received
+
+
+@pytest.mark.parametrize("point", ["after_epoch", "after_training"])
+def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplog):
+    """Before the report, the ranks agree on it; the report itself is interrupted."""
+    caplog.set_level("INFO", logger="lockstep")
+
+    def send_signal(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = Hook()
+    setattr(sender, point, send_signal)
+    watch = Watch()
+    with StopSignals() as signals:
+        trainer = build(sender, watch, signals=signals, epochs=1)
+        with pytest.raises(Stopped) as stopped:
+            trainer.fit()
+    assert stopped.value.code == INTERRUPTED
+    assert watch.of("after_training", "finish") == []
+    assert trainer.checkpointer.saved[-1][:2] == (1, 0)
+    message = "stopped by a signal after 1 epoch; write the report with: --resume auto"
+    assert any(message in line for line in caplog.messages) == (point == "after_epoch")
 
 
 def test_the_last_epochs_refine():

@@ -100,6 +100,20 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     assert (exported, caught.value.code) == ([tmp_path], 130)
 
 
+def test_ctrl_c_stops_at_once_when_training_is_done():
+    """The report is written within the block that defers signals, and after it."""
+    with StopSignals() as signals, signals.deferred():
+        signals.ignore_requeue()
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+    with StopSignals() as signals:
+        with signals.deferred():
+            send(signal.SIGTERM)  # recorded, but no step was left to stop after
+            signals.ignore_requeue()
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+
+
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("utils.process.stop_signals.time.monotonic", lambda: now[0])
