@@ -24,7 +24,7 @@ from data.labels.label_format import FilesPerImage
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import OtherSplits, SplitContext
 from data.source.diagnosis.unread_labels import unread_labels
-from data.source.listing.candidate_files import Candidate, have_equal_content
+from data.source.listing.candidate_files import Candidate
 from data.source.listing.label_files import FoundLabels, ImageGroup
 from data.source.listing.label_folders import NearbyFolder, expected_folders, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -144,7 +144,7 @@ def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: 
         unused[file] = None
     elif image.status is ImageStatus.LABELED:
         used = image.label.name
-        if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
+        if not context.candidates.have_equal_labels(file.path, path_of(used, context.candidates.folders.root)):
             message = f"{name} uses {used} instead; remove one of the two"
             unused[file] = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
     else:
@@ -210,7 +210,7 @@ def _orphan(file: Candidate, message: str, context: SplitContext, images: Collec
         kind=ORPHAN,
         text=message,
         lost_images=lost_images,
-        lost_objects=candidates.label_format.num_objects(file.content()) if is_of_split else 0,
+        lost_objects=candidates.num_objects(file) if is_of_split else 0,
     )
 
 

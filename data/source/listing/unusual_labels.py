@@ -13,10 +13,10 @@ from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.source.listing.aliases import Views, views_of_image
-from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
+from data.source.listing.candidate_files import Candidate, CandidateFiles
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
 from data.split_files import ImageFile
 
@@ -70,7 +70,7 @@ def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]],
             named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
             named_images.append(image._replace(file=image_file))
-    return views_of_image(named_images, candidates.folders.root)
+    return views_of_image(named_images, candidates)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
@@ -98,7 +98,7 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
             is_usual = folder == group.usual_label_folder
             if is_usual or candidates.contains_labels(folder) or candidates.is_label_file(file):
                 matches.append(file)
-    return without_copies(matches)
+    return candidates.without_copies(matches)
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
@@ -117,7 +117,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
             matches = names.find(name) if name else []
             if len(matches) == 1:
                 choices.setdefault(unlabeled[matches[0]].name, []).append(file)
-    return {image: without_copies(files) for image, files in choices.items()}
+    return {image: found.candidates.without_copies(files) for image, files in choices.items()}
 
 
 def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:
@@ -128,5 +128,5 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
         text=f"its labels may be in {' or '.join(names[:3])}; keep one of them",
         consequence="left out",
         lost_images=1,
-        lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),
+        lost_objects=max(map(candidates.num_objects, files)),
     )

@@ -206,6 +206,28 @@ def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_pa
     ]
 
 
+def test_copies_of_one_label_file_make_one_view(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "left", "right")
+    shutil.copy(root / "left/labels/x.txt", root / "right/labels/x.txt")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/y.png"]
+    assert not [line for line in index.report.lines if "x.png" in line]
+
+
+def test_a_label_file_without_objects_makes_no_view_whatever_its_size(tmp_path):
+    write_three_formats(tmp_path, ("a",), {"left/x.png": (20, 40)}, {})
+    (tmp_path / "images/train/right").symlink_to("left")
+    for folder, rows in (("left", []), ("right", [(0, 2, 2, 10, 10)])):
+        (tmp_path / "voc" / folder).mkdir(parents=True)
+        (tmp_path / "voc" / folder / "x.xml").write_text(voc_text(rows, ("a",), 20, 40))
+    (tmp_path / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: voc\n")
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert [len(index.labels(i)) for i in range(len(index))] == [1]
+    (line,) = index.report.lines
+    assert line.startswith("voc/left/x.xml: second label file of an image: has no labels that can be read")
+
+
 def test_another_name_of_a_folder_adds_no_images(tmp_path):
     root = tmp_path / "set"
     write_views(root, "left")
