@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -102,22 +103,52 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns, by the usual name of each image without a label file, the files that name it in their content, by any of
-    its names, if the format can do so."""
-    named_image = found.candidates.label_format.named_image
+    """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
+    do so. If a file may name several images, it names the one whose label folders contain it."""
+    candidates = found.candidates
+    named_image = candidates.label_format.named_image
     if named_image is None:
         return {}
-    unlabeled = [image for image in found.images if image.status is ImageStatus.BACKGROUND]
-    names = ImageNames([file.name for file in image.names] for image in unlabeled)
-    choices: dict[str, list[Candidate]] = {}
-    label_folders = [folder for group in found.groups for folder in group.label_folders]
-    for folder in dict.fromkeys(map(found.candidates.folders.first_name, label_folders)):
-        for file in found.candidates.files(folder):
+    names = ImageNames([file.name for file in image.names] for image in found.images)
+    groups_of: dict[str, list[ImageGroup]] = {}  # groups of images by their label folders
+    for group in found.groups:
+        for folder in dict.fromkeys(map(candidates.folders.first_name, group.label_folders)):
+            groups_of.setdefault(folder, []).append(group)
+    files_of: dict[int, list[tuple[str, Candidate]]] = {}  # files by image, each with the name that it gives the image
+    for folder, groups in groups_of.items():
+        for file in candidates.files(folder):
             name = named_image(file.first_bytes())
-            matches = names.find(name) if name else []
-            if len(matches) == 1:
-                choices.setdefault(unlabeled[matches[0]].name, []).append(file)
-    return {image: found.candidates.without_copies(files) for image, files in choices.items()}
+            fits = names.find(name) if name else []
+            if len(fits) > 1:
+                near = {near_name for group in groups for near_name in group.names}
+                fits = [i for i in fits if any(other.name in near for other in found.images[i].names)]
+            if len(fits) == 1 and found.images[fits[0]].status is ImageStatus.BACKGROUND:
+                files_of.setdefault(fits[0], []).append((name, file))
+    choices: dict[str, Sequence[Candidate]] = {}
+    for i, named_files in files_of.items():
+        choices |= _choices_of_image(found.images[i], named_files, candidates)
+    return choices
+
+
+def _choices_of_image(
+    image: ListedImage, named_files: Sequence[tuple[str, Candidate]], candidates: CandidateFiles
+) -> dict[str, Sequence[Candidate]]:
+    """Returns the files that name an image, by its usual name if they have the same labels, else by the name that they
+    give it: links may show an image in two folders, each with its own labels. ``named_files``: names and files."""
+    files = candidates.without_copies([file for _, file in named_files])
+    if len(files) == 1:
+        return {image.name: files}
+    files_of_name: dict[str, list[Candidate]] = {}
+    for name, file in named_files:
+        files_of_name.setdefault(_closest_name(image, name), []).append(file)
+    return {name: candidates.without_copies(files) for name, files in files_of_name.items()}
+
+
+def _closest_name(image: ListedImage, name: str) -> str:
+    """Returns the name of an image whose folders agree best with those in ``name``: the usual one if several do."""
+    names = ImageNames.of_single_names(file.name for file in image.names)
+    closest = max(range(len(names)), key=partial(names.agreement, name))
+    return image.names[closest].name
 
 
 def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:

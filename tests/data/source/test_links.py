@@ -433,6 +433,19 @@ def test_labels_may_name_an_image_by_a_link(tmp_path, write):
     assert index.report.problems == 0
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_two_voc_files_may_name_an_image_by_its_two_names(tmp_path, is_equal):
+    """Copies are one label file; different labels are two views of the image."""
+    in_voc(tmp_path, [*write_linked_folders(tmp_path), "left/x.png"])
+    if is_equal:
+        text = (tmp_path / "all/0.xml").read_text()
+        (tmp_path / "all/4.xml").write_text(text.replace("again/x.png", "left/x.png"))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    images = [name.removeprefix("images/train/") for name in index.paths]
+    assert images == [*([] if is_equal else ["again/x.png"]), "left/x.png", "left/y.png", "other/x.png", "other/y.png"]
+    assert all(len(index.labels(i)) == 1 for i in range(len(index)))
+
+
 def test_a_json_of_several_splits_names_the_images_of_another_by_a_link(tmp_path):
     in_coco(tmp_path, write_linked_folders(tmp_path))
     (tmp_path / "data.yaml").write_text(
