@@ -76,7 +76,7 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
         if state.explanation is not None:
             findings.append(state.explanation)
             continue
-        finding = _orphan(file, _orphan_message(similar[file]), context, images_of[file])
+        finding = _of_unknown_image(file, similar[file], images_of[file], context)
         findings.append(finding)
         reasons |= dict.fromkeys(images_of[file], finding)
     findings += _shared_labels(found.images)
@@ -171,7 +171,7 @@ def _collect_file_of(unused: _UnusedFiles, names: Sequence[str], file: Candidate
         unused[file] = _Unused(Finding(context.candidates.full_name(file), SECOND_LABEL, message))
     elif not images and os.path.splitext(names[0])[1].lower() not in IMAGE_SUFFIXES:
         # An image of a supported kind is in no list, or has a finding already.
-        unused[file] = _Unused(_orphan(file, f"its image, {names[0]}, is not read", context))
+        unused[file] = _Unused(_without_image(file, f"its image, {names[0]}, is not read", context))
 
 
 # Nearby folders
@@ -207,33 +207,40 @@ def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) 
 # Findings
 
 
-def _orphan_message(similar: Sequence[ListedImage]) -> str:
-    """Returns what to do with a label file that belongs to no image. ``similar``: the unlabeled images with similar
-    names, which are left out."""
-    if not similar:
-        return "belongs to no image; rename it like its image, or remove it"
-    first = similar[0]
-    return f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}"
+def _without_image(file: Candidate, message: str, context: SplitContext) -> Finding:
+    """Returns the finding about a label file whose image the split does not have.
 
-
-def _orphan(file: Candidate, message: str, context: SplitContext, images: Collection[str] = ()) -> Finding:
-    """Returns the finding about a label file that belongs to no image. ``images``: names of the images that it
-    resembles, which are left out if any image of the split is labeled.
-
-    Without ``images``, the file counts as one lost image, unless the split names only lists: then the folder may
-    contain the labels of many other images.
+    It counts as one lost image. If the split names only lists, nothing is lost, because the folder may contain the
+    labels of many other images.
     """
     candidates = context.candidates
-    lost_images = int(bool(context.split_folders))
-    if images:
-        lost_images = len(images) if context.found.is_any_labeled else 0
-    is_of_split = bool(images or context.split_folders)
+    is_of_split = bool(context.split_folders)
     return Finding(
         where=candidates.full_name(file),
         kind=ORPHAN,
         text=message,
-        lost_images=lost_images,
+        lost_images=int(is_of_split),
         lost_objects=candidates.num_objects(file) if is_of_split else 0,
+    )
+
+
+def _of_unknown_image(
+    file: Candidate, similar: Sequence[ListedImage], left_out: Collection[str], context: SplitContext
+) -> Finding:
+    """Returns the finding about a label file that may belong to any of the unlabeled images ``similar``.
+
+    ``left_out``: names of the images that are left out because of it, and not already because of another file, if any
+    image of the split is labeled.
+    """
+    if not similar:
+        return _without_image(file, "belongs to no image; rename it like its image, or remove it", context)
+    first = similar[0]
+    return Finding(
+        where=context.candidates.full_name(file),
+        kind=ORPHAN,
+        text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
+        lost_images=len(left_out) if context.found.is_any_labeled else 0,
+        lost_objects=context.candidates.num_objects(file) if left_out else 0,
     )
 
 

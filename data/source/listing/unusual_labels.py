@@ -104,30 +104,35 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
-    do so. If a file may name several images, it names the one whose label folders contain it."""
+    do so."""
     candidates = found.candidates
     named_image = candidates.label_format.named_image
     if named_image is None:
         return {}
     names = ImageNames([file.name for file in image.names] for image in found.images)
-    groups_of: dict[str, list[ImageGroup]] = {}  # groups of images by their label folders
-    for group in found.groups:
-        for folder in dict.fromkeys(map(candidates.folders.first_name, group.label_folders)):
-            groups_of.setdefault(folder, []).append(group)
     files_of: dict[int, list[tuple[str, Candidate]]] = {}  # files by image, each with the name that it gives the image
-    for folder, groups in groups_of.items():
+    label_folders = [folder for group in found.groups for folder in group.label_folders]
+    for folder in dict.fromkeys(map(candidates.folders.first_name, label_folders)):
         for file in candidates.files(folder):
             name = named_image(file.first_bytes())
             fits = names.find(name) if name else []
             if len(fits) > 1:
-                near = {near_name for group in groups for near_name in group.names}
-                fits = [i for i in fits if any(other.name in near for other in found.images[i].names)]
+                fits = _with_label_folder(folder, fits, found)
             if len(fits) == 1 and found.images[fits[0]].status is ImageStatus.BACKGROUND:
                 files_of.setdefault(fits[0], []).append((name, file))
     choices: dict[str, Sequence[Candidate]] = {}
     for i, named_files in files_of.items():
         choices |= _choices_of_image(found.images[i], named_files, candidates)
     return choices
+
+
+def _with_label_folder(folder: str, fits: Sequence[int], found: FoundLabels) -> Sequence[int]:
+    """Returns those of the images ``fits``, by number, whose usual label folder is ``folder``, or all if there is no
+    such image."""
+    real = found.candidates.folders.real
+    groups = [group for group in found.groups if real(group.usual_label_folder) == real(folder)]
+    near = {name for group in groups for name in group.names}
+    return [i for i in fits if any(file.name in near for file in found.images[i].names)] or fits
 
 
 def _choices_of_image(

@@ -682,6 +682,31 @@ def test_a_voc_file_names_the_image_of_its_own_folder(folder):
     assert index.report.problems == 0
 
 
+def test_a_voc_file_names_an_image_of_which_other_folders_have_the_same_name(folder):
+    """The file is where the label files of the first image are expected."""
+    write_one_labeled_of_two(folder)
+    folder.image("images/train/x.png")
+    text = voc_text([(0, 1, 1, 9, 9)], ["a"], 48, 64)
+    folder.label("voc/1.xml", text.replace("<annotation>", "<annotation><filename>x.png</filename>"))
+    index = folder.index(max_bad=0.0)
+    assert {path: len(index.labels(i)) for i, path in enumerate(index.paths)} == {
+        "images/train/a/x.png": 1,
+        "images/train/b/x.png": 0,
+        "images/train/x.png": 1,
+    }
+
+
+def test_an_image_that_two_unused_files_may_label_is_lost_once(folder):
+    folder.write()
+    folder.image("images/train/x.png")
+    folder.label("labels/train/x-0.txt")
+    folder.label("labels/train/x-1.txt")
+    index = folder.index()
+    assert len(index) == NUM_IMAGES
+    assert index.report.ledger.loss_summary() == "1 of 21 images and 1 of 21 labeled objects"
+    assert index.report.totals[ORPHAN] == 2
+
+
 def test_an_image_that_an_unused_voc_file_may_name_is_no_background(folder):
     """The file has other labels than the image of this name in the other folder."""
     text = write_one_labeled_of_two(folder)
