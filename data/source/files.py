@@ -7,6 +7,7 @@ The sizes and modification times of these files reveal whether the split has cha
                        aliases.py finds images that symbolic links show under several names
     label_files.py     finds each image's label file among the files of its label folder (candidate_files.py)
     unusual_labels.py  finds label files in other folders or with other names, for images without one
+    views.py           unites the names of an image, which may have different label files
     label_folders.py   checks the folders that may contain label files for files that belong to no image
     other_images.py    lists the data set's other images, which one label file for all may name
     listing.py         defines the result, all images with their status; stored.py stores it for a copy
