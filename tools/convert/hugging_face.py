@@ -164,7 +164,8 @@ def _columns(objects: Any, location: str) -> dict[str, Any] | None:
         return {}
     if isinstance(objects, list):
         rows = [check(item, dict, location) for item in objects]
-        columns = {key: [row.get(key) for row in rows] for key in rows[0]}
+        keys = dict.fromkeys(key for row in rows for key in row)  # only some objects may have iscrowd
+        columns = {key: [row.get(key) for row in rows] for key in keys}
     else:
         columns = check({} if objects is None else objects, dict, f"{location}: objects")
     if all(values is None for values in columns.values()):  # also if there is no column

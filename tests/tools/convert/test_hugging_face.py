@@ -49,6 +49,14 @@ def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, t
     assert [bool(each["iscrowd"]) for each in annotations] == [is_crowd, False]
 
 
+def test_a_crowd_may_be_the_only_object_with_a_flag(images, tmp_path):
+    objects = [{"bbox": [1, 2, 9, 9], "category": "cat"}, {"bbox": [20, 20, 9, 9], "category": "cat", "iscrowd": 1}]
+    (images / "metadata.jsonl").write_text(json.dumps({"file_name": "one.png", "objects": objects}))
+    convert(images, tmp_path / "out.json")
+    annotations = json.loads((tmp_path / "out.json").read_text())["annotations"]
+    assert [each["iscrowd"] for each in annotations] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
