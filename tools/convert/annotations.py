@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import suffix_of
+from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of, unsupported_content
 from data.labels.clean import MIN_SIDE_PX
 from data.source.folder_splits import split_of
 from data.source.yaml_keys import SPLITS
@@ -155,15 +155,18 @@ class Annotations:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
         return f"left out because they have no area: {kinds}; the first in {self.first_skipped}"
 
-    def extract_image(self, content: bytes, file: Path, row: int) -> Path:
+    def extract_image(self, content: bytes, name: str, file: Path, row: int) -> Path:
         """Writes an image that is stored in ``file``, and returns its path: in the folder of the split and, below it,
-        the other folders of ``file``, because several folders may contain a file of one name. Raises UserError if the
-        path exists."""
+        the other folders of ``file``, because several folders may contain a file of one name. ``name``: name of the
+        image in ``file``, or "". Raises UserError if the path exists, or the kind of the image is unknown."""
+        suffix = suffix_of(content) or Path(name).suffix.lower()
+        if suffix not in IMAGE_SUFFIXES:
+            raise UserError(f"{file}: row {row}: {unsupported_content(content) or 'not an image of a known kind'}")
         split = _split_of_paths(file, file, self.root)
         folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
         folder = self._extracted.joinpath(split, *folders)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
+        path = folder / f"{file.stem}-{row:06}{suffix}"
         if path.exists():  # x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, yield the same name
             raise UserError(f"{file}: row {row}: the images of another file would have the same names; rename one")
         write_whole(path, content)
