@@ -80,7 +80,7 @@ def choose_mixup(
 class PartnerPool:
     """Draws partners from all samples, each as often as it occurs in an epoch.
 
-    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.augmented.AugmentedImages`.
+    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.dataset.AugmentedImages`.
     """
 
     def __init__(self, weights: np.ndarray) -> None:
