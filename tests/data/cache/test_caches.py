@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 import stat
 import subprocess
@@ -35,6 +36,7 @@ from tests.helpers.synthetic_index import open_cache, write_dataset
 from tests.helpers.three_formats import write_three_formats
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
+from utils.errors import UserError
 from utils.files.locks import FileLock
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
@@ -390,4 +392,19 @@ def test_too_little_space_is_one_line(kind, message, index, cached, tmp_path, mo
     monkeypatch.setattr("data.cache.ram.available_memory", lambda: 1000)
     with refused(message):
         cached(kind, index)
+    assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize(("kind", "title"), [("ram", "--cache ram"), ("full", "tile")])
+def test_a_file_that_may_not_become_so_large_is_one_line(kind, title, index, cached, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # as ``ulimit -f``
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            cached(kind, index, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    start, _, end = str(caught.value).partition(": ")
+    assert start == title
+    assert end.endswith("cannot be allocated (file too large)")
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
