@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from data.cache.decoding import Decoding, check_space, discard
+from data.cache.decoding import Decoding, check_space
+from data.cache.named_files import discard
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.file_exchange import exchange_items

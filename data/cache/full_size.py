@@ -8,8 +8,9 @@ import shutil
 
 import numpy as np
 
-from data.cache.decoding import CacheName, Decoding, check_space, discard
+from data.cache.decoding import Decoding, check_space
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
+from data.cache.named_files import CacheName, discard
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder

@@ -22,6 +22,7 @@ from data.cache import disk as disk_cache
 from data.cache.disk_writer import DiskCacheWriter
 from data.cache.full_size import open_full_size_cache
 from data.cache.mapped import MappedImages
+from data.cache.named_files import CacheName
 from data.cache.ram import open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -169,7 +170,7 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     other = cached(kind, replace(index, source="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
     expected = before[3].tobytes()
-    half = before.path.with_name(before.path.name.replace(decoding.CacheName.of(index).content, "half"))
+    half = before.path.with_name(before.path.name.replace(CacheName.of(index).content, "half"))
     half.touch()
     with FileLock(half.with_suffix(".lock")) as lock:  # it is being filled
         assert not lock.acquire()
