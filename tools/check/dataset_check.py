@@ -18,7 +18,7 @@ from tools.check.checks.duplicates import image_issues
 from tools.check.checks.label_errors import examine_labels
 from tools.check.checks.scan import scan_dataset, scan_issues, scan_readable
 from tools.check.out_folder import make_out
-from tools.check.result import CheckResult, ModelOpinion
+from tools.check.result import CheckResult, LabelErrors
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
@@ -31,22 +31,28 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     """Checks the data set. Raises UserError if the settings or the data cannot be used."""
     validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
     model = _open_model(config, validation)
-    spec = _open_data(config, model)
-    imgsz = config.imgsz or TrainConfig.imgsz
+    spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:
-        imgsz = canvases_of(validation, model).imgsz
+        _check_model(config, model, spec)
+    for split in config.split:
+        spec.split(split)  # raises UserError if it is missing
+    if config.out:
+        make_out(spec, Path(config.out))
     workers = available_cores() if config.workers < 0 else config.workers
-    issues: list[Issue] = []
+    unreadable: list[Issue] = []
     if config.split:
         splits = scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers)
     else:
-        splits, issues = scan_readable(spec, workers=workers)
-    issues += _data_issues(splits, imgsz, workers)
-    by_model = ModelOpinion()
+        splits, unreadable = scan_readable(spec, workers=workers)
+    imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
-        by_model = examine_labels(validation, model, spec, splits, config.min_score)
-    issues += by_model.issues
-    return CheckResult(spec, splits, issues, by_model, imgsz, config.weights)
+        imgsz = canvases_of(validation, model).imgsz
+    issues = [*unreadable, *_data_issues(splits, imgsz, workers)]
+    label_errors = LabelErrors()
+    if model is not None:
+        label_errors = examine_labels(validation, model, spec, splits, config.min_score)
+    issues += label_errors.issues
+    return CheckResult(spec, splits, issues, label_errors, imgsz, config.weights)
 
 
 def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
@@ -59,22 +65,14 @@ def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | 
     return model
 
 
-def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
-    """Opens the data set, and creates the page's folder if ``--out`` names it. Raises UserError if a split is missing,
-    or the model has other classes or channels."""
-    spec = open_data(DataSource(config.data), DistributedContext.single())
-    if model is not None:
-        difference = class_difference(model.names, spec.names)
-        if difference:
-            raise UserError(
-                f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
-            )
-        check_channels(model, spec)
-    for split in config.split:
-        spec.split(split)
-    if config.out:
-        make_out(spec, Path(config.out))
-    return spec
+def _check_model(config: CheckConfig, model: InferenceModel, spec: DatasetSpec) -> None:
+    """Raises UserError if the model has other classes or channels than the data set."""
+    difference = class_difference(model.names, spec.names)
+    if difference:
+        raise UserError(
+            f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
+        )
+    check_channels(model, spec)
 
 
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:
