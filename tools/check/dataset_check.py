@@ -31,28 +31,22 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     """Checks the data set. Raises UserError if the settings or the data cannot be used."""
     validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
     model = _open_model(config, validation)
-    spec = open_data(DataSource(config.data), DistributedContext.single())
-    if model is not None:
-        _check_model(config, model, spec)
-    for split in config.split:
-        spec.split(split)  # raises UserError if it is missing
+    spec = _open_data(config, model)
     if config.out:
         make_out(spec, Path(config.out))
     workers = available_cores() if config.workers < 0 else config.workers
-    unreadable: list[Issue] = []
-    if config.split:
-        splits = scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers)
-    else:
-        splits, unreadable = scan_readable(spec, workers=workers)
+    splits, unreadable = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
         imgsz = canvases_of(validation, model).imgsz
     issues = [*unreadable, *_data_issues(splits, imgsz, workers)]
     label_errors = LabelErrors()
     if model is not None:
-        label_errors = examine_labels(validation, model, spec, splits, config.min_score)
+        label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
     issues += label_errors.issues
-    return CheckResult(spec, splits, issues, label_errors, imgsz, config.weights)
+    return CheckResult(
+        spec=spec, splits=splits, issues=issues, label_errors=label_errors, imgsz=imgsz, weights=config.weights
+    )
 
 
 def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
@@ -65,14 +59,27 @@ def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | 
     return model
 
 
-def _check_model(config: CheckConfig, model: InferenceModel, spec: DatasetSpec) -> None:
-    """Raises UserError if the model has other classes or channels than the data set."""
-    difference = class_difference(model.names, spec.names)
-    if difference:
-        raise UserError(
-            f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
-        )
-    check_channels(model, spec)
+def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
+    """Opens the data set. Raises UserError if a split is missing, or the model has other classes or channels."""
+    spec = open_data(DataSource(config.data), DistributedContext.single())
+    if model is not None:
+        difference = class_difference(model.names, spec.names)
+        if difference:
+            raise UserError(
+                f"--weights {config.weights}: the classes of the model and of the data set differ ({difference})"
+            )
+        check_channels(model, spec)
+    for split in config.split:
+        spec.split(split)
+    return spec
+
+
+def _scan(config: CheckConfig, spec: DatasetSpec, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
+    """Scans the splits that the settings name, or all. Returns them, and issues about splits that cannot be read; a
+    split that the settings name raises UserError instead."""
+    if config.split:
+        return scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers), []
+    return scan_readable(spec, workers=workers)
 
 
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:
