@@ -43,8 +43,8 @@ class Decoding(NamedTuple):
         return progress(done, desc=title, total=len(images), enabled=self.show_progress)
 
 
-def check_space(size: int, place: Path | str, free: int, flag: str, remedy: str) -> None:
-    """Raises UserError unless ``size`` bytes fit into ``free`` bytes with some to spare."""
+def check_space(title: str, size: int, *, free: int, place: Path | str, remedy: str) -> None:
+    """Raises UserError unless ``size`` bytes fit into the ``free`` bytes of ``place`` with some to spare."""
     if size > USABLE_DISK_FRACTION * free:
         shortage = f"needs {format_bytes(size)} in {place}, but only {format_bytes(free)} is free"
-        raise UserError(f"{flag}: {shortage}; {remedy}")
+        raise UserError(f"{title}: {shortage}; {remedy}")

@@ -40,7 +40,8 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
         except OSError as error:
             discard("tile", error, path)
         size = int(pixel_offsets(source_hw, index.pixels)[-1])
-        check_space(size, folder, shutil.disk_usage(folder).free, "tile", "choose another --cache-dir")
+        free = shutil.disk_usage(folder).free
+        check_space("tile", size, free=free, place=folder, remedy="choose another --cache-dir")
         decoding = _with_memory_for(decoding, index, source_hw)
         with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
             decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")

@@ -109,10 +109,11 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
     members_of_images = request.images
     no_pixels = new_pixels(len(members_of_images), (0, 0), samples.sample_index.pixels)
     rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
+    epoch = epoch_of(request.keys)
     groups = []
     for canvas_hw, images in _images_by_canvas(request).items():
         plans_of_group = [plans[i] for image in images for i in members_of_images[image]]
-        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw, epoch_of(request.keys))
+        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw=canvas_hw, epoch=epoch)
         groups.append(RenderGroup(table, pixels, torch.tensor(images, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
@@ -131,6 +132,7 @@ def _table_of(
     samples: AugmentedImages,
     layout: PyramidLayout | None,
     plans: Sequence[SamplePlan],
+    *,
     canvas_hw: tuple[int, int],
     epoch: int,
 ) -> tuple[RenderTable, Tensor | None]:

@@ -29,7 +29,7 @@ def test_the_scores_are_those_of_val_py_also_of_an_image_with_more_labels_than_d
     spec = load_dataset_spec(data.yaml)
     splits = scan_dataset(spec, ("train", "val"), workers=0)
     config = ValConfig(weights=str(weights), imgsz=640, conf_thres=0.0, iou_thres=1.0, workers=0)
-    errors = examine_labels(config, open_weights(weights, device="cpu"), spec, splits, 0.3)
+    errors = examine_labels(config, open_weights(weights, device="cpu"), spec, splits, min_score=0.3)
     for split, result in errors.results.items():
         more = ["--conf-thres", "0", "--iou-thres", "1", "--noplots", "--no-save-json", "--name", split]
         call(

@@ -28,7 +28,7 @@ DETECTIONS_PER_LABEL = 3
 
 
 def examine_labels(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], *, min_score: float
 ) -> LabelErrors:
     """Finds the label errors of all splits with a score of at least ``min_score``. The model detects as in val.py with
     ``config``."""
