@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,10 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
     content: dict[str, Any] = {"path": "."}
     annotation_files = {}
     images_by_split = annotations.images_by_split()
+    split_of_image = {annotated.path: split for split, images in images_by_split.items() for annotated in images}
     for split, images in images_by_split.items():
         path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        others = [annotated.path for annotated in annotations.images.values() if annotated.split != split]
+        others = [path for path, other_split in split_of_image.items() if other_split != split]
         base = _folder_of([annotated.path for annotated in images], others)
         entry = base
         if entry is None:
@@ -224,15 +226,16 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     images_by_split = annotations.images_by_split()
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
-    groups = sum(box.crowd for annotated in annotations.images.values() for box in annotated.boxes)
+    used = list(chain.from_iterable(images_by_split.values()))
+    groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if annotations.skipped:
         lines.append(annotations.skipped_summary())
-    backgrounds = sum(not annotated.boxes for annotated in annotations.images.values())
+    backgrounds = sum(not annotated.boxes for annotated in used)
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = annotations.num_without_entry()
+    left_out = annotations.num_left_out()
     if left_out:
         lines.append(f"{counted(left_out, 'image')} whose boxes are unknown: left out of training")
     return [
