@@ -45,7 +45,7 @@ SEARCH_YAML = "search.yaml"
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # starts of a search in which the same training is lost before its trial fails
+MAX_LOSSES = 2  # starts of a search in which a training is lost after the same step before its trial fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -169,7 +169,7 @@ class _Worker:
 
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once. The trial's fitness is the fitness of the best epoch."""
-        fitness_by_epoch: dict[int, float] = {}
+        fitness_by_epoch = self.study.reported(claim)  # a power cut may have destroyed rows of results.csv
 
         def should_prune(epoch: int, fitness: float) -> bool:
             fitness_by_epoch[epoch] = fitness
@@ -180,7 +180,7 @@ class _Worker:
         pruning = Pruning(self.experiment.fitness.column, should_prune)
         result = train(train_config(config), folder, self.signals, pruning)
         result.check()
-        if not fitness_by_epoch:
+        if config.epochs not in fitness_by_epoch:
             check_has_results(folder)
         fitness = max(fitness_by_epoch.values(), default=None)
         return TrialOutcome.scored(fitness, is_pruned=result.outcome == Outcome.PRUNED)

@@ -39,7 +39,9 @@ _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
 REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
-_LOSSES_ATTRIBUTE = "losses"  # attribute of a trial: how many starts of the search have lost its training
+# Attributes of a trial: how many starts of the search have lost its training since its newest step, and that step.
+_LOSSES_ATTRIBUTE = "losses"
+_LOST_AFTER_ATTRIBUTE = "lost after"
 # Errors that Optuna raises for lines of the journal that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
@@ -149,10 +151,19 @@ class SharedStudy:
             claim.trial.report(fitness, step)
         return not was_continued and claim.trial.should_prune()
 
+    def reported(self, claim: Claim) -> dict[int, float]:
+        """Returns the fitness that a trial has reported, by step."""
+        return dict(self.trials()[claim.number].intermediate_values)
+
     def count_loss(self, claim: Claim) -> int:
-        """Records that a start of the search has lost the training of a trial. Returns how many have."""
-        losses = int(self.trials()[claim.number].user_attrs.get(_LOSSES_ATTRIBUTE, 0)) + 1
+        """Records that a start of the search has lost the training of a trial. Returns how many have since the newest
+        step."""
+        frozen = self.trials()[claim.number]
+        losses = 1
+        if frozen.user_attrs.get(_LOST_AFTER_ATTRIBUTE) == frozen.last_step:
+            losses += int(frozen.user_attrs.get(_LOSSES_ATTRIBUTE, 0))
         claim.trial.set_user_attr(_LOSSES_ATTRIBUTE, losses)
+        claim.trial.set_user_attr(_LOST_AFTER_ATTRIBUTE, frozen.last_step)
         return losses
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.process.identity import this_process
-from utils.process.outcome import Outcome
 from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
@@ -395,7 +395,26 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     assert states_of(folder) == ["RUNNING"]
 
 
+@pytest.fixture
+def trainings(monkeypatch):
+    """Returns a list of how the trainings of a search end, one after the other: the fitness of the epochs, and the
+    result."""
+    endings: list[tuple[dict[int, float], RunResult]] = []
+
+    def end_training(config, folder, signals, pruning):
+        fitness_by_epoch, result = endings.pop(0)
+        (folder / "last.pt").touch()
+        (folder / "results.csv").write_text("epoch\n1\n")
+        for epoch, fitness in fitness_by_epoch.items():
+            pruning.should_prune(epoch, fitness)
+        return result
+
+    monkeypatch.setattr("tools.search.loop.train", end_training)
+    return endings
+
+
 SCORED = RunResult.of(0, {})
+STOPPED = RunResult.of(75, {})
 NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
 LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
 NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
@@ -422,28 +441,43 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         ([[LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]], "R", ["killed by SIGKILL"] * 3, 1),
     ],
 )
-def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys, starts, states, lines, kept):
-    results: list[RunResult] = []
-
-    def end_training(config, folder, signals, pruning):
-        (folder / "last.pt").touch()
-        if results[0].outcome == Outcome.DONE:
-            pruning.should_prune(1, 0.5)
-        return results.pop(0)
-
-    monkeypatch.setattr("tools.search.loop.train", end_training)
+def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings, capsys, starts, states, lines, kept):
     _, flags = world
     flags = [*flags, "--project", str(tmp_path), "--name", "broken", "--trials", "5"]
     for start, line in zip(starts, lines, strict=True):
-        results += start
+        trainings += [({1: 0.5} if result == SCORED else {}, result) for result in start]
         if line:
             assert line in error_of(capsys, main, *flags)
         else:
             main(flags)
-        assert not results
+        assert not trainings
     folder = tmp_path / "broken"
     assert "".join(state[0] for state in states_of(folder)) == states
     assert len(list(folder.rglob("last.pt"))) == kept
+
+
+def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
+    world, tmp_path, trainings, capsys
+):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
+    for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
+        trainings.append((fitness, LOST))
+        with suppress(SystemExit):
+            call(main, *flags)
+        assert states_of(tmp_path / "lost") == [state]
+
+
+def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, trainings):
+    """The trial's best epoch is in the journal, and its weights are in best.pt."""
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "cut", "--trials", "1", "--epochs", "3"]
+    trainings += [({1: 0.9, 2: 0.4}, STOPPED), ({2: 0.6, 3: 0.5}, SCORED)]
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    main(flags)
+    (row,) = table(tmp_path / "cut")
+    assert (row["recall"], row["epochs"]) == ("0.900000", "3")
 
 
 def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
