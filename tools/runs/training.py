@@ -20,6 +20,7 @@ from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
+from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
@@ -68,6 +69,23 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
     return result
+
+
+def can_begin(config: TrainConfig, scratch: Path) -> bool:
+    """Starts a training, and ends it as soon as it has begun. Returns whether it has.
+
+    ``scratch``: beside this path is a temporary folder for the training. Raises `Stopped` if a signal arrives.
+    """
+    with temporary_folder(scratch) as folder:
+        trial = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
+        with (
+            settings_file(trial) as settings,
+            start([*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child,
+        ):
+            while child.poll() is None and not child.has_begun:
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(POLL_S)
+            return child.has_begun
 
 
 def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:

@@ -7,16 +7,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import FOLDS_CSV, make_folds
+from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
-from tools.runs.training import Pruning, check_has_results, train, train_config
-from tools.search.ranges import Space, values_text
+from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
+from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, last_step, write_report
 from tools.search.study import (
     JOURNAL_LOG,
@@ -41,8 +42,9 @@ from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
+# Names in the folder of a trial: its hyper-parameters, those of the base recipe, and the folder of its training.
 HYP_YAML = "hyp.yaml"
+BASE_YAML = "base.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
 MAX_LOSSES = 2  # starts of a search in which a training is lost after the same step before its trial fails
@@ -150,13 +152,10 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was lost, or refused, as every other one would be, and `Stopped` after a
-        signal. The trial then stays unfinished, and the next start of the search continues it. If its training is lost
-        in `MAX_LOSSES` starts, the trial fails, because the search would never get past it.
+        Raises `RunFailed` if the trial stays unfinished (`_outcome_of_failure`), and `Stopped` after a signal. The next
+        start of the search continues the trial.
         """
-        recipe = claim.folder / HYP_YAML
-        write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
-        config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
+        config = self._config_of(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
@@ -166,6 +165,11 @@ class _Worker:
             outcome = failed
         self.study.finish(claim, outcome)
         return outcome
+
+    def _config_of(self, recipe: Path, values: dict[str, Scalar]) -> SearchConfig:
+        """Returns the settings of trainings with these values of the searched hyper-parameters. Writes their recipe."""
+        write_whole(recipe, yaml.safe_dump(self.space.recipe(values), sort_keys=False), durable=True)
+        return replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
 
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once. The trial's fitness is the fitness of the best epoch."""
@@ -199,15 +203,34 @@ class _Worker:
         return TrialOutcome.scored(fitness)
 
     def _outcome_of_failure(self, claim: Claim, result: RunResult) -> TrialOutcome | None:
-        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays
-        unfinished."""
-        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:  # twice: it may be the trial's own recipe
-            return TrialOutcome.failed(result.reason)
-        # A training that is lost before it has begun is no reason to give up its trial: others would be lost, too.
-        is_lost = result.outcome == Outcome.LOST and result.has_begun
-        if is_lost and self.study.count_loss(claim) >= MAX_LOSSES:
-            return TrialOutcome.failed(result.reason)
-        return None
+        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays unfinished,
+        because what has ended it would end other trials, too.
+
+        | training | outcome | trial |
+        | --- | --- | --- |
+        | has begun | FAILED, or LOST for want of memory, twice | fails |
+        | has begun | LOST | fails if that is the `MAX_LOSSES`-th time after the same step |
+        | has begun | REFUSED, by a limit of the machine | stays unfinished |
+        | has not begun | any | fails if a training with the base recipe can begin here, now |
+        """
+        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:
+            has_failed = True
+        elif result.outcome == Outcome.LOST and result.has_begun:
+            has_failed = self.study.count_loss(claim) >= MAX_LOSSES
+        else:
+            has_failed = not _has_begun(claim.folder) and self._is_own_fault(claim, result.reason)
+        return TrialOutcome.failed(result.reason) if has_failed else None
+
+    def _is_own_fault(self, claim: Claim, reason: str) -> bool:
+        """Returns whether the hyper-parameters of a trial, and not the settings, the data or the machine, are the
+        reason that its training cannot begin: a training with the base recipe can."""
+        if self.space.is_base(claim.values):
+            return False
+        message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
+        get_logger().warning(message, claim.number, reason)
+        config = self._config_of(claim.folder / BASE_YAML, {})
+        changes = {"data": str(data_of(self.experiment.folder.path, 0))} if config.folds else {}
+        return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
 
     def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
         """Returns a message if the last `MAX_FAILURES` trials have failed, as all others would on a broken machine;
@@ -223,6 +246,11 @@ class _Worker:
             f"the last {num_failed} trials have failed; stopped (the same command continues with the next one). The "
             f"newest reason: {last_reason}"
         )
+
+
+def _has_begun(folder: Path) -> bool:
+    """Returns whether any training of the trial in ``folder`` has begun, now or in an earlier start of the search."""
+    return any(folder.glob("*/settings.yaml"))
 
 
 def _ended_at(frozen: FrozenTrial) -> tuple[datetime, int]:

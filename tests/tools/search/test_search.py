@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -410,6 +411,7 @@ def trainings(monkeypatch):
         return result
 
     monkeypatch.setattr("tools.search.loop.train", end_training)
+    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: False)
     return endings
 
 
@@ -419,6 +421,7 @@ NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
 LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
 NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
 LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
+REFUSED_BEFORE = RunResult.of(2, {"error": "the data has no objects left"})
 CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
 BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
 
@@ -429,6 +432,7 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         # On a machine that has broken, not all that is left of the search is used up.
         ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["the last 3 trials have failed; stopped"], 4),
         ([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 2),
+        ([[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 2),
         ([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 2),
         ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["the last 3 trials have failed; stopped"] * 2, 4),
         # Others go on: once the search is complete, only the best trial keeps its weights.
@@ -454,6 +458,36 @@ def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings,
     folder = tmp_path / "broken"
     assert "".join(state[0] for state in states_of(folder)) == states
     assert len(list(folder.rglob("last.pt"))) == kept
+
+
+@pytest.mark.parametrize("result", [REFUSED_BEFORE, BUG_BEFORE, LOST_BEFORE])
+def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, monkeypatch, result):
+    """Its own hyper-parameters are the reason if the recipe's can be trained."""
+    recipes = []
+
+    def can_begin(config, _):
+        recipes.append(hyperparameters_from(config.hyp))
+        return True
+
+    monkeypatch.setattr("tools.search.loop.can_begin", can_begin)
+    _, flags = world
+    trainings += [({1: 0.5}, SCORED), ({}, result), ({1: 0.5}, SCORED)]
+    main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
+    rows = table(tmp_path / "alone")
+    assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
+    assert rows[1]["reason"] == result.reason
+    assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
+
+
+def test_a_first_trial_with_the_values_of_the_recipe_is_not_compared_with_itself(
+    world, tmp_path, trainings, monkeypatch, capsys
+):
+    root, flags = world
+    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: pytest.fail("was called"))
+    (root / "mosaic.yaml").write_text("mosaic: [0, 1]\n")
+    trainings.append(({}, REFUSED_BEFORE))
+    flags = [*flags, "--hyp", str(root / "mosaic.yaml"), "--project", str(tmp_path)]
+    assert REFUSED_BEFORE.reason in error_of(capsys, main, *flags)
 
 
 def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
