@@ -18,16 +18,16 @@ from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
 from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.search.ranges import Scalar, Space, values_text
-from tools.search.report import STATE_NAMES, last_step, write_report
+from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
 from tools.search.study import (
     JOURNAL_LOG,
-    REASON_ATTRIBUTE,
     TRIALS_FOLDER,
     Claim,
     SharedStudy,
     TrialOutcome,
     best_of,
     has_running_trial,
+    reason_of,
     single_process_without_locks,
 )
 from utils.child import RunFailed, RunResult
@@ -92,21 +92,25 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:
-    """Writes the report of all trials, and logs its lines."""
+    """Writes the report of all trials, and logs its lines. Raises UserError if all trials have ended and none is
+    complete."""
     log = get_logger()
-    num_running = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
-    if num_running:
-        verb = "is" if num_running == 1 else "are"
-        log.info("%s %s still running in other processes", counted(num_running, "trial"), verb)
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace another process's newer one
         study.remove_weights_of_failed()
+        trials = study.trials()
         lines = write_report(
-            experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
+            experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command
         )
+    num_running = sum(frozen.state == TrialState.RUNNING for frozen in trials)
+    if num_running:
+        verb = "is" if num_running == 1 else "are"
+        log.info("%s %s still running in other processes", counted(num_running, "trial"), verb)
     for line in lines:
         log.info("%s", line)
+    if not num_running and best_of(trials) is None:
+        raise UserError(f"{experiment.folder.path / TRIALS_CSV}: no trial is complete; this table has the reasons")
 
 
 @dataclass(frozen=True)
@@ -237,14 +241,12 @@ class _Worker:
         otherwise, or if no trial is left, ""."""
         ended = sorted((frozen for frozen in trials if frozen.state.is_finished()), key=_ended_at)
         newest = ended[-MAX_FAILURES:]
-        num_failed = sum(frozen.state == TrialState.FAIL for frozen in newest)
-        is_complete = len(ended) >= self.config.trials and best_of(ended) is not None
-        if num_failed < MAX_FAILURES or is_complete:
+        have_failed = len(newest) == MAX_FAILURES and all(frozen.state == TrialState.FAIL for frozen in newest)
+        if not have_failed or len(ended) >= self.config.trials:
             return ""
-        last_reason = newest[-1].user_attrs.get(REASON_ATTRIBUTE, "")
         return (
-            f"the last {num_failed} trials have failed; stopped (the same command continues with the next one). The "
-            f"newest reason: {last_reason}"
+            f"stopped, because the last {MAX_FAILURES} trials have failed, the newest with: {reason_of(newest[-1])} "
+            "(the same command continues with the next trial)"
         )
 
 

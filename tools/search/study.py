@@ -38,7 +38,7 @@ HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
-REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
+_REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
 # Attributes of a trial: how many starts of the search have lost its training since its newest step, and that step.
 _LOSSES_ATTRIBUTE = "losses"
 _LOST_AFTER_ATTRIBUTE = "lost after"
@@ -171,7 +171,7 @@ class SharedStudy:
         lock and removes the weights of all scored trials but the best."""
         with self.exclusive():
             if outcome.reason:
-                claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
+                claim.trial.set_user_attr(_REASON_ATTRIBUTE, outcome.reason)
             # Optuna itself gives a pruned trial the fitness of its last step.
             fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
             self.study.tell(claim.number, fitness, state=outcome.state)
@@ -329,6 +329,11 @@ def has_running_trial(folder: Path) -> bool:
             if lock.acquire():
                 return True
     return False
+
+
+def reason_of(frozen: FrozenTrial) -> str:
+    """Returns why a trial has failed; "" if it has not."""
+    return frozen.user_attrs.get(_REASON_ATTRIBUTE, "")
 
 
 def rank(frozen: FrozenTrial) -> tuple[float, int]:
