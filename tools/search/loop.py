@@ -98,7 +98,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace another process's newer one
-        study.remove_weights_of_failed()
+        study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         trials = study.trials()
         lines = write_report(
             experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command

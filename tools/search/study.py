@@ -176,26 +176,18 @@ class SharedStudy:
             fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
             self.study.tell(claim.number, fitness, state=outcome.state)
             claim.lock.release()
-            self._remove_weights_of_others()
+            self.remove_weights(TrialState.COMPLETE, TrialState.PRUNED)
 
-    def _remove_weights_of_others(self) -> None:
-        """Removes the weights of scored trials but the best."""
+    def remove_weights(self, *states: TrialState) -> None:
+        """Removes the weights of trials that have ended in one of ``states``, except those of the best trial. Those of
+        failed trials are kept while the search runs: the machine may have failed."""
         trials = self.trials()
         best = best_of(trials)
         for frozen in trials:
             is_best = best is not None and frozen.number == best.number
-            if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) and not is_best:
-                self._remove_weights(frozen)
-
-    def remove_weights_of_failed(self) -> None:
-        """Removes the weights of failed trials. They are kept while the search runs: the machine may have failed."""
-        for frozen in self.trials():
-            if frozen.state == TrialState.FAIL:
-                self._remove_weights(frozen)
-
-    def _remove_weights(self, frozen: FrozenTrial) -> None:
-        for weights in self.folder_of(frozen.number).rglob("*.pt"):
-            weights.unlink(missing_ok=True)
+            if frozen.state in states and not is_best:
+                for weights in self.folder_of(frozen.number).rglob("*.pt"):
+                    weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
         """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""

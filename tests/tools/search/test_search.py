@@ -520,6 +520,18 @@ def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, traini
     assert (row["recall"], row["epochs"]) == ("0.900000", "3")
 
 
+def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_start(world, tmp_path, trainings):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "killed", "--trials", "2"]
+    trainings += [({1: 0.5}, SCORED), ({1: 0.4}, SCORED)]
+    main(flags)
+    left_behind = tmp_path / "killed" / "trials" / "0001" / "run" / "best.pt"
+    left_behind.touch()
+    main(flags)
+    assert not left_behind.exists()
+    assert (left_behind.parents[2] / "0000" / "run" / "last.pt").is_file()
+
+
 def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
     """After a power cut its training is complete, but results.csv is empty. The weights of a failed trial go."""
     root, flags = world
