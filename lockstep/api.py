@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from lockstep.command import call_command
-from lockstep.keywords import flags_of_keywords, keyword_fields
+from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
 from lockstep.run import Run
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
@@ -42,8 +42,8 @@ def _lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], F
     def decorate(function: Function) -> Function:
         # `inspect.signature` returns this; the type stubs of functions lack the attribute.
         function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
-        lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
-        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
+        lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings (None: as if not given):", *lines])
         return function
 
     return decorate
