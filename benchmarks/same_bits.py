@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.speed.turns import ROOT
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
 # Flags of all runs, and additional flags of the runs whose checkpoints are compared.
 FLAGS = shlex.split("--batch-size 16 --virtual-ranks 4 --deterministic --device cpu --threads 1 --noplots")
