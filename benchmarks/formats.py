@@ -20,11 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.speed.turns import ROOT
 from engine.export.exporter import file_bytes, file_path
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig
-
-ROOT = Path(__file__).parents[1]
 
 
 class Row(NamedTuple):
@@ -71,28 +70,16 @@ def export_and_measure(weights: Path, name: str, precision: str, options: argpar
     if done.returncode != 0:
         print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
         return Row(weights.stem, title, None, 0, 0)
-    path = file_path(
-        weights, ExportConfig(weights=str(weights), half=precision == "half", int8=precision == "int8"), name
-    )
-    return measure(path, weights.stem, title, options, interpreter)
+    config = ExportConfig(weights=str(weights), half=precision == "half", int8=precision == "int8")
+    return measure(file_path(weights, config, name), weights.stem, title, options, interpreter)
 
 
 def measure(path: Path, model: str, title: str, options: argparse.Namespace, interpreter: str) -> Row:
     """Scores a checkpoint or an exported file. Raises RuntimeError if val.py fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            interpreter,
-            "val.py",
-            "--weights",
-            path,
-            "--data",
-            options.data,
-            "--imgsz",
-            options.imgsz,
-            "--trust",
-        ]
-        command += ["--no-rect", "--amp", "off", "--device", "cpu", "--workers", 0, "--batch-size", 1, "--noplots"]
-        done = run([*command, "--project", folder, "--name", "val"])
+        command = [interpreter, "val.py", "--weights", path, "--data", options.data, "--imgsz", options.imgsz]
+        command += ["--trust", "--no-rect", "--amp", "off", "--device", "cpu", "--workers", 0, "--batch-size", 1]
+        done = run([*command, "--noplots", "--project", folder, "--name", "val"])
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         scores = json.loads(Path(folder, "val", "results.json").read_text(encoding="utf-8"))

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.speed.turns import ROOT
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[1]
 COMPARED = ("model", "ema", "optimizer")
 # Flags of all runs, and additional flags of the runs whose checkpoints are compared.
 FLAGS = shlex.split("--batch-size 16 --virtual-ranks 4 --deterministic --device cpu --threads 1 --noplots")
@@ -37,7 +37,7 @@ SHORT_RUN = shlex.split(
 )
 
 
-class Side(NamedTuple):
+class Setup(NamedTuple):
     """A way to run a training: processes, workers and checkout."""
 
     processes: int
@@ -74,49 +74,49 @@ def _are_equal(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
-def train(folder: Path, side: Side, *flags: str) -> Path:
+def train(folder: Path, setup: Setup, *flags: str) -> Path:
     """Runs train.py with one thread per process, 4 virtual ranks and a global batch of 16. Returns the run's folder."""
     name = str(len(list(folder.iterdir())))
     command = [sys.executable]
-    if side.processes > 1:
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(side.processes)]
-    command += ["train.py", *FLAGS, "--workers", str(side.workers), "--project", str(folder), "--name", name, *flags]
+    if setup.processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(setup.processes)]
+    command += ["train.py", *FLAGS, "--workers", str(setup.workers), "--project", str(folder), "--name", name, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=side.root, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=setup.root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     return folder / name
 
 
-def compare_bits(data: str, sides: Sequence[Side]) -> bool:
-    """Trains two models with two optimizers on each side, and prints which checkpoints differ. Returns whether none
+def compare_bits(data: str, setups: Sequence[Setup]) -> bool:
+    """Trains two models with two optimizers in each setup, and prints which checkpoints differ. Returns whether none
     does."""
     are_equal = True
     with tempfile.TemporaryDirectory() as folder:
         for model, optimizer in itertools.product(("yolov8n", "yolov5n"), ("SGD", "Muon")):
             flags = ["--data", data, "--model", model, "--optimizer", optimizer, *SHORT_RUN]
-            first, *others = (read_checkpoint(train(Path(folder), side, *flags) / "last.pt") for side in sides)
-            for side, content in zip(sides[1:], others):
+            first, *others = (read_checkpoint(train(Path(folder), setup, *flags) / "last.pt") for setup in setups)
+            for setup, content in zip(setups[1:], others):
                 places = differences(first, content)
                 verdict = f"{len(places)} differ: {places[:3]}" if places else "the same bits"
                 steps = content["progress"]["step"]
-                print(f"{model} {optimizer}: {sides[0]} against {side}, {steps} steps: {verdict}", flush=True)
+                print(f"{model} {optimizer}: {setups[0]} against {setup}, {steps} steps: {verdict}", flush=True)
                 are_equal = are_equal and not places
     return are_equal
 
 
-def compare_runs(data: str, sides: Sequence[Side]) -> bool:
-    """Compares whole runs of the first two sides, scored after each epoch: results.csv and best.pt. Returns whether
+def compare_runs(data: str, setups: Sequence[Setup]) -> bool:
+    """Compares whole runs in the first two setups, scored after each epoch: results.csv and best.pt. Returns whether
     they are equal."""
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--data", data, "--model", "yolov8n", "--imgsz", "320", "--epochs", "10"]
-        runs = [train(Path(folder), side, *flags) for side in sides[:2]]
+        runs = [train(Path(folder), setup, *flags) for setup in setups[:2]]
         first_rows, second_rows = map(_results_without_times, runs)
         first, second = (read_checkpoint(run / "best.pt") for run in runs)
     verdict = "the same" if first_rows == second_rows else "differs"
     scores = f"{first_rows[-1]['metrics/AP']} and {second_rows[-1]['metrics/AP']}"
     differing = [name for name, value in first["ema"].items() if not torch.equal(value, second["ema"][name])]
-    print(f"10 epochs, {sides[0]} against {sides[1]}: results.csv {verdict}, last AP {scores}")
+    print(f"10 epochs, {setups[0]} against {setups[1]}: results.csv {verdict}, last AP {scores}")
     best_epoch = first["progress"]["best_epoch"]
     print(f"best.pt of epoch {best_epoch}: {len(differing)} of {len(first['ema'])} tensors differ", flush=True)
     return first_rows == second_rows and not differing and first["progress"] == second["progress"]
@@ -135,11 +135,11 @@ def main() -> None:
     parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
     parser.add_argument("--against", type=Path, help="folder of another checkout to compare with")
     options = parser.parse_args()
-    sides = [Side(1), Side(2, 1), Side(4, 4)]
+    setups = [Setup(1), Setup(2, 1), Setup(4, 4)]
     if options.against:
-        sides = [Side(1), Side(1, root=options.against.absolute())]
+        setups = [Setup(1), Setup(1, root=options.against.absolute())]
     parts = {"bits": compare_bits, "run": compare_runs}
-    same = [part(options.data, sides) for name, part in parts.items() if options.only in (None, name)]
+    same = [part(options.data, setups) for name, part in parts.items() if options.only in (None, name)]
     sys.exit(0 if all(same) else 1)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
+from benchmarks.speed.coco_scores import image_indices
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
 from utils.config.coco_classes import COCO_IDS
 from utils.detections import DetectionTable
@@ -59,9 +60,7 @@ def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
 
     The peer numbers classes from 1; this program numbers the classes of YOLO labels from 0, or as in COCO.
     """
-    stems = {str(stem): number for number, stem in enumerate(gt.image_ids)}
-    stems |= {str(int(stem)): number for stem, number in list(stems.items()) if stem.isdigit()}
-    image = [stems[Path(r["file_name"]).stem if "file_name" in r else str(r["image_id"])] for r in rows]
+    image = image_indices(rows, gt)
     xywh = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
     classes = np.array([row["category_id"] for row in rows], np.int64)
     if any("file_name" in row for row in rows[:1]):

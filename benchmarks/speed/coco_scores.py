@@ -34,20 +34,29 @@ def coco_ground_truth(gt: GroundTruth, classes: int) -> Any:
     return coco
 
 
+def image_indices(rows: list[dict], gt: GroundTruth) -> list[int]:
+    """Returns the index in the split of the image of each row of COCO's results.
+
+    Args:
+        rows: ``image_id`` or ``file_name`` is the stem of the image's file name; a stem of digits may be a number.
+        gt: ground truth of the split.
+    """
+    indices = {str(stem): index for index, stem in enumerate(gt.image_ids)}
+    indices |= {str(int(stem)): index for stem, index in list(indices.items()) if stem.isdigit()}
+    stems = [Path(row["file_name"]).stem if "file_name" in row else str(row["image_id"]) for row in rows]
+    return [indices[stem] if stem in indices else indices[str(int(stem))] for stem in stems]
+
+
 def average_precision(predictions: Path, gt: GroundTruth, classes: int) -> float:
     """Returns the AP at IoU 0.50 to 0.95 of a file of detections.
 
     Args:
-        predictions: file in COCO's format; ``image_id`` or ``file_name`` is the stem of the image's file name.
+        predictions: file in COCO's format (`image_indices`).
         gt: ground truth of the same split.
         classes: C. The file may number classes from 0, from 1 or as COCO; the numbering that fits best is used.
     """
-    numbers = {str(stem): number + 1 for number, stem in enumerate(gt.image_ids)}
-    numbers |= {str(int(stem)): number for stem, number in list(numbers.items()) if stem.isdigit()}
     rows = json.loads(predictions.read_text())
-    for row in rows:
-        stem = Path(row["file_name"]).stem if "file_name" in row else str(row["image_id"])
-        row["image_id"] = numbers[stem] if stem in numbers else numbers[str(int(stem))]
+    rows = [row | {"image_id": index + 1} for row, index in zip(rows, image_indices(rows, gt))]
     if not rows:
         return 0.0
     coco = coco_ground_truth(gt, classes)

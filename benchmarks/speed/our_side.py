@@ -9,13 +9,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.speed.turns import rate_of, seconds_of, take_turns
+from benchmarks.speed.turns import BOXES_AN_IMAGE, rate_of, seconds_of, take_turns
 from utils.process.entrypoint import run_main
 
 if TYPE_CHECKING:
     from engine.train.step import TrainStep
-
-BOXES_AN_IMAGE = 12
 
 
 def main(argv: Sequence[str] | None = None) -> None:

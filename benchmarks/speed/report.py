@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.speed.turns import ROOT
 from utils.machine.resources import available_cores
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def compare(
                 ours.setdefault((amp, optimizer), []).append(turn)
         if PEER in sides:
             peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
-    peer_seconds, errors = seconds_of(peer, f"Ultralytics, {model} batch {batch_size}")
+    peer_seconds, errors = seconds_or_error(peer, f"Ultralytics, {model} batch {batch_size}")
     rows = []
     for (amp, optimizer), turns in ours.items():
         label = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
@@ -138,7 +138,7 @@ def compare(
             label += " compiled"
         if peer and peer[0].get("batches_per_update", 1) > 1:
             label += f" (peer: an update in {peer[0]['batches_per_update']} batches)"
-        seconds, own_errors = seconds_of(turns, label)
+        seconds, own_errors = seconds_or_error(turns, label)
         if own_errors:
             errors += own_errors
             continue
@@ -150,7 +150,7 @@ def compare(
     return rows, errors
 
 
-def seconds_of(turns: Sequence[dict], label: str) -> tuple[list[float], list[str]]:
+def seconds_or_error(turns: Sequence[dict], label: str) -> tuple[list[float], list[str]]:
     """Returns the seconds of all turns and no error, or no seconds and the error of one turn."""
     errors = [turn["error"] for turn in turns if "error" in turn]
     if errors:

@@ -8,13 +8,13 @@ Scripts that run in a peer's environment also import this module, so it uses onl
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,7 @@ PEER_SIDE = Path(__file__).with_name("ultralytics_side.py")  # for the Python of
 MARK = "@measured "
 END_S = 10.0
 _TAIL = 3000
+BOXES_AN_IMAGE = 12  # of the steps that both sides time
 SKIPPED = 10  # batches that may have been prefetched during the other side's turn
 
 
@@ -70,20 +71,14 @@ def say(values: dict) -> None:
 
 
 class Side:
-    """A process that measures on request, or one that prints one result and ends.
+    """A process that measures on request. ``command`` runs in the repository's folder."""
 
-    Args:
-        command: command to run in the repository's folder.
-        extra: environment variables, added to this process's.
-    """
-
-    def __init__(self, command: Sequence[str], extra: dict[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by __exit__)
         self._process = subprocess.Popen(
             self.command,
             cwd=ROOT,
-            env=os.environ | (extra or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -105,7 +100,7 @@ class Side:
         self._errors.close()
 
     def result(self) -> dict:
-        """Returns the next result. Raises SystemExit, with the process's output, if it ends without a result."""
+        """Returns the next result. Raises SystemExit, with the end of the process's errors, if it ends without one."""
         for line in self._process.stdout:
             if line.startswith(MARK):
                 return json.loads(line[len(MARK) :])
@@ -122,16 +117,13 @@ class Side:
 
 def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list[dict]]:
     """Returns results by side. Starts and sets up all sides one after another, then lets them measure alternately."""
-    started: dict[str, Side] = {}
+    sides: dict[str, Side] = {}
     results: dict[str, list[dict]] = {name: [] for name in commands}
-    try:
+    with ExitStack() as stack:
         for name, command in commands.items():
-            started[name] = Side(command)
-            started[name].result()
+            sides[name] = stack.enter_context(Side(command))
+            sides[name].result()
         for _ in range(rounds):
-            for name, side in started.items():
+            for name, side in sides.items():
                 results[name].append(side.measure())
-    finally:
-        for side in started.values():
-            side.__exit__()
     return results

@@ -14,12 +14,11 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turns import rate_of, seconds_of, take_turns  # next to this file, which is started by its path
+from turns import BOXES_AN_IMAGE, rate_of, seconds_of, take_turns  # next to this file, which is started by its path
 
 if TYPE_CHECKING:
     import torch
 
-BOXES_AN_IMAGE = 12
 NOMINAL_BATCH = 64  # ``nbs``: its trainer updates the weights once in about this many images
 
 

@@ -10,12 +10,14 @@ written: every second step writes one) one rank or all get SIGKILL, and the othe
   are those of the uninterrupted run, bit for bit.
 
 `prove_calls` kills rank 0 of two at a file system call: while it stages the data, scans it, fills a cache, writes a
-checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, continues. The
-files in the end are also those of the uninterrupted run, so nothing that a kill has left stays.
+checkpoint, or closes after the last epoch. The same command, or ``--resume`` once there is a checkpoint, continues;
+after the last epoch, ``--resume auto`` completes the run. The files in the end are also those of the uninterrupted run,
+so nothing that a kill has left stays.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -40,7 +42,7 @@ from utils.files.checkpoint_file import read_checkpoint
 ROOT = Path(__file__).parents[2]
 IMAGES = 18
 BATCH = 4
-STEPS_BETWEEN_KILLS = 4  # about; an epoch has five
+STEPS_BETWEEN_KILLS = 5  # at most, on average; an epoch has as many
 GONE_S = 30.0  # an idle machine needs two
 CALL_EPOCHS = 2
 
@@ -82,14 +84,18 @@ def kill_at_a_random_moment(run: Processes, last: Path, chance: random.Random) -
     def written() -> int:
         return last.stat().st_mtime_ns if last.exists() else 0
 
+    def wait_for_write(timeout: float = math.inf) -> None:
+        before = written()
+        deadline = time.monotonic() + timeout
+        while written() == before and time.monotonic() < deadline and any(p.poll() is None for p in run.started):
+            time.sleep(0.001)
+
     starting = chance.random() < 0.1
     if starting:
-        time.sleep(chance.uniform(0, 6))
+        wait_for_write(chance.uniform(0, 6))
     else:
         for _ in range(chance.randint(1, 3)):
-            before = written()
-            while written() == before and any(process.poll() is None for process in run.started):
-                time.sleep(0.001)
+            wait_for_write()
         time.sleep(chance.choice([0, chance.uniform(0, 0.02), chance.uniform(0, 0.3)]))
     if all(process.poll() is not None for process in run.started):
         return False
@@ -177,15 +183,18 @@ def prove_calls(root: Path, kills: int) -> None:
     write_dataset(root / "set", train=IMAGES, val=4)
     write_model(root / "tiny.yaml")
 
-    def start(folder: Path, number: int) -> Processes:
-        """Goes on in ``folder``, and is killed at that call of this process; 0: at none."""
+    def start(folder: Path, number: int, *, auto: bool = False) -> Processes:
+        """Goes on in ``folder``, and is killed at that call of this process; 0: at none. ``auto``: with the same
+        command and ``--resume auto``, not with the path of the run."""
         folder.mkdir(parents=True, exist_ok=True)
         odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
         run = Processes(root / f"{folder.name}.txt", odd=odd)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
         given += ["--stage", str(folder / "stage")]
-        if (folder / "runs" / "exp" / "last.pt").exists():
+        if auto:
+            given += ["--resume", "auto"]
+        elif (folder / "runs" / "exp" / "last.pt").exists():
             given = ["--resume", str(folder / "runs" / "exp")]
         run.ranks(2, *given)
         return run
@@ -203,8 +212,11 @@ def prove_calls(root: Path, kills: int) -> None:
             assert "Traceback" not in run.output(), run.output()
         print(f"killed at call {number} of {total}, gone in {seconds:.1f} s", flush=True)
         over = is_over(folder)
-        with start(folder, 0) as run:
-            assert run.codes() == ([2, 2] if over else [0, 0]), run.output()
+        if over:
+            with start(folder, 0) as run:
+                assert run.codes() == [2, 2], run.output()
+        with start(folder, 0, auto=over) as run:  # auto completes what follows the last epoch
+            assert run.codes() == [0, 0], run.output()
         same_run(whole / "runs" / "exp", folder / "runs" / "exp")
         left = files_left(folder)
         expected = files_left(whole)
