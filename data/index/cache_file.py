@@ -25,9 +25,9 @@ from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written
+from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
-from utils.strings import FlatStrings
 
 CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, including the losses
 
