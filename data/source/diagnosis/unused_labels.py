@@ -18,7 +18,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
+from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import OtherSplits, SplitContext
@@ -77,6 +77,8 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
             findings.append(state.explanation)
             continue
         finding = _of_unknown_image(file, similar[file], images_of[file], context)
+        if not images_of[file] and others.may_lack_images:
+            finding = finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
         findings.append(finding)
         reasons |= dict.fromkeys(images_of[file], finding)
     findings += _shared_labels(found.images)
