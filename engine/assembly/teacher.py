@@ -9,6 +9,7 @@ followed by those of the data set, and learns each class from the labels or from
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +94,14 @@ class TeacherFile:
         if not taught:
             raise UserError(f"{flag}: {self.path} and {spec.source} have no class in common")
         if flag == "--teacher":
-            untaught = [name for name in model.names if class_key(name) not in known]
-            remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
-            size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
-            classes = counted(len(taught), "class")
-            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
+            self._log_taught(taught, [name for name in model.names if name not in taught])
+
+    def _log_taught(self, taught: Sequence[str], untaught: Sequence[str]) -> None:
+        """Logs the size of the teacher, and the classes that it does and does not teach."""
+        size = f"{sum(p.numel() for p in self.detector.parameters()):,} parameters"
+        remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
+        classes = counted(len(taught), "class")
+        get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
 
     def _check_channels(self, spec: DatasetSpec, name: str) -> None:
         """Raises UserError if the images of ``spec`` do not have the number of channels that the teacher takes."""

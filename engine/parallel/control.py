@@ -70,6 +70,7 @@ class RunControl:
         self._cause: BaseException | None = None  # the error behind it
         self._polled_at = 0.0
         self._validation_stopped = False
+        self._is_complete = False
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
@@ -84,14 +85,15 @@ class RunControl:
         once."""
         if max_over_ranks(self._ctx, int(self._signals.interrupt)):
             return self._stop(INTERRUPTED)
+        self._is_complete = True
         self._signals.ignore_requeue()
         self._watchdog.remove_stop_limit()
         return Action.CONTINUE
 
     @property
     def has_signal(self) -> bool:
-        """True if a signal to stop has reached this rank."""
-        return self._signals.received
+        """True if a signal to stop has reached this rank, and the run is not complete (`complete`)."""
+        return self._signals.received and not self._is_complete
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""

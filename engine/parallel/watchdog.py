@@ -35,7 +35,8 @@ STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when th
 
 
 class Watchdog:
-    """Watches this process from `__enter__` until training is over or an exception leaves the block.
+    """Watches this process from `__enter__` until `training` is done or stopped by a signal; after an error in it,
+    until `__exit__`, because cleaning up may hang as well.
 
     - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
       collective that will never end. This process is ended, once a checkpoint that is being written is complete.

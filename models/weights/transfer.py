@@ -279,6 +279,7 @@ class _SharedClasses(NamedTuple):
 
 
 def _shared_classes(model: Detector, stored: StoredWeights) -> _SharedClasses:
+    """Finds the classes that the model and the file have in common, by name."""
     file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
     if file_names is None:
         return _SharedClasses((), {})

@@ -489,6 +489,20 @@ def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal
     assert not signals.received
 
 
+def test_a_bug_in_the_report_is_not_taken_for_a_signal_that_was_not_followed():
+    signals = StopSignals()
+
+    class Reports(Hook):
+        def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+            signals.requeue = True
+
+        def after_training(self, trainer: Training) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        build(Reports(), signals=signals, epochs=1).fit()
+
+
 @pytest.mark.parametrize("point", ["after_epoch", "after_training"])
 def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplog):
     """Before the report, the ranks agree on it; the report itself is interrupted."""
