@@ -546,6 +546,20 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
     assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
 
 
+def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
+    """Training would not find the images."""
+    write_cvat(images)
+    file = images / "annotations.xml"
+    text = file.read_text()
+    file.write_text(text.replace('name="two.png"', 'name="t&#10;wo.png" subset="Validation"'))
+    (images / "two.png").rename(images / "t\nwo.png")
+    check_refusal(images, "'set/t\\nwo.png': contains a line break, so it cannot be in a list of images; rename it")
+    file.write_text(text)
+    (images / "t\nwo.png").rename(images / "two.png")
+    folder = images.rename(images.with_name(os.fsdecode(b"set\xff")))
+    check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
+
+
 def test_an_archive_is_to_be_unpacked(tmp_path):
     archive = tmp_path / "export.zip"
     archive.write_bytes(b"PK")
