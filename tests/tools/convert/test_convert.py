@@ -380,6 +380,16 @@ NO_NAME = "is not the name of a class, which is one line of text"
         (write_createml, CREATEML, '"x": ', '"u": ', ": entry 0: x: expected a number, got 'None'"),
         (write_createml, CREATEML, '"cat"', '"c\\nat"', f": entry 0: 'c\\nat' {NO_NAME}"),
         (write_labelme, "two.json", '"shapes"', '"forms"', ": shapes: must be a list, got None"),
+        (write_createml, CREATEML, '"image": "two.png"', '"image": null', ": entry 1: names no image"),
+        (write_labelme, "two.json", '"imagePath": "two.png"', '"imagePath": ""', ": names no image"),
+        (
+            write_vott,
+            "vott-export.json",
+            '"name": "one.png"',
+            '"nome": "one.png"',
+            f": asset {32 * '0'}: names no image",
+        ),
+        (write_image_folder, "metadata.jsonl", '"file_name": "three.png", ', "", ":3: names no image"),
         (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
         (
             write_open_images,
