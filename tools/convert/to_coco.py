@@ -110,7 +110,7 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
     split_of_image = {annotated.path: split for split, images in images_by_split.items() for annotated in images}
     for split, images in images_by_split.items():
         path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        others = [path for path, other_split in split_of_image.items() if other_split != split]
+        others = [image for image, other_split in split_of_image.items() if other_split != split]
         base = _folder_of([annotated.path for annotated in images], others)
         entry = base
         if entry is None:
