@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.source.folder_splits import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -129,7 +129,8 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
         location = f"{file}:{line}"
         entry = parse_object(row, location)
         columns = _columns(entry.get("objects"), location)
-        path = annotations.source_images.find(str(entry.get("file_name")), location, file)
+        name = image_name(entry.get("file_name"), location)
+        path = annotations.source_images.find(name, location, file)
         if columns is not None:
             boxes = _boxes(columns, {}, location)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))

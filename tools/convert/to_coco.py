@@ -110,14 +110,15 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
     split_of_image = {annotated.path: split for split, images in images_by_split.items() for annotated in images}
     for split, images in images_by_split.items():
         path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        others = [path for path, other_split in split_of_image.items() if other_split != split]
+        others = [image for image, other_split in split_of_image.items() if other_split != split]
         base = _folder_of([annotated.path for annotated in images], others)
         entry = base
         if entry is None:
             entry = path.with_suffix(".txt")
-            rows = [f"{_relative(annotated.path, folder, out.parent)}\n" for annotated in images]
-            write_whole(entry, "".join(rows))
-        content[split] = _relative(entry, folder, out.parent)
+            rows = [_relative(annotated.path, folder, out.parent) for annotated in images]
+            _check_rows(rows)
+            write_whole(entry, "".join(f"{row}\n" for row in rows))
+        content[split] = _yaml_path(_relative(entry, folder, out.parent))
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
@@ -176,6 +177,22 @@ def _relative(path: Path, *folders: Path) -> str:
     moved."""
     folder = next(filter(path.is_relative_to, folders), None)
     return path.relative_to(folder).as_posix() if folder else str(path)
+
+
+def _check_rows(rows: Sequence[str]) -> None:
+    """Raises UserError for a path that is no single row of a list."""
+    for row in rows:
+        if row.splitlines() != [row]:
+            raise UserError(f"{row!r}: contains a line break, so it cannot be in a list of images; rename it")
+
+
+def _yaml_path(path: str) -> str:
+    """Returns ``path``. Raises UserError if a YAML cannot contain it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: is not UTF-8, so it cannot be in a YAML; rename it") from None
+    return path
 
 
 def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:

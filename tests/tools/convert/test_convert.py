@@ -380,6 +380,16 @@ NO_NAME = "is not the name of a class, which is one line of text"
         (write_createml, CREATEML, '"x": ', '"u": ', ": entry 0: x: expected a number, got 'None'"),
         (write_createml, CREATEML, '"cat"', '"c\\nat"', f": entry 0: 'c\\nat' {NO_NAME}"),
         (write_labelme, "two.json", '"shapes"', '"forms"', ": shapes: must be a list, got None"),
+        (write_createml, CREATEML, '"image": "two.png"', '"image": null', ": entry 1: names no image"),
+        (write_labelme, "two.json", '"imagePath": "two.png"', '"imagePath": ""', ": names no image"),
+        (
+            write_vott,
+            "vott-export.json",
+            '"name": "one.png"',
+            '"nome": "one.png"',
+            f": asset {32 * '0'}: names no image",
+        ),
+        (write_image_folder, "metadata.jsonl", '"file_name": "three.png", ', "", ":3: names no image"),
         (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
         (
             write_open_images,
@@ -544,6 +554,20 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
     convert(images, tmp_path / "out.json")
     entries = json.loads((tmp_path / "out.json").read_text())["images"]
     assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
+
+
+def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
+    """Training would not find the images."""
+    write_cvat(images)
+    file = images / "annotations.xml"
+    text = file.read_text()
+    file.write_text(text.replace('name="two.png"', 'name="t&#10;wo.png" subset="Validation"'))
+    (images / "two.png").rename(images / "t\nwo.png")
+    check_refusal(images, "'set/t\\nwo.png': contains a line break, so it cannot be in a list of images; rename it")
+    file.write_text(text)
+    (images / "t\nwo.png").rename(images / "two.png")
+    folder = images.rename(images.with_name(os.fsdecode(b"set\xff")))
+    check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
