@@ -57,7 +57,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML)
+    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -88,7 +88,7 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with folder.wait_for_lock():
         if not has_running_trial(folder.path):
-            folder.remove_if_untrained([FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
+            folder.remove_if_untrained()
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:

@@ -563,6 +563,17 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
     assert (trials / "0000").exists() == is_shared
 
 
+def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
+    """Its line says to restore it."""
+    _, flags = world
+    journal = tmp_path / "search" / "journal.log"
+    journal.parent.mkdir()
+    journal.write_text("[]\n")
+    line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert f"{journal}: damaged (" in line
+    assert journal.read_text() == "[]\n"
+
+
 def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
     """The training images are divided, as for `tools.kfold`."""
     _, flags = world
