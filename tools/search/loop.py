@@ -37,7 +37,7 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.outcome import Outcome
+from utils.process.outcome import Cause, Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
@@ -214,13 +214,15 @@ class _Worker:
         | --- | --- | --- |
         | has begun | FAILED, or LOST for want of memory, twice | fails |
         | has begun | LOST | fails if that is the `MAX_LOSSES`-th time after the same step |
-        | has begun | REFUSED, by a limit of the machine | stays unfinished |
-        | has not begun | any | fails if a training with the base recipe can begin here, now |
+        | has begun or not | REFUSED, by a limit of the machine | stays unfinished |
+        | has not begun | any other | fails if a training with the base recipe can begin here, now |
         """
         if result.outcome == Outcome.FAILED or result.ran_out_of_memory:
             has_failed = True
         elif result.outcome == Outcome.LOST and result.has_begun:
             has_failed = self.study.count_loss(claim) >= MAX_LOSSES
+        elif result.values.get("cause") == Cause.MACHINE:
+            has_failed = False
         else:
             has_failed = not _has_begun(claim.folder) and self._is_own_fault(claim, result.reason)
         return TrialOutcome.failed(result.reason) if has_failed else None
