@@ -37,7 +37,7 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.outcome import Outcome
+from utils.process.outcome import Cause, Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
@@ -57,7 +57,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML)
+    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -88,7 +88,7 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with folder.wait_for_lock():
         if not has_running_trial(folder.path):
-            folder.remove_if_untrained([FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
+            folder.remove_if_untrained()
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:
@@ -214,13 +214,15 @@ class _Worker:
         | --- | --- | --- |
         | has begun | FAILED, or LOST for want of memory, twice | fails |
         | has begun | LOST | fails if that is the `MAX_LOSSES`-th time after the same step |
-        | has begun | REFUSED, by a limit of the machine | stays unfinished |
-        | has not begun | any | fails if a training with the base recipe can begin here, now |
+        | has begun or not | REFUSED, by a limit of the machine | stays unfinished |
+        | has not begun | any other | fails if a training with the base recipe can begin here, now |
         """
         if result.outcome == Outcome.FAILED or result.ran_out_of_memory:
             has_failed = True
         elif result.outcome == Outcome.LOST and result.has_begun:
             has_failed = self.study.count_loss(claim) >= MAX_LOSSES
+        elif result.values.get("cause") == Cause.MACHINE:
+            has_failed = False
         else:
             has_failed = not _has_begun(claim.folder) and self._is_own_fault(claim, result.reason)
         return TrialOutcome.failed(result.reason) if has_failed else None

@@ -485,15 +485,22 @@ def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings,
     assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
 
 
-def test_a_first_trial_with_the_values_of_the_recipe_is_not_compared_with_itself(
-    world, tmp_path, trainings, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("ranges", "result"),
+    [
+        ("mosaic: [0, 1]\n", REFUSED_BEFORE),  # the values of the first trial are those of the recipe
+        (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
+    ],
+)
+def test_a_trial_that_cannot_begin_is_not_compared_in_vain(
+    world, tmp_path, trainings, monkeypatch, capsys, ranges, result
 ):
-    root, flags = world
+    _, flags = world
     monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: pytest.fail("was called"))
-    (root / "mosaic.yaml").write_text("mosaic: [0, 1]\n")
-    trainings.append(({}, REFUSED_BEFORE))
-    flags = [*flags, "--hyp", str(root / "mosaic.yaml"), "--project", str(tmp_path)]
-    assert REFUSED_BEFORE.reason in error_of(capsys, main, *flags)
+    (tmp_path / "ranges.yaml").write_text(ranges)
+    trainings.append(({}, result))
+    flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
+    assert error_of(capsys, main, *flags) == f"error: {result.reason}"
 
 
 def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
@@ -561,6 +568,17 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
         assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
     assert (folder / "search.yaml").exists() == is_shared
     assert (trials / "0000").exists() == is_shared
+
+
+def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
+    """Its line says to restore it."""
+    _, flags = world
+    journal = tmp_path / "search" / "journal.log"
+    journal.parent.mkdir()
+    journal.write_text("[]\n")
+    line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert f"{journal}: damaged (" in line
+    assert journal.read_text() == "[]\n"
 
 
 def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
