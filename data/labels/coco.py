@@ -23,6 +23,7 @@ from utils.schema import suggestion
 
 _EXPECTED = "a COCO JSON: expected images, annotations and categories"
 _MAX = 1e300  # larger numbers count as infinite
+_MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
 _FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
 _CATEGORY_ID = re.compile(r'"category_id"\s*:\s*"?(-?\w+)')
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}(\.0*)?")
@@ -310,8 +311,11 @@ def _same_name(name: str, first: int, second: int, path: Path) -> UserError:
 
 
 def _size(image: dict) -> tuple[int, int] | None:
+    """Returns the height and width that the labels state; None if they state none, or what no image can have."""
     height, width = (_whole_number(image.get(side)) for side in ("height", "width"))
-    return (height, width) if height and width and height > 0 and width > 0 else None
+    if height is None or width is None or not (0 < height < _MAX_SIDE and 0 < width < _MAX_SIDE):
+        return None
+    return height, width
 
 
 def _parse_annotation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +84,39 @@ def scene(frames: int = FRAMES) -> Iterator[SceneFrame]:
         owner = np.full((side, side), -1, np.int16)
         areas = []
         for row, mover in enumerate(_MOVERS):
-            x, y = mover.center(number)
-            to_canvas = scale * np.array([[mover.radius, 0, x], [0, mover.radius, y]])
-            is_inside, has_second, area = demo.shape_pixels(mover.name, to_canvas, side)
-            canvas[is_inside] = np.float32(mover.colors)[has_second[is_inside]]
-            owner[is_inside] = row
-            areas.append(area)
+            areas.append(_draw(mover, number, canvas, owner, row))
         canvas[100 * scale :, wall] = (105, 100, 95)
         owner[100 * scale :, wall] = -1
         image = cv2.resize(canvas, (SIZE, SIZE), interpolation=cv2.INTER_AREA).round().clip(0, 255).astype(np.uint8)
         _write_number(image, number)
         yield _frame_of(number, image, owner, np.array(areas))
+
+
+def _draw(mover: _Mover, number: int, canvas: np.ndarray, owner: np.ndarray, row: int) -> float:
+    """Draws a mover on the canvas, and writes ``row`` to the owners of its pixels. Returns its whole area in pixels.
+
+    Only the window around it is rasterized, because the canvas is large.
+    """
+    radius = mover.radius * demo.SUPERSAMPLE
+    x, y = (at * demo.SUPERSAMPLE for at in mover.center(number))
+    extent = 2 * math.ceil(radius) + 3
+    left, top = (math.floor(at) - extent // 2 for at in (x, y))
+    to_window = np.array([[radius, 0, x - left], [0, radius, y - top]])
+    is_inside, has_second, area = demo.shape_pixels(mover.name, to_window, extent)
+
+    rows, own_rows = _overlap(top, extent, len(canvas))
+    columns, own_columns = _overlap(left, extent, len(canvas))
+    is_drawn = is_inside[own_rows, own_columns]
+    canvas[rows, columns][is_drawn] = np.float32(mover.colors)[has_second[own_rows, own_columns][is_drawn]]
+    owner[rows, columns][is_drawn] = row
+    return area
+
+
+def _overlap(start: int, extent: int, side: int) -> tuple[slice, slice]:
+    """Returns the part of a canvas of ``side`` pixels that a window covers, and the same part of the window."""
+    first = max(start, 0)
+    end = max(min(start + extent, side), first)
+    return slice(first, end), slice(first - start, end - start)
 
 
 def _frame_of(number: int, image: np.ndarray, owner: np.ndarray, areas: np.ndarray) -> SceneFrame:

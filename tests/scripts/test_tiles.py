@@ -109,8 +109,8 @@ def stitch(boxes: list[Box], windows: np.ndarray, iou_thres: float) -> list[Box]
         shown = {n: _intersection(boxes[n][0], common) for n in (*rows, *columns)}
         both = {}
         for i, j in product(rows, columns):
-            overlap = _area(_intersection(shown[i], shown[j]))
-            if boxes[i][2] == boxes[j][2] and overlap > 0:
+            overlap = _area(_intersection(shown[i], shown[j])) if boxes[i][2] == boxes[j][2] else 0.0
+            if overlap > 0:
                 both[i, j] = overlap / (_area(shown[i]) + _area(shown[j]) - overlap)
                 for part, whole in ((i, j), (j, i)):
                     small = _area(boxes[part][0])
@@ -152,7 +152,7 @@ def _cut_sides(box: np.ndarray, window: np.ndarray, windows: np.ndarray) -> np.n
 
 
 def _intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.r_[np.maximum(a[:2], b[:2]), np.minimum(a[2:], b[2:])]
+    return np.concatenate([np.maximum(a[:2], b[:2]), np.minimum(a[2:], b[2:])])  # in a tenth of the time of np.r_
 
 
 def _area(box: np.ndarray) -> float:

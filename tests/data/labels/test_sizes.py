@@ -211,7 +211,9 @@ def test_sizes_as_whole_floats_and_text_are_read_and_others_ignored(tmp_path):
     write_photo(tmp_path / "images/a.jpg", scale=0.5)
     write_labels(tmp_path, {"a.jpg": BOX}, {"a.jpg": (HEIGHT, WIDTH)})
     content = json.loads((tmp_path / "coco.json").read_text())
-    for stated, is_read in (((64.0, 96.0), True), (("64", "96"), True), ((0, 0), False), ((None, None), False)):
+    read = [(64.0, 96.0), ("64", "96")]
+    ignored = [(0, 0), (None, None), (10**20, 96), (10**400, 96)]
+    for stated, is_read in [*((size, True) for size in read), *((size, False) for size in ignored)]:
         content["images"][0] |= {"height": stated[0], "width": stated[1]}
         (tmp_path / "coco.json").write_text(json.dumps(content))
         index = load(tmp_path, "coco")
