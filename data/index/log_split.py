@@ -17,10 +17,9 @@ from data.labels.report import ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from data.source.listing.images import unread_files
-from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger
-from utils.strings import counted, listed
+from utils.strings import counted, listed, look_alike
 
 _BACKGROUND_CLASS = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
 _MAX_UNLABELED_FRACTION = 0.1  # of the images; above it, missing label files are warned about; COCO has 0.9 %
