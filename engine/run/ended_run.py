@@ -128,7 +128,7 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
         train = open_train_reader(ctx, config, settings.hyp, spec).sample_index
         val = open_run_val_reader(ctx, config, settings.hyp, spec).sample_index
     except UserError as error:
-        return str(error)
+        return str(error).removeprefix(f"--data {config.data}: ")
     if list(val.names) != stored.names:
         return "its classes differ"
     if (train.label_digest(), val.label_digest()) != (stored.train_digest, stored.val_digest):
