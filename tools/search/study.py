@@ -15,13 +15,16 @@ from __future__ import annotations
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
@@ -93,7 +96,7 @@ class SharedStudy:
         journal = folder / JOURNAL_LOG
         with self.exclusive():
             try:
-                self.study = _open_study(journal, _pruner(config, steps))
+                self.study = _open_study(journal, _Sampler(config.seed), _pruner(config, steps))
                 _check_trials(self.trials())
             except _MALFORMED as error:
                 message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
@@ -125,7 +128,6 @@ class SharedStudy:
                 continue
             lock = self._lock(frozen.number)
             if lock is not None:
-                self._seed_sampler(frozen.number)
                 return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
         return None
 
@@ -136,7 +138,6 @@ class SharedStudy:
             return None
         if not trials:
             self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
-        self._seed_sampler(num_started)
         trial = self.study.ask()
         lock = self._lock(trial.number)
         assert lock is not None, "no other process can have locked a new trial"
@@ -193,11 +194,6 @@ class SharedStudy:
         """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""
         return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
 
-    def _seed_sampler(self, number: int) -> None:
-        """Seeds the sampler by trial, so that a continued study draws the same values as an uninterrupted one."""
-        seed = np.random.SeedSequence((self._config.seed, number)).generate_state(1)[0]
-        self.study.sampler = optuna.samplers.TPESampler(seed=int(seed))
-
     def _lock(self, number: int) -> FileLock | None:
         """Locks a trial; returns None if another process holds the lock."""
         folder = self.folder_of(number)
@@ -213,7 +209,7 @@ class SharedStudy:
             yield
 
 
-def _open_study(journal: Path, pruner: optuna.pruners.BasePruner) -> optuna.Study:
+def _open_study(journal: Path, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner) -> optuna.Study:
     """Opens the study in the file ``journal``, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna")
@@ -223,6 +219,7 @@ def _open_study(journal: Path, pruner: optuna.pruners.BasePruner) -> optuna.Stud
         storage=JournalStorage(JournalFileBackend(str(journal), lock)),
         direction="maximize",
         load_if_exists=True,
+        sampler=sampler,
         pruner=pruner,
     )
 
@@ -247,6 +244,24 @@ def _pruner(config: SearchConfig, steps: int) -> optuna.pruners.BasePruner:
     if config.pruner == "halving":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=first_step, reduction_factor=HALVING_FACTOR)
     return optuna.pruners.NopPruner()
+
+
+class _Sampler(optuna.samplers.TPESampler):
+    """Draws each value with random numbers of its own, so that a study continues with the values of an uninterrupted
+    one, even if its process was killed between two values of a trial."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draws the value of a hyper-parameter in a trial."""
+        entropy = (self._seed, trial.number, zlib.crc32(param_name.encode()))
+        seed = np.random.SeedSequence(entropy).generate_state(1)[0]
+        sampler = optuna.samplers.TPESampler(seed=int(seed))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
 
 
 class _JournalLock(JournalFileOpenLock):

@@ -670,6 +670,22 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
             opened(tmp_path)
 
 
+def test_a_trial_whose_process_was_killed_while_drawing_it_gets_the_same_values(tmp_path):
+    from tools.search.study import TrialOutcome
+
+    study = opened(tmp_path)
+    study.finish(study.claim(), TrialOutcome.scored(0.5))
+    claim = study.claim()
+    claim.lock.release()
+    journal = tmp_path / "journal.log"
+    lines = journal.read_text().splitlines(True)
+    for num_undrawn in range(1, len(claim.values) + 1):
+        journal.write_text("".join(lines[:-num_undrawn]))
+        again = opened(tmp_path).claim()
+        again.lock.release()
+        assert (again.number, again.values) == (1, claim.values)
+
+
 @pytest.mark.parametrize(
     ("line", "changed"),
     [
