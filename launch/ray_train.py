@@ -41,7 +41,7 @@ from utils.errors import Stopped, UserError, first_line
 from utils.files.safe_io import read_text, write_whole
 from utils.machine.packages import require_package
 from utils.process.entrypoint import run_main
-from utils.process.exit_codes import INTERRUPTED
+from utils.process.exit_codes import INTERRUPTED, USER_ERROR
 from utils.process.outcome import Outcome
 from utils.process.ports import free_port
 from utils.program import command_prefix
@@ -292,9 +292,11 @@ def is_over(results: Sequence[RunResult | None]) -> bool:
 
 def refusal_of(results: Sequence[RunResult | None]) -> str:
     """Returns the line with which a process has refused the settings, the data or its machine, or a full disk; "" if
-    none has."""
+    none has. A bug or a crash is no refusal, not even before the run has begun: another try may succeed."""
     for result in results:
-        if result is not None and result.outcome == Outcome.REFUSED and not result.failed_because_of_peer:
+        if result is None or result.outcome != Outcome.REFUSED or result.failed_because_of_peer:
+            continue
+        if result.code == USER_ERROR:
             return result.reason
     return ""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from lockstep.command import call_command
-from lockstep.keywords import flags_of_keywords, keyword_fields
+from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
 from lockstep.run import Run
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
@@ -42,8 +42,8 @@ def _lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], F
     def decorate(function: Function) -> Function:
         # `inspect.signature` returns this; the type stubs of functions lack the attribute.
         function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
-        lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
-        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings:", *lines])
+        lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings (None: as if not given):", *lines])
         return function
 
     return decorate
@@ -119,7 +119,13 @@ def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
         raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
     if devices > 1:
         flags = [*flags, f"--spawn={devices}"]
-    return Run(call_command("train", [*flags, *flags_of_keywords("train", settings)], required_key="folder")["folder"])
+    return _call("train", flags, settings)
+
+
+def _call(command: str, flags: Sequence[str], settings: Mapping[str, Any]) -> Run:
+    """Calls a command with ``flags`` and ``settings``, and returns the run that it has written."""
+    words = [*flags, *flags_of_keywords(command, settings)]
+    return Run(call_command(command, words, required_key="folder")["folder"])
 
 
 @_lists_settings(ValConfig)
@@ -135,7 +141,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     flags = [f"--weights={os.fspath(weights)}"]
     if data is not None:
         flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
-    return Run(call_command("val", [*flags, *flags_of_keywords("val", settings)], required_key="folder")["folder"])
+    return _call("val", flags, settings)
 
 
 @_lists_settings(ExportConfig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
 def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
     """Returns the fields of ``config`` that are keywords of its function."""
     return [field for field in dataclasses.fields(config) if field.name not in NOT_KEYWORDS.get(config, ())]
+
+
+def keyword_help(field: dataclasses.Field) -> str:
+    """Returns the help text of a keyword: that of its flag, with other flags named as keywords."""
+    return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: f"`{flag[1].replace('-', '_')}`", field.metadata["help"])
 
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:

@@ -93,7 +93,8 @@ class Run:
         from markupsafe import Markup
 
         from engine.report.history import history_charts
-        from utils.drawing.figures import Picture, chart_picture, tile_images
+        from utils.drawing.draw import tile_images
+        from utils.drawing.figures import Picture, chart_picture
         from utils.drawing.page import embed_image, number
 
         html = Markup("<p>{}</p>").format(self.folder)

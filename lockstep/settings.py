@@ -15,7 +15,7 @@ class Hyperparameters(TypedDict, total=False):
     lr_factor: float
     """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
-    """learning rate factor of loaded parameters; null: by how well --weights detect the objects"""
+    """learning rate factor of loaded parameters; null: by how well `weights` detect the objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float
@@ -45,7 +45,7 @@ class Hyperparameters(TypedDict, total=False):
     obj: float
     """objectness loss gain (anchor heads, YOLOX)"""
     distill: float
-    """gain of the loss that compares with a teacher (--teacher, --keep-old)"""
+    """gain of the loss that compares with a teacher (`teacher`, `keep_old`)"""
     one2one: float
     """gain of the one-to-one loss (models with end2end)"""
     anchor_t: float
@@ -122,23 +122,23 @@ class DataSettings(RunSettings, total=False):
 
 class TrainSettings(DataSettings, Hyperparameters, total=False):
     fraction: float
-    """train on a random fraction of the training images, drawn with --seed"""
+    """train on a random fraction of the training images, drawn with `seed`"""
     val_fraction: float
     """without 'val': hold out this fraction of the training images; 0: none"""
     model: str | PathLike[str]
-    """model name or YAML; empty: the model of --weights, or yolov8n"""
+    """model name or YAML; empty: the model of `weights`, or yolov8n"""
     weights: str | PathLike[str]
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
     teacher: str | PathLike[str]
     """trained, usually larger model whose outputs are additional targets"""
     keep_old: bool
-    """learn new classes without losing those of --weights, which the data set does not label"""
+    """learn new classes without losing those of `weights`, which the data set does not label"""
     hyp: str
-    """scratch, finetune, keep_old, demo, debug or a YAML; auto: by --keep-old and --weights, else scratch"""
+    """scratch, finetune, keep_old, demo, debug or a YAML; auto: by `keep_old` and `weights`, else scratch"""
     epochs: int
     """number of epochs"""
     time: float
-    """train for as many epochs as fit into this many hours; 0: for --epochs"""
+    """train for as many epochs as fit into this many hours; 0: for `epochs`"""
     batch_size: int
     """images per global batch; -1: as many as fit"""
     imgsz: int
@@ -156,7 +156,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     cls_pw: float
     """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
     multi_scale: float
-    """vary the image size between steps by up to +- this fraction of --imgsz"""
+    """vary the image size between steps by up to +- this fraction of `imgsz`"""
     quad: bool
     """collate some groups of four images into one of twice the size"""
     optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
@@ -186,9 +186,9 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     label_smoothing: float
     """label smoothing of the classes"""
     fitness: str
-    """metric for best.pt and --patience: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"""
+    """metric for best.pt and `patience`: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"""
     patience: int
-    """stop after this many epochs without a better --fitness; 0: never"""
+    """stop after this many epochs without a better `fitness`; 0: never"""
     save_period: int
     """keep an additional checkpoint every n epochs; 0: never"""
     save_minutes: float
@@ -230,7 +230,7 @@ class DetectionsSettings(RunSettings, total=False):
     overlap: float | None
     """overlap of neighboring tiles as a fraction of their size; default: 0.2"""
     tile_full_image: bool
-    """also use the whole image, scaled to --imgsz"""
+    """also use the whole image, scaled to `imgsz`"""
 
 
 class ValSettings(DetectionsSettings, DataSettings, total=False):
@@ -287,7 +287,7 @@ class ExportSettings(TypedDict, total=False):
     check_images: int
     """number of validation images to compare on"""
     calibration_images: int
-    """number of training images for --int8"""
+    """number of training images for `int8`"""
     cache_dir: str
     """folder of index caches; empty: ~/.cache/lockstep"""
     offline: bool
@@ -306,7 +306,7 @@ class CheckSettings(TypedDict, total=False):
     min_score: float
     """minimum probability of the label errors that are reported"""
     device: str
-    """cpu, mps or 0, for --weights; empty: the best available device"""
+    """cpu, mps or 0, for `weights`; empty: the best available device"""
     workers: int
     """threads that read images; -1: one per core"""
     out: str | PathLike[str]

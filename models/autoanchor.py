@@ -3,13 +3,16 @@
 A box matches an anchor if neither side differs by a factor of ``anchor_t`` or more (see losses/anchor.py). Boxes and
 anchors are (width, height) at the training size: pixels here, multiples of the level's stride in the model.
 
-Legend: M boxes, n anchors.
+Legend: M boxes, n anchors, L levels, A anchors per level.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from models.heads.base import DetectionHead
 from utils.rng import Stream, keyed_generator
@@ -98,33 +101,59 @@ def check_anchors(
 
     Returns a line for the log. Raises ValueError for a head without anchors.
     """
-    buffer = head.anchors
-    if buffer is None:
+    if head.anchors is None:
         raise ValueError("the head has no anchors")
-    levels, per_level, _ = buffer.shape
-    strides = np.asarray(head.strides, dtype=np.float64)[:, None, None]
-    current = buffer.detach().double().cpu().numpy() * strides
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
     if len(boxes) == 0:
         return "anchors: no boxes to check against, kept"
-
-    flat = current.reshape(-1, 2)
-    recall, fitness = recall_and_fitness(boxes, flat, anchor_t)
+    anchors = _anchors_px(head, head.anchors)
+    recall, _ = recall_and_fitness(boxes, anchors, anchor_t)
     measured = f"anchors: {recall:.1%} of boxes can be matched"
     if recall >= _TARGET_RECALL:
         return f"{measured}, kept"
     if not refit:
         return f"{measured}; refitting is off, kept"
-    usable = boxes[(boxes >= _MIN_SIDE_PX).all(-1)]
-    if len(usable) < len(flat):
-        return f"{measured}; too few boxes ({len(usable)}) to refit {len(flat)} anchors, kept"
-    fitted = fit_anchors(usable, len(flat), anchor_t=anchor_t, seed=seed)
-    new_recall, new_fitness = recall_and_fitness(boxes, fitted, anchor_t)
+    fit = _fit_better(boxes, anchors, anchor_t=anchor_t, seed=seed)
+    if fit.anchors is not None:
+        _set_anchors(head, head.anchors, fit.anchors)
+    return f"{measured}; {fit.outcome}"
+
+
+class _Fit(NamedTuple):
+    """The result of a fit, in words, and its anchors (n, 2); None if it found none better than the current ones."""
+
+    outcome: str
+    anchors: np.ndarray | None = None
+
+
+def _fit_better(boxes_wh: np.ndarray, anchors_wh: np.ndarray, *, anchor_t: float, seed: int) -> _Fit:
+    """Fits as many anchors as ``anchors_wh`` (n, 2) has to boxes (M, 2)."""
+    count = len(anchors_wh)
+    usable = boxes_wh[(boxes_wh >= _MIN_SIDE_PX).all(-1)]
+    if len(usable) < count:
+        return _Fit(f"too few boxes ({len(usable)}) to refit {count} anchors, kept")
+    fitted = fit_anchors(usable, count, anchor_t=anchor_t, seed=seed)
+    recall, fitness = recall_and_fitness(boxes_wh, anchors_wh, anchor_t)
+    new_recall, new_fitness = recall_and_fitness(boxes_wh, fitted, anchor_t)
     if new_recall < recall or new_fitness <= fitness:
-        return f"{measured}; found no better ones, kept"
-    by_level = np.empty_like(current)
-    by_level[np.argsort(head.strides, kind="stable")] = fitted.reshape(levels, per_level, 2)
-    with torch.no_grad():
-        buffer.copy_(torch.from_numpy(by_level / strides))
-    return f"{measured}; refitted, now {new_recall:.1%}"
+        return _Fit("found no better ones, kept")
+    return _Fit(f"refitted, now {new_recall:.1%}", fitted)
+
+
+def _anchors_px(head: DetectionHead, buffer: Tensor) -> np.ndarray:
+    """Returns the anchors in ``buffer`` (L, A, 2), of a head with L levels, in pixels: float64 (L * A, 2)."""
+    return (buffer.detach().double().cpu().numpy() * _strides(head)).reshape(-1, 2)
+
+
+@torch.no_grad()
+def _set_anchors(head: DetectionHead, buffer: Tensor, anchors_px: np.ndarray) -> None:
+    """Writes anchors (L * A, 2), the smallest first, to ``buffer`` (L, A, 2): smaller ones to finer levels."""
+    by_level = np.empty(buffer.shape)
+    by_level[np.argsort(head.strides, kind="stable")] = anchors_px.reshape(by_level.shape)
+    buffer.copy_(torch.from_numpy(by_level / _strides(head)))
+
+
+def _strides(head: DetectionHead) -> np.ndarray:
+    """Returns the strides of the levels: float64 (L, 1, 1)."""
+    return np.asarray(head.strides, dtype=np.float64)[:, None, None]

@@ -177,11 +177,7 @@ def build_detector(
 def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None = None) -> Detector:
     """Builds a detector without storage, for its shapes, in milliseconds. Raises UserError for layers that do not fit
     together."""
-    heads = [layer for layer in spec.layers if find_entry(layer).kind is ModuleKind.HEAD]
-    if not heads:
-        raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
-    if heads[0] is not spec.layers[-1]:
-        raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
+    _check_head(spec)
     check_depth(spec)
     activation = make_activation(spec)
     layers: list[nn.Module] = []
@@ -202,6 +198,15 @@ def build_on_meta(spec: ModelSpec, num_classes: int, names: Sequence[str] | None
             _set_activation(head, activation)
     class_names = range(num_classes) if names is None else names
     return Detector([*layers, head], spec, tuple(one_line(str(name)) for name in class_names)).train()
+
+
+def _check_head(spec: ModelSpec) -> None:
+    """Raises UserError unless the last layer is a head, and the only one."""
+    heads = [layer for layer in spec.layers if find_entry(layer).kind is ModuleKind.HEAD]
+    if not heads:
+        raise UserError(f"{spec.label}: head: the last layer must be a detection head, such as Detect")
+    if heads[0] is not spec.layers[-1]:
+        raise heads[0].error("module", f"{heads[0].module} must be the last layer, and the only head")
 
 
 def _set_activation(module: nn.Module, activation: nn.Module) -> None:

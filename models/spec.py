@@ -171,12 +171,6 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         plain["max_channels"] = multiples.max_channels
     if scale is not None:
         plain["scale"] = scale
-    layers: list[LayerSpec] = []
-    for section, rows in (("backbone", yaml.backbone), ("head", yaml.head)):
-        if not rows:
-            raise UserError(f"{label}: {section}: must be a list of [from, repeats, module, args] rows")
-        for row in rows:
-            layers.append(_parse_row(row, label, section, len(layers)))
     return ModelSpec(
         label=label,
         depth=multiples.depth,
@@ -188,7 +182,7 @@ def parse_spec(values: Any, label: str) -> ModelSpec:
         reg_max=yaml.reg_max,
         end2end=yaml.end2end,
         channels=channels,
-        layers=tuple(layers),
+        layers=_parse_layers(yaml, label),
         plain=plain,
     )
 
@@ -236,6 +230,17 @@ def checked_anchors(anchors: Any, location: str) -> list[list[float]] | int:
     return rows
 
 
+def _parse_layers(yaml: ModelYaml, label: str) -> tuple[LayerSpec, ...]:
+    """Checks the rows of both sections, and numbers them through."""
+    layers: list[LayerSpec] = []
+    for section, rows in (("backbone", yaml.backbone), ("head", yaml.head)):
+        if not rows:
+            raise UserError(f"{label}: {section}: must be a list of [from, repeats, module, args] rows")
+        for row in rows:
+            layers.append(_parse_row(row, label, section, len(layers)))
+    return tuple(layers)
+
+
 def _parse_row(row: Any, label: str, section: str, index: int) -> LayerSpec:
     """Checks row ``index`` of the graph. Raises UserError naming the layer and the field."""
     location = f"{label}: {section} layer {index}"
@@ -248,10 +253,15 @@ def _parse_row(row: Any, label: str, section: str, index: int) -> LayerSpec:
     check(args, list, f"{location} (args)")
     if not sources:
         raise UserError(f"{location} (from): names no layer")
-    absolute_sources = tuple(index + source if source < 0 else source for source in sources)
-    for absolute, source in zip(absolute_sources, sources):
-        if not 0 <= absolute < index and not (absolute == IMAGE and index == 0):
-            before = f"0 to {index - 1}" if index else "-1, the image"
-            raise UserError(f"{location} (from): {source} is not a layer before this one ({before})")
+    absolute_sources = tuple(_absolute_source(source, index, location) for source in sources)
     plain_args = tuple(None if arg == "None" else arg for arg in args)  # YAML's null; model YAMLs write None
     return LayerSpec(label, section, index, absolute_sources, repeats, module, plain_args)
+
+
+def _absolute_source(source: int, index: int, location: str) -> int:
+    """Returns the layer that a ``source`` of row ``index`` names; negative ones count back from the row."""
+    absolute = index + source if source < 0 else source
+    if 0 <= absolute < index or (absolute == IMAGE and index == 0):
+        return absolute
+    before = f"0 to {index - 1}" if index else "-1, the image"
+    raise UserError(f"{location} (from): {source} is not a layer before this one ({before})")

@@ -1,7 +1,7 @@
 """Samples, their keys, and batches of images with their targets, as training and validation read them.
 
 Legend: B images in a batch, M targets, R ignore regions. The canvas is the H x W pixel image that the model sees. Boxes
-are ``cx, cy, w, h``, divided by the width and height of the canvas. Images are RGB.
+are ``cx, cy, w, h``, divided by the width and height of the canvas. Images with three channels are RGB.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class SampleKey(NamedTuple):
 class Sample:
     """One image with its labels, ready to be collated."""
 
-    image: np.ndarray  # uint8 (H, W, 3) RGB
+    image: np.ndarray  # uint8 (H, W, 3) RGB, or (H, W, C) of another `PixelFormat`
     labels: np.ndarray  # float32 (n, 5): class, or `ignored_class`, then cx, cy, w, h normalized to the canvas
     index: int
     path: str
     original_hw: tuple[int, int]  # pixels, upright
     gain_xy: tuple[float, float]  # canvas pixels per original pixel; a meaningless (1, 1) for augmented samples
-    pad_xy: tuple[float, float]  # canvas pixels left of and above the image
+    pad_xy: tuple[float, float]  # canvas pixels left of and above the original image; negative for most tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Targets:
 class Batch:
     """Images of one canvas size and their targets; ``images`` may hold zero images (a rank with an empty shard)."""
 
-    images: Tensor  # uint8 (B, 3, H, W)
+    images: Tensor  # uint8 (B, 3, H, W), or (B, C, H, W) of another `PixelFormat`
     targets: Targets
     indices: Tensor  # int64 (B,) image in the data set
     original_hw: Tensor  # int32 (B, 2)

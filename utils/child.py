@@ -100,6 +100,11 @@ class Child:
         """Returns the result of the command, or None while it runs."""
         return None if self.process.poll() is None else self.wait()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the work of the command has begun (`report_begun`)."""
+        return bool(read_result(self.result_file).get("begun"))
+
     def wait(self) -> RunResult:
         """Waits for the command to end, and returns its result."""
         code = self.process.wait()

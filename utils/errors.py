@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 
 MAX_MESSAGE_CHARACTERS = 1200
@@ -18,12 +17,6 @@ def one_line(text: str) -> str:
     """Replaces each run of line breaks and other control characters, which would split log lines or control the
     terminal, with a space. Lone surrogates, which are not UTF-8 (file names can contain any bytes), are escaped."""
     return _CONTROL.sub(" ", text).encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def look_alike(name: str, other: str) -> bool:
-    """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
-    Messages show such names with ``ascii``."""
-    return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def first_line(error: BaseException) -> str:

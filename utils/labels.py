@@ -1,4 +1,4 @@
-"""Labels of many images in flat arrays, and the class indices of ignore regions.
+"""Labels of many images in flat arrays, COCO image ids, and the class indices of ignore regions.
 
 Legend: M boxes, N images, C classes. ``_px``: pixels of the original image, upright after EXIF rotation. ``xywh``:
 top-left corner and size, as in COCO.
@@ -6,11 +6,13 @@ top-left corner and size, as in COCO.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 MAX_SCORED_DETECTIONS = 100  # COCO's
+_MAX_ID_DIGITS = 18  # more digits may not fit into int64
 
 
 def ignored_class(classes: np.ndarray) -> np.ndarray:
@@ -20,6 +22,16 @@ def ignored_class(classes: np.ndarray) -> np.ndarray:
     class is ignored has the class -1, which stays -1.
     """
     return -2 - classes
+
+
+def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
+    """Returns COCO image ids for file stems: integers if all stems are digits (``000000000139`` is image 139) and give
+    distinct integers, else the stems themselves."""
+    if all(stem.isascii() and stem.isdigit() and len(stem) <= _MAX_ID_DIGITS for stem in stems):
+        numbers = tuple(map(int, stems))
+        if len(set(numbers)) == len(numbers):
+            return numbers
+    return tuple(stems)
 
 
 def rows_of(offsets: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

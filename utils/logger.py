@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from utils.errors import one_line
+from utils.strings import counted
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -189,6 +190,4 @@ def _with_lines(iterable: Iterable[T], *, desc: str, total: int | None, unit: st
             logger.info("%s: %s, %.0f/s", desc, count, done / max(now - started, 1e-9))
             last_time = now
             last_count = done
-    from utils.strings import counted  # imports numpy, which --help does not need
-
     logger.info("%s: %s in %.1f s", desc, counted(done, unit), time.monotonic() - started)

@@ -83,4 +83,4 @@ def as_rgb8(images: np.ndarray) -> np.ndarray:
 
 def padding_value(dtype: np.dtype) -> int:
     """Returns the gray value of the padding around images of ``dtype``, uint8 or uint16."""
-    return GRAY if dtype == np.uint8 else GRAY * 257
+    return GRAY if dtype == np.uint8 else GRAY * _UINT16_PER_UINT8

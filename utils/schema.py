@@ -17,7 +17,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from utils.errors import Mistakes, UserError, all_mistakes, look_alike, one_line
+from utils.errors import Mistakes, UserError, all_mistakes, one_line
+from utils.strings import look_alike
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

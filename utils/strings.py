@@ -1,16 +1,9 @@
-"""Text for messages (counts, lists, tables, durations), image ids, and compact storage for many strings."""
+"""Text for messages: counts, lists, tables, durations and names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-
-from utils.errors import look_alike
-
-_MAX_ID_DIGITS = 18  # more digits may not fit into int64
-_LISTED_RANKS = 8
+import unicodedata
+from collections.abc import Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -46,6 +39,12 @@ def aligned(rows: Sequence[Sequence[str]], *, left: bool = False) -> list[str]:
     return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
+def look_alike(name: str, other: str) -> bool:
+    """Returns whether two different names look the same because their accents are composed differently (NFC and NFD).
+    Messages show such names with ``ascii``."""
+    return name != other and unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
+
+
 def class_difference(names: Sequence[str], expected: Sequence[str]) -> str:
     """Describes the first difference between class names and the expected ones. Returns "" if there is none."""
     if len(names) != len(expected):
@@ -63,52 +62,6 @@ def class_key(name: str) -> str:
     return name.strip().lower()
 
 
-def image_ids_of(stems: Sequence[str]) -> tuple[int, ...] | tuple[str, ...]:
-    """Returns COCO image ids for file stems: integers if all stems are digits (``000000000139`` is image 139) and give
-    distinct integers, else the stems themselves."""
-    if all(stem.isascii() and stem.isdigit() and len(stem) <= _MAX_ID_DIGITS for stem in stems):
-        numbers = tuple(map(int, stems))
-        if len(set(numbers)) == len(numbers):
-            return numbers
-    return tuple(stems)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatStrings:
-    """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
-    names that are not UTF-8 are preserved (surrogateescape)."""
-
-    data: np.ndarray  # uint8 (P,) UTF-8, one string after another
-    offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]
-
-    @classmethod
-    def of(cls, strings: Iterable[str]) -> FlatStrings:
-        encoded = list(map(_encoded, strings))
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(e) for e in encoded], out=offsets[1:])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, i: int) -> str:
-        n = len(self)
-        if not -n <= i < n:
-            raise IndexError(f"{i} of {n} strings")
-        i %= n
-        return self.data[self.offsets[i] : self.offsets[i + 1]].tobytes().decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # half a surrogate pair, from an escape in JSON; not a file name
-        return text.encode("utf-8", "backslashreplace")
-
-
 def format_duration(seconds: float) -> str:
     """Formats seconds as ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -118,5 +71,5 @@ def format_duration(seconds: float) -> str:
 
 def rank_list(ranks: Sequence[int]) -> str:
     """Lists ranks for a message: "rank 3", "ranks 0, 1 and 7 more"."""
-    more = f" and {len(ranks) - _LISTED_RANKS} more" if len(ranks) > _LISTED_RANKS else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks[:_LISTED_RANKS]))}{more}"
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    return f"{noun} {listed(list(map(str, ranks)))}"

@@ -29,6 +29,7 @@ class Mosaic(Augmentation):
         self,
         uniforms: np.ndarray,
         keys: Sequence[SampleKey],
+        *,
         indices: Sequence[int],
         allow_mosaic: np.ndarray,
         pool: PartnerPool,
@@ -49,7 +50,13 @@ class Mosaic(Augmentation):
         ]
 
     def corners(
-        self, uniforms: np.ndarray, slots: np.ndarray, is_mosaic: np.ndarray, sizes: np.ndarray, canvas_wh: np.ndarray
+        self,
+        uniforms: np.ndarray,
+        *,
+        slots: np.ndarray,
+        is_mosaic: np.ndarray,
+        sizes: np.ndarray,
+        canvas_wh: np.ndarray,
     ) -> np.ndarray:
         """Returns upper left corners (M, 2) on the frame: around a random point for a mosaic, otherwise centered.
 
@@ -66,7 +73,7 @@ class Mosaic(Augmentation):
 
 
 def choose_mixup(
-    uniforms: np.ndarray, keys: Sequence[SampleKey], allow_mixup: np.ndarray, probability: float, pool: PartnerPool
+    uniforms: np.ndarray, keys: Sequence[SampleKey], *, allow_mixup: np.ndarray, probability: float, pool: PartnerPool
 ) -> tuple[list[int], list[int]]:
     """Returns positions in ``keys`` of the samples to mix, and the main image of each one's second layer.
 
@@ -80,7 +87,7 @@ def choose_mixup(
 class PartnerPool:
     """Draws partners from all samples, each as often as it occurs in an epoch.
 
-    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.augmented.AugmentedImages`.
+    ``weights``: float64 (N,), 0 for samples that are never drawn; see `data.samples.dataset.AugmentedImages`.
     """
 
     def __init__(self, weights: np.ndarray) -> None:

@@ -29,6 +29,7 @@ def fitted_sizes(source_hw: np.ndarray, canvas_wh: np.ndarray) -> np.ndarray:
 
 def place_patches(
     source_hw: np.ndarray,
+    *,
     corners: np.ndarray,
     sizes: np.ndarray,
     frame_wh: np.ndarray,

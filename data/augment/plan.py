@@ -103,7 +103,9 @@ class SamplePlanner:
         streams = RandomStreams(self._seed, keys)
         mosaic_epochs = 0 if self._single_image else run_epochs - closing_epochs(self._hyp.close_mosaic, run_epochs)
         may_combine = np.array([key.epoch < mosaic_epochs for key in keys])
-        mixed, partners = choose_mixup(streams.mixing_uniforms, keys, may_combine, self._hyp.mixup, self._pool)
+        mixed, partners = choose_mixup(
+            streams.mixing_uniforms, keys, allow_mixup=may_combine, probability=self._hyp.mixup, pool=self._pool
+        )
         inputs = _LayerInputs(
             keys=[*keys, *(keys[n] for n in mixed)],
             images=[*(key.index for key in keys), *partners],
@@ -121,7 +123,9 @@ class SamplePlanner:
     def _draw_layers(self, inputs: _LayerInputs, run_epochs: int) -> list[Layer]:
         """Draws the layers: their images, the images' places on the canvas, and the parameters of pixel operations."""
         mosaic_uniforms = inputs.uniforms_of(self._mosaic)
-        members = self._mosaic.members(mosaic_uniforms, inputs.keys, inputs.images, inputs.allow_mosaic, self._pool)
+        members = self._mosaic.members(
+            mosaic_uniforms, inputs.keys, indices=inputs.images, allow_mosaic=inputs.allow_mosaic, pool=self._pool
+        )
         canvas_hw = np.array([key.canvas_hw for key in inputs.keys])
         placed = self._place(inputs, members, canvas_hw[:, ::-1].astype(np.float64), run_epochs)
         patches = [
@@ -154,9 +158,18 @@ class SamplePlanner:
         sources = self._source_hw[np.array([i for images in members for i in images])]
         sizes = fitted_sizes(sources, canvas_wh[layer])
         uniforms = inputs.uniforms_of(self._mosaic)[layer]
-        corners = self._mosaic.corners(uniforms, slots, is_mosaic[layer], sizes, canvas_wh[layer])
+        corners = self._mosaic.corners(
+            uniforms, slots=slots, is_mosaic=is_mosaic[layer], sizes=sizes, canvas_wh=canvas_wh[layer]
+        )
         outer = self._compose(inputs, frame_wh, canvas_wh, run_epochs)
-        return place_patches(sources, corners, sizes, frame_wh[layer], outer[layer], canvas_wh[layer])
+        return place_patches(
+            sources,
+            corners=corners,
+            sizes=sizes,
+            frame_wh=frame_wh[layer],
+            outer=outer[layer],
+            canvas_wh=canvas_wh[layer],
+        )
 
     def _compose(
         self, inputs: _LayerInputs, frame_wh: np.ndarray, canvas_wh: np.ndarray, run_epochs: int

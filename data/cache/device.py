@@ -38,7 +38,7 @@ def open_device_cache(
     shape = (layout.pixels, index.pixels.channels)
     cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
     sharing = _Sharing.of(ctx, len(index))
-    _decode_shard(cache, index, layout, decoding, ctx, sharing)
+    _decode_shard(ctx, cache, sharing.shards[ctx.rank], index=index, layout=layout, decoding=decoding)
     _broadcast_shards(cache, layout, sharing, piece_rows=BROADCAST_BYTES // index.pixels.nbytes)
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
@@ -82,14 +82,15 @@ class _Sharing:
 
 
 def _decode_shard(
+    ctx: DistributedContext,
     cache: Tensor,
+    images: range,
+    *,
     index: DatasetIndex,
     layout: PyramidLayout,
     decoding: Decoding,
-    ctx: DistributedContext,
-    sharing: _Sharing,
 ) -> None:
-    """Decodes this process's images into ``cache``. Raises UserError on all processes if one fails."""
+    """Decodes ``images``, those of this process, into ``cache``. Raises UserError on all processes if one fails."""
 
     def decode(image: int) -> None:
         pixels = layout.flat(decoding.read(index, image, layout.source_hw))
@@ -97,7 +98,7 @@ def _decode_shard(
 
     failure: UserError | None = None
     try:
-        for _ in decoding.map(decode, sharing.shards[ctx.rank], "caching images (device)"):
+        for _ in decoding.map(decode, images, "caching images (device)"):
             pass
     except UserError as error:
         failure = error

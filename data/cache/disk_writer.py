@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from data.cache.decoding import Decoding, check_space, discard
+from data.cache.decoding import Decoding, check_space
+from data.cache.named_files import discard
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.distributed.file_exchange import exchange_items
@@ -159,7 +160,8 @@ class DiskCacheWriter:
         size = int((page_counts * _PAGE_BYTES).sum() * 1.01) + (4 << 20)
         present = self.path.stat().st_size if self.path.exists() else 0
         folder = self.path.parent
-        check_space(size - present, folder, shutil.disk_usage(folder).free, "--cache disk", _REMEDY)
+        free = shutil.disk_usage(folder).free
+        check_space("--cache disk", size - present, free=free, place=folder, remedy=_REMEDY)
         return lmdb.open(
             os.fspath(self.path), subdir=False, lock=False, readahead=False, meminit=False, map_size=max(size, present)
         )

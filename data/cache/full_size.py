@@ -8,8 +8,9 @@ import shutil
 
 import numpy as np
 
-from data.cache.decoding import CacheName, Decoding, check_space, discard
+from data.cache.decoding import Decoding, check_space
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
+from data.cache.named_files import CacheName, discard
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder
@@ -39,7 +40,8 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
         except OSError as error:
             discard("tile", error, path)
         size = int(pixel_offsets(source_hw, index.pixels)[-1])
-        check_space(size, folder, shutil.disk_usage(folder).free, "tile", "choose another --cache-dir")
+        free = shutil.disk_usage(folder).free
+        check_space("tile", size, free=free, place=folder, remedy="choose another --cache-dir")
         decoding = _with_memory_for(decoding, index, source_hw)
         with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
             decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")

@@ -12,6 +12,7 @@ import numpy as np
 
 from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
+from utils.errors import UserError
 from utils.files.safe_io import open_descriptor
 from utils.logger import get_logger
 from utils.pixels import PixelFormat
@@ -55,14 +56,21 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
 
 
 def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
-    """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log."""
+    """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log, and of messages.
+
+    Raises UserError if there is not enough space, or an image cannot be decoded.
+    """
     offsets = pixel_offsets(source_hw, index.pixels)
     size = int(offsets[-1])
     get_logger().info("%s: %s, %s", title, counted(len(index), "image"), format_bytes(size))
-    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would kill the process with SIGBUS
-        os.posix_fallocate(handle, 0, size)
-    else:
-        os.truncate(handle, size)
+    try:
+        if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would raise SIGBUS
+            os.posix_fallocate(handle, 0, size)
+        else:
+            os.truncate(handle, size)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
     pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
 
     def decode(i: int) -> None:

@@ -30,7 +30,7 @@ def decoding_for(ctx: DistributedContext, workers: int, *, reduces: bool = True)
 
 
 def open_cache(
-    ctx: DistributedContext, kind: str, index: DatasetIndex, config: TrainConfig, decoding: Decoding
+    ctx: DistributedContext, kind: str, index: DatasetIndex, *, config: TrainConfig, decoding: Decoding
 ) -> ImageCache | None:
     """Opens a cache on the host and fills it; returns None for the kind "none", and without images.
 

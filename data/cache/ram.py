@@ -47,7 +47,7 @@ def _fill_memory(index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding)
     if not hasattr(os, "memfd_create"):
         raise UserError("--cache ram: needs Linux; use --cache disk")
     size = int(pixel_offsets(source_hw, index.pixels)[-1])
-    check_space(size, "memory", available_memory(), "--cache ram", "use --cache disk or none")
+    check_space("--cache ram", size, free=available_memory(), place="memory", remedy="use --cache disk or none")
     handle = os.memfd_create("lockstep-images")
     try:
         decode_into(handle, index, source_hw, decoding, title="--cache ram")

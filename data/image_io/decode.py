@@ -95,7 +95,7 @@ def read_reduced(
         is_large_enough = all(-(-side // divisor) >= smallest for side, smallest in zip(full_hw, min_hw))
         if is_large_enough and all(2 * (-side % divisor) <= divisor for side in full_hw):
             flag = reduced_flag
-    return decode_image(data, header, path, flag, on_warning, pixels), full_hw
+    return decode_image(data, header, path, jpeg_flag=flag, on_warning=on_warning, pixels=pixels), full_hw
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -140,12 +140,14 @@ def decode_image(
     data: bytes,
     header: Header,
     path: str | os.PathLike,
+    *,
     jpeg_flag: int = _COLOR,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
 ) -> np.ndarray:
     """Decodes the image in ``data``: (H, W, C), upright. Raises UserError."""
-    return decode_stored(data, header, path, jpeg_flag, on_warning, pixels).to_format(path, pixels)
+    stored = decode_stored(data, header, path, jpeg_flag=jpeg_flag, on_warning=on_warning, pixels=pixels)
+    return stored.to_format(path, pixels)
 
 
 class StoredImage(NamedTuple):
@@ -164,6 +166,7 @@ def decode_stored(
     data: bytes,
     header: Header,
     path: str | os.PathLike,
+    *,
     jpeg_flag: int = _COLOR,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,

@@ -20,8 +20,8 @@ import numpy as np
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
+from utils.flat_strings import FlatStrings
 from utils.schema import Bounds, check
-from utils.strings import FlatStrings
 
 SUFFIX = ".shards"  # file name suffix of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b

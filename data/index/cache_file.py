@@ -25,9 +25,9 @@ from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of
 from utils.files.safe_io import read_regular, remove_half_written
+from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
-from utils.strings import FlatStrings
 
 CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, including the losses
 
@@ -95,8 +95,10 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
         facts.append(spec.pixels.content())
     if listing.shares_folders:  # affects the messages about images that the label file does not name
         facts.append("shares folders")
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others
+    if others.without_images:
+        facts.append(others.without_images)
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     other_images = [
         *chain.from_iterable(others.earlier_splits),
         *chain.from_iterable(others.later_splits),

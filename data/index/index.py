@@ -19,9 +19,9 @@ from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.boxes import TILE_OVERLAP, tile_windows, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.files.paths import normal_path, path_of
-from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, rows_of
+from utils.flat_strings import FlatStrings
+from utils.labels import MAX_SCORED_DETECTIONS, GroundTruth, LabelArrays, ignored_class, image_ids_of, rows_of
 from utils.pixels import RGB8, PixelFormat
-from utils.strings import FlatStrings, image_ids_of
 
 # Type and row shape of the arrays with a row per box, and of all arrays.
 _BOX_ARRAYS: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {

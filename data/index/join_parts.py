@@ -17,7 +17,8 @@ from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.files.paths import path_of, relative_name
-from utils.strings import FlatStrings, class_key
+from utils.flat_strings import FlatStrings
+from utils.strings import class_key
 
 
 def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> FullSplit:

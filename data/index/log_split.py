@@ -11,16 +11,15 @@ from data.image_io.file_kinds import unread_summary
 from data.index.full_split import LoadedSplit
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
-from data.labels.findings import ORPHAN, SECOND_LABEL, SECOND_VIEW, SHARED_LABEL, UNREAD_LABELS
+from data.labels.findings import NO_LABEL, ORPHAN, SECOND_LABEL, SECOND_VIEW, SHARED_LABEL, UNREAD_LABELS
 from data.labels.ledger import loss_warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import DatasetSpec
 from data.source.files import Listing
 from data.source.listing.images import unread_files
-from utils.errors import look_alike
 from utils.files.paths import path_of
 from utils.logger import get_logger
-from utils.strings import counted, listed
+from utils.strings import counted, listed, look_alike
 
 _BACKGROUND_CLASS = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
 _MAX_UNLABELED_FRACTION = 0.1  # of the images; above it, missing label files are warned about; COCO has 0.9 %
@@ -76,7 +75,8 @@ def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
     has_logged_losses = full.has_lost_too_much(max_bad) or _warn_about_labels(report, title)
     logged_kinds = {loss.kind for loss in report.ledger.main_losses} if has_logged_losses else set()
     if full.listing is not None and full.has_labels:
-        _warn_about_files(full.listing, loaded.spec, title, logged_kinds)
+        _warn_about_files(full.listing, title, logged_kinds)
+        _warn_about_missing_labels(full.index, title)
 
 
 def _warn_about_labels(report: ScanReport, title: str) -> bool:
@@ -89,9 +89,9 @@ def _warn_about_labels(report: ScanReport, title: str) -> bool:
     return bool(lost)
 
 
-def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_kinds: Container[str]) -> None:
-    """Logs label files in unusual folders, files that are not read, and missing label files. ``logged_kinds``: kinds of
-    findings already logged as losses, which are not repeated."""
+def _warn_about_files(listing: Listing, title: str, logged_kinds: Container[str]) -> None:
+    """Logs label files in unusual folders, and files that are not read. ``logged_kinds``: kinds of findings already
+    logged as losses, which are not repeated."""
     if listing.unusual_labels:
         image, label = next(iter(listing.unusual_labels.items()))
         count = counted(len(listing.unusual_labels), "label file")
@@ -109,17 +109,22 @@ def _warn_about_files(listing: Listing, spec: DatasetSpec, title: str, logged_ki
     unread = unread_files(listing.findings)
     if unread:
         get_logger().warning("%s: %s", title, unread_summary(unread))
-    missing = [file.name for file in listing.labels if file.stamp is None]
-    if len(missing) > _MAX_UNLABELED_FRACTION * len(listing.labels):
-        shown = listed([path_of(name, spec.root) for name in missing], 3)
-        get_logger().warning(
-            "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label "
-            "files to avoid this warning",
-            title,
-            len(missing),
-            len(listing.labels),
-            shown,
-        )
+
+
+def _warn_about_missing_labels(index: DatasetIndex, title: str) -> None:
+    """Warns if many of the usable images have no label file. ``index``: of all usable images."""
+    count = index.report.totals.get(NO_LABEL, 0)
+    if count <= _MAX_UNLABELED_FRACTION * len(index):
+        return
+    paths = [path_of(finding.where, index.root) for finding in index.report.findings if finding.kind == NO_LABEL]
+    get_logger().warning(
+        "%s: %d of %d images have no label file and are treated as backgrounds (expected %s); add empty label files to "
+        "avoid this warning",
+        title,
+        count,
+        len(index),
+        listed(paths, 3),
+    )
 
 
 def _warn_about_background_class(index: DatasetIndex, spec: DatasetSpec) -> None:

@@ -24,7 +24,7 @@ from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
 from data.source.files import Listing
-from utils.strings import FlatStrings
+from utils.flat_strings import FlatStrings
 
 
 @dataclass(frozen=True, slots=True)

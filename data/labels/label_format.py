@@ -79,6 +79,7 @@ class FilesPerImage(LabelFiles):
     num_objects: Callable[[bytes], int]  # number of objects in the content of a whole file
     in_annotations: bool = False  # whether 'annotations' in the YAML names the folder of the files
     named_image: Callable[[bytes], str] | None = None  # image named in a file that begins with these bytes, or ""
+    without_image_name: Callable[[bytes], bytes] = bytes  # a whole file's content without the name of its image
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,11 @@ def named_image(head: bytes) -> str:
     return unescape(match[1]) if match else ""
 
 
+def _without_image_name(data: bytes) -> bytes:
+    """Returns the content of a file without the elements that name its image, unless it is UTF-16."""
+    return re.sub(rb"<(folder|filename|path)>[^<]*</\1>", b"", data)
+
+
 def _num_objects(data: bytes) -> int:
     return len(re.findall(rb"<object[\s>]", data.replace(b"\0", b"")))
 
@@ -176,5 +181,6 @@ _FILES = FilesPerImage(
     num_objects=_num_objects,
     in_annotations=True,
     named_image=named_image,
+    without_image_name=_without_image_name,
 )
 VOC = LabelFormat("voc", CORNERS, _read, _FILES)

@@ -18,9 +18,8 @@ from data.loading.worker import plan_batch
 from data.loading.worker_count import loader_workers
 from data.render.device import DeviceRenderer, PlannedBatch
 from data.render.letterbox import CanvasRule
-from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import SampleReader
 from data.samples.sample_weights import sample_weights
 from data.source.dataset_spec import DatasetSpec

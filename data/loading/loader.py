@@ -21,11 +21,9 @@ from data.index.index import DatasetIndex
 from data.loading.sampler import KeyedDistributedSampler
 from data.loading.shared_memory import BatchSlots, open_slots
 from data.loading.worker import RequestDataset, init_worker, render_batch
-from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import AugmentedImages, LoadImagesAndLabels, Samples
 from data.samples.sample_weights import image_weights, inverse_frequency_weights
-from data.samples.samples import Samples
 from utils.batches import Batch
 from utils.errors import UserError
 from utils.process.limits import DISK_FULL

@@ -34,7 +34,8 @@ def open_train_reader(
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
     decoding = decoding_for(ctx, loader_workers(config.workers, ctx))
     kind = "none" if config.cache == "device" else config.cache  # `open_device_images` decodes for the device
-    return ImageReader(index, imgsz=config.imgsz, image_cache=open_cache(ctx, kind, index, config, decoding))
+    cache = open_cache(ctx, kind, index, config=config, decoding=decoding)
+    return ImageReader(index, imgsz=config.imgsz, image_cache=cache)
 
 
 def open_run_val_reader(
@@ -49,7 +50,7 @@ def open_run_val_reader(
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
     decoding = decoding_for(ctx, loader_workers(config.workers, ctx), reduces=False)
     kind = "ram" if config.cache == "device" else config.cache  # the device holds only training images
-    cache = open_cache(ctx, kind, index, config, decoding)
+    cache = open_cache(ctx, kind, index, config=config, decoding=decoding)
     return ImageReader(index, imgsz=config.imgsz, image_cache=cache, reduces=False)
 
 

@@ -20,48 +20,11 @@ from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
 from data.render.device import PlannedBatch, RenderGroup
 from data.render.pyramid import PackedPixels, PyramidLayout
 from data.render.table import RenderTable, build_table
-from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest, epoch_of
-from data.samples.samples import Samples
+from data.samples.dataset import AugmentedImages, Samples
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
 from utils.process.limits import explain_limit
-
-
-def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
-    """Collates samples into a batch, with images of shape (B, C, H, W) in the channels_last layout.
-
-    The images are copied to ``pixels`` (B, H, W, C), unless they were rendered there.
-    """
-    for sample, out in zip(samples, pixels.numpy()):
-        if not np.may_share_memory(sample.image, out):  # it was not rendered in place
-            out[:] = sample.image
-    return Batch(
-        images=pixels.permute(0, 3, 1, 2),
-        targets=Targets.from_labels([sample.labels for sample in samples]),
-        indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
-        original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
-        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
-        paths=tuple(s.path for s in samples),
-    )
-
-
-def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
-    """Collates as `collate` does, but joins four samples of half the canvas size into one image (``--quad``)."""
-    groups = [[samples[i] for i in members] for members in request.images]
-    return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
-
-
-def _side_by_side(samples: Sequence[Sample]) -> Sample:
-    """Joins four samples in two rows. The result has the index and the path of the first sample."""
-    first, second, third, fourth = (sample.image for sample in samples)
-    corners = np.array([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]], np.float32)
-    labels = np.concatenate([sample.labels for sample in samples])
-    labels[:, 1:] /= 2
-    labels[:, 1:3] += np.repeat(corners, [len(sample.labels) for sample in samples], 0)
-    image = np.vstack([np.hstack([first, second]), np.hstack([third, fourth])])
-    return replace(samples[0], image=image, labels=labels)
-
 
 # An orphan must end soon: it keeps sockets open, and other ranks notice the death of its parent when these close.
 PARENT_CHECK_S = 0.5
@@ -102,6 +65,41 @@ def render_batch(samples: Samples, slots: BatchSlots | None, request: BatchReque
     return collate(samples.render(request.keys, list(pixels.numpy()), run_epochs=request.run_epochs), pixels)
 
 
+def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
+    """Collates samples into a batch, with images of shape (B, C, H, W) in the channels_last layout.
+
+    The images are copied to ``pixels`` (B, H, W, C), unless they were rendered there.
+    """
+    for sample, out in zip(samples, pixels.numpy()):
+        if not np.may_share_memory(sample.image, out):  # it was not rendered in place
+            out[:] = sample.image
+    return Batch(
+        images=pixels.permute(0, 3, 1, 2),
+        targets=Targets.from_labels([sample.labels for sample in samples]),
+        indices=torch.tensor([s.index for s in samples], dtype=torch.int64),
+        original_hw=torch.tensor([s.original_hw for s in samples], dtype=torch.int32).reshape(-1, 2),
+        letterbox=torch.tensor([(*s.gain_xy, *s.pad_xy) for s in samples], dtype=torch.float64).reshape(-1, 4),
+        paths=tuple(s.path for s in samples),
+    )
+
+
+def collate_quad(samples: Sequence[Sample], request: BatchRequest, pixels: Tensor) -> Batch:
+    """Collates as `collate` does, but joins four samples of half the canvas size into one image (``--quad``)."""
+    groups = [[samples[i] for i in members] for members in request.images]
+    return collate([group[0] if len(group) == 1 else _side_by_side(group) for group in groups], pixels)
+
+
+def _side_by_side(samples: Sequence[Sample]) -> Sample:
+    """Joins four samples in two rows. The result has the index and the path of the first sample."""
+    first, second, third, fourth = (sample.image for sample in samples)
+    corners = np.array([[0, 0], [0.5, 0], [0, 0.5], [0.5, 0.5]], np.float32)
+    labels = np.concatenate([sample.labels for sample in samples])
+    labels[:, 1:] /= 2
+    labels[:, 1:3] += np.repeat(corners, [len(sample.labels) for sample in samples], 0)
+    image = np.vstack([np.hstack([first, second]), np.hstack([third, fourth])])
+    return replace(samples[0], image=image, labels=labels)
+
+
 def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: BatchRequest) -> PlannedBatch:
     """Plans a training batch for `DeviceRenderer`.
 
@@ -111,10 +109,11 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
     members_of_images = request.images
     no_pixels = new_pixels(len(members_of_images), (0, 0), samples.sample_index.pixels)
     rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
+    epoch = epoch_of(request.keys)
     groups = []
     for canvas_hw, images in _images_by_canvas(request).items():
         plans_of_group = [plans[i] for image in images for i in members_of_images[image]]
-        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw, epoch_of(request.keys))
+        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw=canvas_hw, epoch=epoch)
         groups.append(RenderGroup(table, pixels, torch.tensor(images, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 
@@ -133,6 +132,7 @@ def _table_of(
     samples: AugmentedImages,
     layout: PyramidLayout | None,
     plans: Sequence[SamplePlan],
+    *,
     canvas_hw: tuple[int, int],
     epoch: int,
 ) -> tuple[RenderTable, Tensor | None]:

@@ -1,22 +1,88 @@
-"""`LoadImagesAndLabels`: the letterboxed samples of a split."""
+"""The samples of a split: letterboxed (`LoadImagesAndLabels`) or augmented (`AugmentedImages`), rendered by key."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from data.augment.labels import images_of, place_labels
+from data.augment.mosaic import PartnerPool
+from data.augment.plan import SamplePlan, SamplePlanner
+from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbox
-from data.samples.batch_request import BatchRequest
-from data.samples.samples import Samples
+from data.render.opencv import render_plan
+from data.render.user_transforms import UserTransforms
+from data.samples.batch_request import BatchRequest, epoch_of
+from data.samples.readers import RecentImages, SampleReader
+from data.samples.tiled_index import TiledIndex
 from utils.batches import Sample, SampleKey
+from utils.config.settings import Hyperparameters
+
+
+class Samples(ABC):
+    """Renders samples of a split. The same key gives the same sample in any process and any order."""
+
+    def __init__(self, reader: SampleReader) -> None:
+        """``reader``: reads whole images or tiles."""
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.sample_index)
+
+    @property
+    def sample_index(self) -> DatasetIndex:
+        """Index of the samples; see `SampleReader`."""
+        return self.reader.sample_index
+
+    @property
+    def tiles(self) -> TiledIndex | None:
+        """The tiles that are the samples; None if the samples are whole images."""
+        return self.reader.tiles
+
+    def __getitem__(self, key: SampleKey) -> Sample:
+        """Renders the sample of ``key``. Raises UserError for a file that cannot be decoded."""
+        return self.render([key])[0]
+
+    @abstractmethod
+    def render(
+        self,
+        keys: Sequence[SampleKey],
+        outs: Sequence[np.ndarray | None] | None = None,
+        *,
+        run_epochs: int | None = None,
+    ) -> list[Sample]:
+        """Renders the samples of ``keys``, all of one epoch, each independently of the others.
+
+        Args:
+            outs: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
+                sample returns another array.
+            run_epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
+        """
+
+    def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
+        """Packs a rendered image and its labels into a `Sample`. ``fit``: None if the image is augmented."""
+        original_hw, (left, top) = self.reader.place_of(key.index)
+        gain_xy = (1.0, 1.0) if fit is None else (fit.gain_x, fit.gain_y)
+        pad_x, pad_y = (0.0, 0.0) if fit is None else (float(fit.pad_x), float(fit.pad_y))
+        return Sample(
+            image=image,
+            labels=labels,
+            index=key.index,
+            path=self.sample_index.path(key.index),
+            original_hw=original_hw,
+            gain_xy=gain_xy,
+            pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
+        )
 
 
 class LoadImagesAndLabels(Samples):
     """Loads the images of a split (or tiles of them) with their labels, letterboxed, as validation samples.
 
     The longer side is scaled, up or down, to the reader's ``imgsz``; if that is None, samples keep their size.
-    `data.samples.augmented.AugmentedImages` renders training samples.
     """
 
     def requests(
@@ -53,3 +119,84 @@ def _letterboxed_labels(labels: np.ndarray, canvas_hw: tuple[int, int], fit: Let
     rows[:, 1:3] += (fit.pad_x, fit.pad_y)  # pixels of the canvas
     rows[:, 1:] /= np.array([canvas_w, canvas_h] * 2, np.float32)
     return rows
+
+
+class AugmentedImages(Samples):
+    """Renders augmented training samples."""
+
+    def __init__(
+        self,
+        reader: SampleReader,
+        *,
+        hyp: Hyperparameters | None = None,
+        seed: int = 0,
+        run_epochs: int = 1,
+        rect: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> None:
+        """
+        Args:
+            reader: reads whole images or tiles.
+            hyp: strengths and probabilities of the augmentations; None for the defaults.
+            run_epochs: length of the whole run, for ``hyp.close_mosaic`` and ``hyp.close_scale``.
+            rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
+            weights: result of `data.samples.sample_weights.sample_weights`, by which the sampler, mosaic and mixup
+                draw; None to draw each sample once per epoch.
+
+        Raises UserError if ``hyp.albumentations`` is wrong.
+        """
+        super().__init__(reader)
+        hyp = hyp or Hyperparameters()
+        if self.sample_index.pixels.channels != 3:  # color jitter needs RGB
+            hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
+        self.run_epochs = run_epochs
+        self.weights = np.ones(len(self)) if weights is None else weights
+        pool = PartnerPool(self.weights)
+        self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
+        self._read = reader.read
+        if reader.image_cache is None and hyp.mosaic_block:  # cached images need no second copy
+            # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
+            self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
+        self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
+
+    def render(
+        self,
+        keys: Sequence[SampleKey],
+        outs: Sequence[np.ndarray | None] | None = None,
+        *,
+        run_epochs: int | None = None,
+    ) -> list[Sample]:
+        """See `Samples`."""
+        plans = self.plans(keys, run_epochs=run_epochs)
+        labels = self._plan_labels(keys, plans)
+        read = self.source_images(epoch_of(keys))
+        samples = []
+        for key, plan, rows, out in zip(keys, plans, labels, outs or [None] * len(keys)):
+            image = render_plan(plan, read, out, self.sample_index.pixels)
+            if self._transforms is not None:
+                image, rows = self._transforms(image, rows, key)
+            samples.append(self.pack(key, image, rows))
+        return samples
+
+    def plans(self, keys: Sequence[SampleKey], *, run_epochs: int | None = None) -> list[SamplePlan]:
+        """Draws the plans by which the samples of ``keys`` are rendered. ``run_epochs``: see `render`."""
+        return self._planner.draw(keys, run_epochs or self.run_epochs)
+
+    def without_pixels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
+        """Returns the samples that ``plans`` would render for ``keys``, with empty images, (0, 0, C)."""
+        pixels = self.sample_index.pixels
+        empty = np.zeros((0, 0, pixels.channels), pixels.dtype)
+        return [self.pack(key, empty, rows) for key, rows in zip(keys, self._plan_labels(keys, plans))]
+
+    def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
+        """Returns a function that reads the source image of a sample in ``epoch``: (h, w, C)."""
+        return partial(self._read, epoch=epoch)
+
+    def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+        """Returns the labels of each plan; see `place_labels`."""
+        labels, patch = self.reader.labels_of(images_of(plans), epoch_of(keys))
+        return place_labels(plans, self.reader.source_hw, labels, patch)
+
+    def without_augmentation(self) -> LoadImagesAndLabels:
+        """Returns the same samples, letterboxed instead of augmented."""
+        return LoadImagesAndLabels(self.reader.without_jitter())

@@ -9,8 +9,8 @@ from pathlib import Path
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
-from utils.errors import look_alike, one_line
-from utils.strings import counted
+from utils.errors import one_line
+from utils.strings import counted, look_alike
 
 _MAX_COMPARED_NAMES = 1000  # file names compared with a missing one
 _MAX_SEARCHED_FILES = 10_000  # files below a folder searched for images

@@ -72,7 +72,7 @@ def _scan_all(folder: str) -> list[os.DirEntry]:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
 
 
-def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str]) -> T | None:
+def none_if_missing(call: Callable[..., T], *args: str | os.PathLike[str] | int) -> T | None:
     """Returns the result of a call on a file, or None if the file does not exist or is a broken link. Raises OSError if
     the disk fails, because skipping the file would change the data set."""
     try:

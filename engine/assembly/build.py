@@ -91,7 +91,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(
-        run, step, validation, control, description=description, data_source=plan.data_source, pending=position.pending
+        run, step, validation, control, description=description, plan=plan, pending=position.pending
     )
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from data.loading.build import build_train_sampler
 from data.loading.sampler import KeyedDistributedSampler
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from engine.assembly.batch_size import BatchSearch, batch_that_fits
 from engine.assembly.lr_probe import probe_lr_mult
 from engine.assembly.run_checks import check_batch_size

@@ -38,6 +38,7 @@ from engine.eval_ranks.messages import (
     post_message,
     read_message,
 )
+from engine.run.resolve import resolve
 from engine.run.run import RunSettings
 from utils.batches import map_tensors
 from utils.config.settings import TrainConfig, names_with
@@ -114,13 +115,16 @@ class Scorer:
         """``explicit_flags``: names of the settings on this process's command line."""
         machine_settings = names_with(TrainConfig, scope="machine")
         own_settings = {name: getattr(config, name) for name in machine_settings if name in explicit_flags}
+        source = setup.source
+        if setup.finds_own_data:
+            source = replace(source, data=resolve(config).data)
         config = replace(setup.settings.config, **own_settings)
         self._has_plots = not config.noplots
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number
         choose_kernels(config)
         # The run's data set, at the location that this process uses.
-        spec = open_data(replace(setup.source, stage=config.stage, cache_dir=config.cache_dir), ctx)
+        spec = open_data(replace(source, stage=config.stage, cache_dir=config.cache_dir), ctx)
         self._model = rebuild_model(ctx, config, setup.names, spec.pixels.channels, setup.model_spec)
         self._model.load_state_dict(setup.ema)
         settings = RunSettings(config, setup.settings.hyp)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from models.detector import Detector, build_detector
 from models.weights.download import fetch_weights

@@ -9,6 +9,7 @@ followed by those of the data set, and learns each class from the labels or from
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +94,14 @@ class TeacherFile:
         if not taught:
             raise UserError(f"{flag}: {self.path} and {spec.source} have no class in common")
         if flag == "--teacher":
-            untaught = [name for name in model.names if class_key(name) not in known]
-            remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
-            size = f"{sum(p.numel() for p in detector.parameters()):,} parameters"
-            classes = counted(len(taught), "class")
-            get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
+            self._log_taught(taught, [name for name in model.names if name not in taught])
+
+    def _log_taught(self, taught: Sequence[str], untaught: Sequence[str]) -> None:
+        """Logs the size of the teacher, and the classes that it does and does not teach."""
+        size = f"{sum(p.numel() for p in self.detector.parameters()):,} parameters"
+        remark = f"; {listed(untaught)} learned from labels alone" if untaught else ""
+        classes = counted(len(taught), "class")
+        get_logger().info("--teacher: %s, %s, teaches %s%s", self.path, size, classes, remark)
 
     def _check_channels(self, spec: DatasetSpec, name: str) -> None:
         """Raises UserError if the images of ``spec`` do not have the number of channels that the teacher takes."""
@@ -169,16 +173,19 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
 
 
 def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:
-    """Returns the file of a resumed run's teacher: ``source`` if the command line names another place than the run
-    began with. Raises UserError if the run has no teacher, or if the file is gone."""
+    """Returns the file of a resumed run's teacher: ``source`` if the command line names another ``--teacher`` than the
+    run began with, or if the file is no longer in its place. Raises UserError if the run has no teacher, or if the file
+    is in neither place."""
     if not started_from.description.teacher:
         raise UserError(f"{started_from.path}: this run began without a teacher; leave out --teacher")
     if config.teacher and source != started_from.description.config.teacher:
         return source
     stored_path = started_from.description.teacher.get("path", "")
-    if not Path(stored_path).is_file():
-        raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
-    return stored_path
+    if Path(stored_path).is_file():
+        return stored_path
+    if Path(source).is_file():  # --weights of --keep-old have moved, or are in another folder on this node
+        return source
+    raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
 
 
 def _digest(detector: Detector) -> str:

@@ -34,7 +34,7 @@ class RunDescription:
     config: TrainConfig
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)
-    # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digest of its
+    # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digests of its training and
     # validation images.
     data: dict[str, str]
     val_images: list[str] = field(default_factory=list)  # held out by --val-fraction: names in the data set's folder
@@ -42,7 +42,7 @@ class RunDescription:
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
     new_lr_mult: float | None = None  # see `engine.optim.build.LoadedParameters`; None: not known
     origin: dict[str, str] = field(default_factory=dict)  # see `models.weights.origin.Origin`
-    teacher: dict[str, str] = field(default_factory=dict)  # path and sha256 of the model that teaches this one
+    teacher: dict[str, str] = field(default_factory=dict)  # path of the model that teaches it, sha256 of its tensors
 
     @property
     def fingerprint(self) -> str:

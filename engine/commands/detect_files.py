@@ -32,9 +32,10 @@ from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write, write_whole
+from utils.labels import image_ids_of
 from utils.logger import get_logger
 from utils.pixels import as_rgb8
-from utils.strings import counted, image_ids_of, listed
+from utils.strings import counted, listed
 
 
 @dataclass(frozen=True)

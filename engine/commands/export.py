@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
@@ -25,7 +26,8 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.process.limits import explain_limit
 
-OnWritten = Callable[[str, Path], None]  # is called with each format whose file is complete, and the file
+# Is called with each format and its complete file, which gets its name next.
+OnWritten = Callable[[str, Path], None]
 
 
 def export(config: ExportConfig, on_written: OnWritten = lambda name, path: None) -> list[Path]:
@@ -57,7 +59,6 @@ def export_best(folder: Path, config: TrainConfig) -> None:
         return  # without a lock: the folder of a run that has ended may be read-only
     with ExitStack() as stack:
         lock_folder(folder, stack)
-        stack.enter_context(record.exporting(missing))
         options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
         export(options, on_written=record.add)
 
@@ -92,9 +93,7 @@ def _export_each(exporter: Exporter, formats: list[str], on_written: OnWritten) 
     failed: dict[str, Exception] = {}
     for name in formats:
         try:
-            path = exporter.export(name)
-            on_written(name, path)
-            files.append(path)
+            files.append(exporter.export(name, partial(on_written, name)))
         except Exception as error:
             if len(formats) == 1:
                 raise

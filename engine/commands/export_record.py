@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -24,11 +23,8 @@ class ExportedFile:
     """An export of a run. Unlike times, checksums also identify the files in a copy of the run's folder."""
 
     weights_sha256: str  # of the checkpoint
-    sha256: str = ""  # of the file, or of the folder; "": incomplete, the run was killed while writing
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.sha256)
+    sha256: str = ""  # of the file, or of the folder; "": an earlier version was killed before it was complete
+    replaces: str = ""  # sha256 of the earlier export that it replaces, which a killed run leaves in place; "": none
 
 
 @dataclass(frozen=True)
@@ -65,50 +61,27 @@ class ExportRecord:
         for name in formats:
             path = self._path_of(name)
             recorded = self._files.get(name)
-            if not path.exists() or (recorded is not None and not recorded.is_complete):
+            if not path.exists():
                 missing.append(name)
-            elif recorded is None or recorded.sha256 != sha256_of_tree(path):
+                continue
+            sha256 = "" if recorded is None else sha256_of_tree(path)
+            if recorded is None or sha256 not in (recorded.sha256, recorded.replaces):
                 get_logger().warning(
                     "--export %s: %s is not an export of this run, and stays; remove it to have it exported", name, path
                 )
-            elif recorded.weights_sha256 != self._checksum:
+            elif sha256 != recorded.sha256 or recorded.weights_sha256 != self._checksum:
                 missing.append(name)
         return missing
 
-    @contextmanager
-    def exporting(self, formats: Sequence[str]) -> Iterator[None]:
-        """Records the files of ``formats`` as the run's while the block writes them, so that a run that is killed there
-        replaces them at its next start. Afterwards, the entries of formats that failed are restored. The caller holds
-        the lock of the folder, so that no other process changes the record."""
-        self._files = self._read()  # another process may have written it before the folder was locked
-        earlier = dict(self._files)
-        for name in formats:
-            self._files[name] = ExportedFile(self._checksum)
-        self._write()
-        try:
-            yield
-        finally:
-            for name in formats:
-                if not self._files[name].is_complete and not self._has_new_file(name, earlier.get(name)):
-                    del self._files[name]
-            self._files = earlier | self._files
-            self._write()
-
-    def add(self, name: str, path: Path) -> None:
-        """Records the file ``path`` of the format ``name``, which is complete."""
-        self._files[name] = ExportedFile(self._checksum, sha256_of_tree(path))
-        self._write()
-
-    def _has_new_file(self, name: str, earlier: ExportedFile | None) -> bool:
-        """Returns whether the file of a format that failed is there, and no longer the one of the ``earlier`` record:
-        the run has written it, but not recorded its checksum."""
+    def add(self, name: str, file: Path) -> None:
+        """Records ``file``, which is complete, before it becomes the export of the format ``name``: so a run that is
+        killed in between knows both files, and no other. The caller holds the lock of the folder, so that no other
+        process changes the record."""
         path = self._path_of(name)
-        if not path.exists():
-            return False
-        try:
-            return earlier is None or sha256_of_tree(path) != earlier.sha256
-        except OSError:
-            return True
+        earlier = sha256_of_tree(path) if path.exists() else ""
+        exported = ExportedFile(self._checksum, sha256_of_tree(file), replaces=earlier)
+        self._files = self._read() | {name: exported}  # it may have changed before the folder was locked
+        self._write()
 
     def _path_of(self, name: str) -> Path:
         """Returns the path of an export without options (`engine.export.exporter.file_path`)."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from data.index.index import DatasetIndex
 from data.loading.build import build_val_loader
 from data.loading.checks import check_same_data
+from data.loading.loader import ValidationLoader
 from data.loading.open_reader import check_has_images, open_tile_reader, open_val_index
 from data.loading.worker_count import log_loader_workers
 from data.render.letterbox import CanvasRule
@@ -60,26 +61,13 @@ def score(
     ``index``: of the split, if it is open already.
     """
     canvases = canvases_of(config, model)
-    settings = ValidationSettings(
-        conf_thres=config.conf_thres,
-        iou_thres=config.iou_thres,
-        max_det=config.max_det,
-        single_cls=config.single_cls,
-        classes=class_columns(model, spec),
-        box_voting=config.box_voting,
-    )
+    config = replace(config, imgsz=canvases.imgsz)
     tiles = Tiles.from_config(config, model.tile or spec.tile)
     if tiles is not None:
         tiles.check(model.stride, model.input_hw)
     check_image_size(canvases.imgsz, canvases.stride)
-    log_loader_workers(config.workers, ctx, config.task)
-    sized = replace(config, imgsz=canvases.imgsz)
-    if index is None:
-        index = open_val_index(ctx, config, spec, config.task)
-    else:
-        check_same_data(ctx, config.task, index)
-    reader = _open_reader(ctx, sized, spec, index, tiles)
-    loader = build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
+    loader = _open_loader(ctx, config, spec, canvases, tiles=tiles, index=index)
+    settings = _settings_of(config, model, spec)
     detector: nn.Module = _with_tta(model) if config.tta else model
     evaluator = replace(
         build_evaluator(ctx, loader, model.nms_iou, settings),
@@ -87,12 +75,42 @@ def score(
         progress=partial(progress, desc=config.task, total=len(loader), unit="batch", enabled=ctx.is_main),
     )
     if tiles is not None and not tiles.scaled:
-        detector = _with_tiles(ctx, sized, model, detector, tiles, settings)
+        detector = _with_tiles(ctx, config, model, detector, tiles, settings)
         evaluator = replace(evaluator, postprocess=_stitch)
     result = evaluator.run(detector, loader)
     if result is None or evaluator.scored is None or evaluator.shown is None:
         return None
     return SplitScores(result, evaluator.scored, evaluator.shown, evaluator, loader.index, canvases)
+
+
+def _settings_of(config: ValConfig, model: InferenceModel, spec: DatasetSpec) -> ValidationSettings:
+    return ValidationSettings(
+        conf_thres=config.conf_thres,
+        iou_thres=config.iou_thres,
+        max_det=config.max_det,
+        single_cls=config.single_cls,
+        classes=class_columns(model, spec),
+        box_voting=config.box_voting,
+    )
+
+
+def _open_loader(
+    ctx: DistributedContext,
+    config: ValConfig,
+    spec: DatasetSpec,
+    canvases: CanvasRule,
+    *,
+    tiles: Tiles | None,
+    index: DatasetIndex | None,
+) -> ValidationLoader:
+    """Opens the split, unless it is open already as ``index``, and its loader. The canvases have ``config.imgsz``."""
+    log_loader_workers(config.workers, ctx, config.task)
+    if index is None:
+        index = open_val_index(ctx, config, spec, config.task)
+    else:
+        check_same_data(ctx, config.task, index)
+    reader = _open_reader(ctx, config, spec, index, tiles)
+    return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
 
 
 def _open_reader(

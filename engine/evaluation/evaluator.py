@@ -248,22 +248,30 @@ class Evaluator:
             if batch.images.shape[0] == 0:
                 continue
             images = to_float(batch.images, self.ctx.device, torch.float32, channels_last)
-            with torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None):
-                with timer.phase("inference"):
-                    raw = [level.float() for level in _forward_in_chunks(model, images)]
-                teacher_maps = self.criterion.teacher_maps(images) if self.criterion else None
+            with timer.phase("inference"), self._autocast():
+                raw = [level.float() for level in _forward_in_chunks(model, images)]
             batches.prefetch(1)  # before NMS, for which the host waits
             with timer.phase("nms"):
                 selections = self.postprocess(model, raw)
             selections = {name: _to_host(detections) for name, detections in selections.items()}
-            loss = self.criterion(raw, batch.targets, teacher_maps) if self.criterion else None
-            shard.add(batch, selections, loss)
+            shard.add(batch, selections, self._loss(raw, images, batch))
             if self.preview is None:
                 self.preview = (batch, selections[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
         num_losses = len(self.criterion.names) if self.criterion else 0
         arrays = shard.arrays(num_losses=num_losses, stitch=self.stitch)
         return arrays | {"seconds": np.array([[seconds.get(name, 0.0) for name in TIMES]])}
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
+
+    def _loss(self, raw: list[Tensor], images: Tensor, batch: Batch) -> LossOutput | None:
+        """Computes the loss of the raw maps of ``images``; None without a criterion."""
+        if self.criterion is None:
+            return None
+        with self._autocast():
+            teacher_maps = self.criterion.teacher_maps(images)
+        return self.criterion(raw, batch.targets, teacher_maps)
 
 
 def build_evaluator(

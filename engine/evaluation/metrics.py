@@ -214,13 +214,10 @@ def score_detections(
         shown: detections as detect.py finds them, for precision, recall, F1 and the confusion matrix; None: ``table``.
         plain_confidence: `best_threshold` of ``shown`` without box voting, which the result holds; None: unknown.
     """
-    precision, curves = _precision_and_curves(gt, table, num_classes)
-    scored_confidence = curves.threshold
-    if shown is None:
-        shown = table
-    else:
-        curves = _confidence_curves(gt, shown, num_classes)
+    precision, scored_curves = _precision_and_curves(gt, table, num_classes)
+    curves = scored_curves if shown is None else _confidence_curves(gt, shown, num_classes)
     confusion_confidence = DEFAULT_CONFIDENCE if curves.threshold is None else curves.threshold
+    confused = table if shown is None else shown
     values = {m.name: m.values(curves, precision) for m in METRICS}
     return EvalResult(
         metrics={m.name: float(nanmean(values[m.name])) for m in METRICS},
@@ -230,7 +227,7 @@ def score_detections(
         ap_medium=float(nanmean(precision[:, MEDIUM])),
         ap_large=float(nanmean(precision[:, LARGE])),
         class_targets=gt.boxes_per_class(num_classes),
-        confusion=confusion_matrix(gt, shown, num_classes, confusion_confidence),
+        confusion=confusion_matrix(gt, confused, num_classes, confusion_confidence),
         confusion_confidence=confusion_confidence,
         curve_confidence=CONFIDENCES.copy(),
         curve_precision=curves.precision,
@@ -238,7 +235,7 @@ def score_detections(
         pr_recall=RECALL_POINTS.copy(),
         pr_precision=precision[:, ALL_SIZES, IOU_50].copy(),
         num_images=gt.num_images,
-        scored_confidence=scored_confidence,
+        scored_confidence=scored_curves.threshold,
         plain_confidence=plain_confidence,
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -67,8 +67,9 @@ class Exporter:
         if data is not None and data.checked is not None:
             self._reference = Reference(model, data.checked, options)
 
-    def export(self, name: str) -> Path:
-        """Writes the format ``name``. The file gets its name when it is complete and has passed its check.
+    def export(self, name: str, on_written: Callable[[Path], None]) -> Path:
+        """Writes the format ``name``. The file gets its name when it is complete and has passed its check. Just before,
+        ``on_written`` is called with it.
 
         Raises FailedCheck if it differs too much from the checkpoint: it is kept as NAME.failed.
         """
@@ -87,6 +88,7 @@ class Exporter:
                 replace_path(candidate, failed)
                 raise FailedCheck(_failure_message(failed, path, problems, parity))
             replaces_file = os.path.lexists(path)
+            on_written(candidate)
             _publish(candidate, path)
         _log_outcome(path, parity, time.monotonic() - started, replaces_file=replaces_file)
         requirements = model_format.requirements(graph)

@@ -21,7 +21,6 @@ from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
-from utils.program import resume_flag
 from utils.schema import suggestion
 
 POINTS = ("on_start", "on_step", "on_epoch", "on_end")
@@ -49,7 +48,7 @@ class RunState:
 
 def load_callbacks(source: str) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder; a class is instantiated. Raises UserError if that fails, or if the object has no callback."""
+    folder. Raises UserError if that fails, or if the object has no callback."""
     flag = f"--callbacks {source}"
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
@@ -57,16 +56,9 @@ def load_callbacks(source: str) -> UserCallbacks:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # permanently: callbacks may import later
     module = None
-    callbacks: dict[str, Callback]
     try:
         module = importlib.import_module(module_name)
-        owner = getattr(module, attribute)
-        if isinstance(owner, type):
-            owner = owner()
-        if inspect.isroutine(owner):
-            callbacks = {owner.__name__: owner}
-        else:
-            callbacks = {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
+        callbacks = _callbacks_of(getattr(module, attribute))
     except (Exception, SystemExit) as error:
         raise UserError(f"{flag}: {_located_message(error, getattr(module, '__file__', None))}") from None
     known = f"callbacks are {', '.join(POINTS)}"
@@ -76,6 +68,15 @@ def load_callbacks(source: str) -> UserCallbacks:
     if not callbacks:
         raise UserError(f"{flag}: has no callback; {known}")
     return UserCallbacks(flag, callbacks, module.__file__)
+
+
+def _callbacks_of(owner: Any) -> dict[str, Callback]:
+    """Returns the callbacks of an object, by name: a function is one; a class is instantiated."""
+    if isinstance(owner, type):
+        owner = owner()
+    if inspect.isroutine(owner):
+        return {owner.__name__: owner}
+    return {name: getattr(owner, name) for name in dir(owner) if name.startswith("on_")}
 
 
 def _located_message(error: BaseException, path: str | None) -> str:
@@ -152,6 +153,4 @@ class UserCallbacks(Hook):
             with open(path, "a", encoding="utf-8", errors="backslashreplace", opener=open_direct) as file:
                 file.write("".join(traceback.format_exception(error)))
             self._failure += f"; the traceback is in {path}"
-        if name != "on_end":
-            self._failure += f"; when it is fixed, continue with: {resume_flag(trainer.checkpointer.last)}"
         trainer.control.fail(self._failure, error)

@@ -44,10 +44,14 @@ class NonFiniteSteps(Hook):
             raise UserError(self._reason(trainer))
 
     def _name_files(self, trainer: Training, values: StepValues) -> None:
-        """Logs the files of a bad step, and appends them to this rank's list."""
-        self._append_to_list(trainer, values)
+        """Logs the files of a bad step, and appends them to this rank's list. This rank's shard of a small batch may be
+        empty."""
+        if values.paths:
+            self._append_to_list(trainer, values)
         is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
-        files = " ".join(values.paths) + (", all of a single color" if is_blank else "")
+        files = " ".join(values.paths) or "none in this process"
+        if is_blank:
+            files += ", all of a single color"
         if not values.local_finite:
             log.warning("non-finite loss, step skipped; its files: %s", files)
         elif trainer.ctx.is_main or is_blank:

@@ -197,14 +197,19 @@ def open_services(names: Sequence[str]) -> list[Service]:
         for package in ("sqlalchemy", "alembic"):
             require_package(package, "--tracker mlflow", "set MLFLOW_TRACKING_URI to a server's address")
     if "wandb" in names:
-        import wandb
-
-        try:  # without asking a server or the user
-            has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
-        except Exception as error:  # a malformed key, or settings that it refuses
-            raise UserError(f"--tracker wandb: {first_line(error)}") from None
-        if not has_key:
-            raise UserError(
-                "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
-            )
+        _check_wandb_key()
     return [SERVICES[name]() for name in dict.fromkeys(names)]
+
+
+def _check_wandb_key() -> None:
+    """Raises UserError if Weights & Biases would need an API key and has none. Asks neither a server nor the user."""
+    import wandb
+
+    try:
+        has_key = wandb.setup().settings.mode != "online" or wandb.login(prompt=False, verify=False)
+    except Exception as error:  # a malformed key, or settings that it refuses
+        raise UserError(f"--tracker wandb: {first_line(error)}") from None
+    if not has_key:
+        raise UserError(
+            "--tracker wandb: there is no API key; run wandb login, or set WANDB_MODE=offline, which needs none"
+        )

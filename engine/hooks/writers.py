@@ -67,8 +67,8 @@ def _recorded_epochs(trainer: Training) -> int:
 
 
 class TensorBoard(Hook):
-    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if they cannot be written, a
-    warning says so, and the run goes on.
+    """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if it fails, as on a full disk or
+    with a NumPy that it does not know, a warning says so, and the run goes on.
 
     Each start writes new event files next to the earlier ones, and hides the epochs in them that it repeats.
     """
@@ -83,7 +83,7 @@ class TensorBoard(Hook):
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=first_step)
-        except (ImportError, OSError) as error:
+        except Exception as error:
             self._turn_off(error)
         settings = trainer.run.settings.by_name()
         lines = [f"    {name}: {value}" for name, value in settings.items()]  # preformatted Markdown
@@ -104,7 +104,7 @@ class TensorBoard(Hook):
         if self._writer is not None:
             try:
                 add(self._writer, *arguments)
-            except OSError as error:
+            except Exception as error:
                 self._turn_off(error)
 
     def _turn_off(self, error: Exception) -> None:

@@ -87,9 +87,9 @@ class ExportedModel(InferenceModel):
         self.imgsz = max(shape)
         check_input_size(path, (self.batch or 1, metadata.channels, *shape))
         self._layout, self.names = _layout_and_names(self._probe(shape), metadata, path)
-        self.nms_iou = metadata.nms_iou
-        if not metadata.is_ours and self._layout != "rows" and not metadata.end2end:
-            self.nms_iou = FOREIGN_IOU
+        # Files of other programs do not state whether their detections need NMS.
+        needs_nms = not metadata.is_ours and self._layout != "rows" and not metadata.end2end
+        self.nms_iou = FOREIGN_IOU if needs_nms else metadata.nms_iou
         self.has_builtin_voting = metadata.box_voting
         self.validation_iou = metadata.validation_iou or FOREIGN_IOU
         self.squares = metadata.squares

@@ -82,8 +82,9 @@ class ImageDetector:
     ) -> Iterator[Canvases]:
         """Letterboxes images of any sizes, uint8 (H, W, 3) RGB or in the model's pixel format.
 
-        Each batch holds at most ``batch_size`` images of one canvas size (0: 16, but 1 on a CPU). This needs no GPU, so
-        another thread can do it while the model runs.
+        Each batch holds images of one canvas size: as many as an exported file takes at once, if it has a fixed number,
+        else at most ``batch_size`` (0: 16, but 1 on a CPU); with tiles, one. This needs no GPU, so another thread can
+        do it while the model runs.
         """
         size = self.images_at_once(batch_size)
         for canvas_hw, rows in self._rows_by_canvas(images, settings).items():

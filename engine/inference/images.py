@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -38,8 +38,8 @@ def as_images(
     - A path names an image file, decoded as `data.image_io.decode` describes.
     - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
-    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits. A batch counts
-      as B images; a single channel is gray.
+    - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8, uint16, or float in [0, 1], which is rounded to the bits of
+      ``pixels``. A batch counts as B images; a single channel is gray.
     - A list or tuple holds any of these.
     - For a format with C other channels, arrays are (H, W, C) and tensors (C, H, W). For gray, color is converted.
 
@@ -49,25 +49,37 @@ def as_images(
     if color is not None and color not in CHANNEL_ORDERS:
         raise UserError(f"color: must be 'rgb' or 'bgr', got {color!r}")
     frames: list[Frame] = []
-    for item in source if isinstance(source, list | tuple) else [source]:
-        name = f"image{first_number + len(frames)}.jpg"
-        pillow = sys.modules.get("PIL.Image")  # without the module there can be no PIL image
-        if isinstance(item, str | os.PathLike):
-            path = os.fspath(item)
-            frames.append(Frame(path, _read(path, pixels)))
-        elif isinstance(item, np.ndarray):
-            frames.append(Frame(name, _from_array(item, name, color, pixels)))
-        elif isinstance(item, Tensor):
-            for array in _from_tensor(item, name, pixels):
-                name = f"image{first_number + len(frames)}.jpg"
-                frames.append(Frame(name, _from_array(array, name, "rgb", pixels)))
-        elif pillow is not None and isinstance(item, pillow.Image):
-            name = str(getattr(item, "filename", "")) or name
-            frames.append(Frame(name, _from_pillow(item, name, pixels)))
-        else:
-            kinds = "a path, numpy array, PIL image or torch tensor, or one list of these"
-            raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
+    items: Sequence[Source] = source if isinstance(source, list | tuple) else [cast(Source, source)]
+    for item in items:
+        frames += _frames_of(item, color, pixels, number=first_number + len(frames))
     return frames
+
+
+def _frames_of(item: Source, color: Color | None, pixels: PixelFormat, *, number: int) -> list[Frame]:
+    """Converts an item of a source: one image, or several if it is a batch. ``number``: of its first image."""
+    name = _numbered_name(number)
+    if isinstance(item, str | os.PathLike):
+        path = os.fspath(item)
+        return [Frame(path, _read(path, pixels))]
+    if isinstance(item, np.ndarray):
+        return [Frame(name, _from_array(item, name, color, pixels))]
+    if isinstance(item, Tensor):
+        named = [(_numbered_name(i), array) for i, array in enumerate(_from_tensor(item, name, pixels), number)]
+        return [Frame(name, _from_array(array, name, "rgb", pixels)) for name, array in named]
+    if _is_pillow_image(item):
+        name = str(getattr(item, "filename", "")) or name
+        return [Frame(name, _from_pillow(item, name, pixels))]
+    kinds = "a path, numpy array, PIL image or torch tensor, or one list of these"
+    raise UserError(f"{name}: {type(item).__name__} is not an image; give {kinds}")
+
+
+def _numbered_name(number: int) -> str:
+    return f"image{number}.jpg"
+
+
+def _is_pillow_image(value: object) -> TypeGuard[Image]:
+    pillow = sys.modules.get("PIL.Image")  # without the module there can be no PIL image
+    return pillow is not None and isinstance(value, pillow.Image)
 
 
 def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat = RGB8) -> FrameStream:
@@ -81,9 +93,7 @@ def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat
 
 def check_many(images: object, method: str) -> None:
     """Raises UserError for anything but an iterable of images, such as one image. ``method``: of `Predictor`."""
-    pillow = sys.modules.get("PIL.Image")
-    is_one = isinstance(images, np.ndarray | Tensor) and images.ndim < 4
-    is_one = is_one or (pillow is not None and isinstance(images, pillow.Image))
+    is_one = (isinstance(images, np.ndarray | Tensor) and images.ndim < 4) or _is_pillow_image(images)
     if is_one or not isinstance(images, Iterable):
         kind = "one image" if is_one else type(images).__name__
         raise UserError(f"{method}() needs a video, a stream, a folder or an iterable of images, not {kind}")

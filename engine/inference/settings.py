@@ -76,13 +76,10 @@ class DetectionSettings:
                 raise TypeError
             classes = () if self.classes is None else self.classes
             classes = class_numbers(classes, dict(enumerate(model.names)), "the model")
-            imgsz = operator.index(self.imgsz)
-            max_det = operator.index(self.max_det)
         except TypeError:
-            raise UserError(
-                "classes, imgsz, max_det: must be a list of class numbers or names, and whole numbers, got "
-                f"{self.classes!r}, {self.imgsz!r} and {self.max_det!r}"
-            ) from None
+            raise UserError(f"classes: must be a list of class numbers or names, got {self.classes!r}") from None
+        imgsz = _whole_number("imgsz", self.imgsz)
+        max_det = _whole_number("max_det", self.max_det)
         for name, value in (("conf", self.conf), ("iou", self.iou)):
             if value is not None and not (isinstance(value, int | float | np.number) and 0 <= value <= 1):
                 raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
@@ -115,6 +112,14 @@ class ResolvedSettings:
             classes=self.classes or None,
             box_voting=self.box_voting,
         )
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """Converts the setting ``name``, which may be a number of NumPy, to an int. Raises UserError if it is not whole."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"{name}: must be a whole number, got {value!r}") from None
 
 
 def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:

@@ -365,18 +365,7 @@ def trust_lines(
     aps = ", ".join(f"AP {result.ap:.3f} on {split}" for split, result in with_objects.items())
     lines = [f"{model} has {aps}."]
     for split, result in with_objects.items():
-        ap50 = result.class_metrics["AP50"]
-        ap75 = result.class_metrics["AP75"]
-        weak = [f"{names[c]} (AP50 {ap50[c]:.2f})" for c in np.flatnonzero(ap50 < MIN_AP).tolist()]
-        loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
-        if weak:
-            lines.append(
-                f"On {split} it is too weak to judge labels of {listed(weak)}, or too many of them are wrong: their "
-                "errors are not listed."
-            )
-        if loose.size:
-            classes = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose.tolist()])
-            lines.append(f"On {split} it places boxes of {classes} too loosely to judge where labels are.")
+        lines += _unjudged_classes(split, result, names)
     scores = [issue.score for issue in issues if issue.kind in LABEL_ERRORS and issue.score is not None]
     if scores:
         lines.append(
@@ -384,3 +373,20 @@ def trust_lines(
             "the labels have an error of each kind (positions: as estimated); fewer if the labels are better."
         )
     return lines
+
+
+def _unjudged_classes(split: str, result: EvalResult, names: Sequence[str]) -> Iterator[str]:
+    """Yields sentences about the classes whose labels, or their positions, are not judged (`MIN_AP`)."""
+    ap50 = result.class_metrics["AP50"]
+    ap75 = result.class_metrics["AP75"]
+    weak = np.flatnonzero(ap50 < MIN_AP)
+    if weak.size:
+        classes = listed([f"{names[c]} (AP50 {ap50[c]:.2f})" for c in weak.tolist()])
+        yield (
+            f"On {split} it is too weak to judge labels of {classes}, or too many of them are wrong: their errors are "
+            "not listed."
+        )
+    loose = np.flatnonzero((ap50 >= MIN_AP) & (ap75 < MIN_AP))
+    if loose.size:
+        classes = listed([f"{names[c]} (AP75 {ap75[c]:.2f})" for c in loose.tolist()])
+        yield f"On {split} it places boxes of {classes} too loosely to judge where labels are."

@@ -70,20 +70,30 @@ class RunControl:
         self._cause: BaseException | None = None  # the error behind it
         self._polled_at = 0.0
         self._validation_stopped = False
+        self._is_complete = False
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
         """Defers signals within the block, during which the watchdog expects steps. ``is_writing`` returns whether a
-        checkpoint is being written, which the watchdog waits for. After training has ended normally, later work such as
-        the report is completed in spite of SIGTERM and SIGUSR1."""
+        checkpoint is being written, which the watchdog waits for."""
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
+
+    def complete(self) -> Action:
+        """Called when the last step and its save are done. Returns `Action.STOP` if Ctrl-C has reached any rank since.
+        Otherwise what follows, such as the report, is completed in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
+        once."""
+        if max_over_ranks(self._ctx, int(self._signals.interrupt)):
+            return self._stop(INTERRUPTED)
+        self._is_complete = True
         self._signals.ignore_requeue()
+        self._watchdog.remove_stop_limit()
+        return Action.CONTINUE
 
     @property
     def has_signal(self) -> bool:
-        """True if a signal to stop has reached this rank."""
-        return self._signals.received
+        """True if a signal to stop has reached this rank, and the run is not complete (`complete`)."""
+        return self._signals.received and not self._is_complete
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
@@ -161,27 +171,25 @@ class RunControl:
             return self._stop(code)
         return Action.CONTINUE
 
-    def raise_if_stopped(self, position: str, last: Path) -> None:
+    def raise_if_stopped(self, position: str, continuation: str) -> None:
         """Raises an error if a signal or a failure has stopped the run. Returns if all epochs are done, or if a
         callback has ended the run.
 
         Args:
             position: progress text, such as ``2 epochs``.
-            last: the checkpoint to resume from.
+            continuation: what to do next, such as ``continue with: --resume last.pt``.
 
         Raises Stopped if a signal to any rank has stopped the run, UserError if a hook has failed on this rank, and
         `PeerFailure` if one has failed on another rank only.
         """
         has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
-            log.info("stopped by a signal after %s; continue with: %s", position, resume_flag(last))
+            log.info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)
         if has_failed:
             if not self._failure:
                 raise PeerFailure("a callback failed on another rank")
-            raise UserError(self._failure) from self._cause
-        if self.is_stopped:
-            log.info("ended by a callback after %s; continue with: %s", position, resume_flag(last))
+            raise UserError(f"{self._failure}; when it is fixed, {continuation}") from self._cause
 
     def late_failure(self) -> UserError | None:
         """Returns the error of a hook that failed on any rank after the run was complete; None if there is none, and on
@@ -209,5 +217,5 @@ class RunControl:
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code
         self.is_stopped = True
-        self._watchdog.stop_agreed()
+        self._watchdog.remove_stop_limit()
         return Action.STOP

@@ -42,7 +42,8 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
     otherwise returns it unchanged.
 
     All trainable parameters must receive gradients (`freeze_unused`). BatchNorm buffers stay local during training
-    (`average_buffers` averages them). ``static``: every backward pass has the same graph and sends its gradients, so
+    (`average_buffers` averages them). ``sync_bn``: number of processes that share batch statistics, see
+    `sync_bn_group`; 0: each has its own. ``static``: every backward pass has the same graph and sends its gradients, so
     none may run under `Strategy.without_gradient_sync`; DDP then checks less.
     """
     if ctx.is_distributed:

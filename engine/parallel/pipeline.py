@@ -1,12 +1,13 @@
 """``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
 
-Processes 2i and 2i + 1 train on the same images: the first computes the first layers, the second the others and the
-loss. Both hold all weights and the optimizer state, so everything outside the step is as in other runs. One all-reduce
-over all processes gives each of them all gradients; a process contributes zeros for layers that it does not compute.
+Processes 2i and 2i + 1, a pair, train on the same images: the first computes the layers before the cut (model_cut.py),
+the second the others and the loss. Both hold all weights and the optimizer state, so everything outside the step is as
+in other runs. One all-reduce over all processes gives each of them all gradients; a process contributes zeros for
+layers that it does not compute.
 
 Each micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both processes. The first process
-sends its maps at the cut (m), and receives their gradients (g). A step of four micro-batches, with time running to the
-right:
+sends its maps at the cut (m), and receives their gradients (g): for each layer whose output the second process takes,
+one tensor (B, C, H, W) in the type of autocast. A step of four micro-batches, with time running to the right:
 
     first process     F0    F1          B0 F2       B1 F3       B2          B3
                          m0    m1    g0       m2 g1       m3 g2          g3
@@ -31,7 +32,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,15 +39,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from engine.optim.model_tensors import copy_from_flat, dense_format, flatten, flatten_as, gradient_vector, set_gradients
+from engine.optim.model_tensors import copy_from_flat, flatten, flatten_as, gradient_vector, set_gradients
+from engine.parallel.model_cut import choose_cut
 from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
-from models.modules import eval_mode
 from utils.batches import Batch
 from utils.config.settings import FIND_BATCH_SIZE, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.logger import get_logger
 
 STAGES = 2
 
@@ -65,16 +64,6 @@ def check_pipeline(ctx: DistributedContext, config: TrainConfig) -> None:
         excluded.append("--batch-size -1")
     if excluded:
         raise UserError(f"--pipeline 2 does not work with {', '.join(excluded)}; leave out one or the other")
-
-
-@dataclass(frozen=True)
-class Split:
-    """The position at which a model is cut in two."""
-
-    layer: int  # first layer of the second process
-    taken: Sequence[int]  # earlier layers whose outputs the second process needs
-    side: int  # side in pixels of the image that `examples` were computed from
-    examples: list[Tensor]  # (1, C, H, W) outputs of the layers `taken`
 
 
 def build_stage(
@@ -97,12 +86,12 @@ class Stage(Strategy):
         self._detector = model
         self._parameters = parameters
         self._peer = ctx.rank ^ 1
-        self._split = choose_split(model, autocast)
+        self._cut = choose_cut(model, autocast)
         layers = list(model.model)
-        self._first_norms = _trained_norms(layers[: self._split.layer])
-        self._last_norms = _trained_norms(layers[self._split.layer :])
-        self._statistics = _statistics([*self._first_norms, *self._last_norms])
-        self._peer_statistics = _statistics(self._peer_norms())
+        halves = [_trained_norms(layers[: self._cut.layer]), _trained_norms(layers[self._cut.layer :])]
+        self._norms = halves[ctx.rank % STAGES]  # that this process computes
+        self._peer_statistics = _statistics(halves[self._peer % STAGES])
+        self._statistics = _statistics([*halves[0], *halves[1]])
 
     def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
         """Yields ``batches``; the peer yields the same ones."""
@@ -111,7 +100,8 @@ class Stage(Strategy):
         self._finish_step()
 
     def reduce(self) -> Tensor:
-        """Like `Strategy.reduce`, but also averages the batch norms' statistics over the copies of the model."""
+        """Like `Strategy.reduce`, but also averages the batch norms' statistics over the copies of the model. Each copy
+        is a pair, of which one process has updated a statistic, and the other contributes zeros."""
         for statistic in self._peer_statistics:
             statistic.zero_()
         statistics = flatten(self._statistics)
@@ -119,10 +109,6 @@ class Stage(Strategy):
         sums, means = set_gradients(self._parameters, vector).split([len(self._sums), len(statistics)])
         copy_from_flat((means * STAGES / self.ctx.world_size).to(statistics), self._statistics)
         return sums
-
-    def _peer_norms(self) -> list[nn.BatchNorm2d]:
-        """Returns the trained batch norms that the other process of the pair computes."""
-        raise NotImplementedError
 
     def _start_step(self, shapes: list[torch.Size]) -> None:
         """Called before the first `forward` of a step, with the shapes of its micro-batches' images."""
@@ -138,26 +124,13 @@ class Stage(Strategy):
 
     def _receive(self, image_shape: Sequence[int]) -> _Message:
         """Starts to receive the maps, or their gradients, of a micro-batch with images of this shape."""
-        return self._start(dist.irecv, self._maps_for(image_shape))
+        return self._start(dist.irecv, self._cut.empty_maps(image_shape))
 
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> _Message:
         """Starts to send or to receive maps, by ``operation``: `dist.isend` or `dist.irecv`."""
-        flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
+        flat = [values for values in flatten_as(maps, self._cut.examples) if len(values)]
         operations = [dist.P2POp(operation, values, self._peer) for values in flat]
         return _Message(maps, works=dist.batch_isend_irecv(operations) if operations else [])
-
-    def _maps_for(self, shape: Sequence[int]) -> list[Tensor]:
-        """Returns uninitialized maps, to receive those that the second process takes from the first for images of this
-        shape."""
-        images, _, height, width = shape
-        side = self._split.side
-        maps = []
-        for example in self._split.examples:
-            _, channels, rows, columns = example.shape
-            size = (images, channels, height * rows // side, width * columns // side)
-            memory_format = dense_format(example) or torch.contiguous_format
-            maps.append(torch.empty(size, dtype=example.dtype, device=example.device, memory_format=memory_format))
-        return maps
 
 
 class _Message(NamedTuple):
@@ -189,9 +162,6 @@ class FirstStage(Stage):
     _recomputes: bool  # whether B computes the activations again
     _forwarded: _MicroBatch | None  # the micro-batch after F and before B
 
-    def _peer_norms(self) -> list[nn.BatchNorm2d]:
-        return self._last_norms
-
     def _start_step(self, shapes: list[torch.Size]) -> None:
         self._recomputes = len(shapes) > 1
         self._forwarded = None
@@ -214,16 +184,16 @@ class FirstStage(Stage):
         """Computes the maps that the second process takes."""
         kept: dict[int, Tensor] = {}
         with self.autocast():
-            last = self._detector.run_layers(0, self._split.layer, images, kept)
-        kept[self._split.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
-        return [kept[layer] for layer in self._split.taken]
+            last = self._detector.run_layers(0, self._cut.layer, images, kept)
+        kept[self._cut.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
+        return [kept[layer] for layer in self._cut.taken]
 
     def _backward(self, batch: _MicroBatch) -> None:
         """Runs B of a micro-batch, with the gradients that the second process sends."""
         arriving = self._receive(batch.images.shape)
         maps = batch.sent.wait()
         if self._recomputes:
-            with _fixed_statistics(self._first_norms):
+            with _fixed_statistics(self._norms):
                 maps = self._maps(batch.images)
         gradients = arriving.wait()
         trained = [number for number, values in enumerate(maps) if values.requires_grad]
@@ -237,9 +207,6 @@ class LastStage(Stage):
     _shapes: deque[torch.Size]  # image shapes of the micro-batches whose maps it has not started to receive
     _arriving: _Message  # the maps of the next micro-batch
     _sent: _Message  # the newest gradients
-
-    def _peer_norms(self) -> list[nn.BatchNorm2d]:
-        return self._first_norms
 
     def _start_step(self, shapes: list[torch.Size]) -> None:
         self._shapes = deque(shapes)
@@ -256,8 +223,8 @@ class LastStage(Stage):
         self._receive_next()
         maps = arriving.wait()
         received = _Received.apply(self._send_gradients, *(values.requires_grad_() for values in maps))
-        first = self._split.layer
-        kept = dict(zip(self._split.taken, received))
+        first = self._cut.layer
+        kept = dict(zip(self._cut.taken, received))
         with self.autocast():
             raw = self._detector.run_layers(first, len(self._detector.model), kept.get(first - 1), kept)
         return cast(list[Tensor], raw)  # the last layer is the head
@@ -284,52 +251,6 @@ class _Received(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         ctx.send_gradients(gradients)
         return (None,) * (1 + len(gradients))
-
-
-def choose_split(model: Detector, autocast: Autocast) -> Split:
-    """Cuts the model so that each process holds about half of the activations."""
-    side = 2 * model.stride
-    outputs, counts = _activations(model, side, autocast)
-    total = sum(counts)
-    layer = min(range(1, len(counts)), key=lambda end: abs(2 * sum(counts[:end]) - total))
-    taken = model.inputs_from_before(layer)
-    get_logger().info(
-        "pipeline: layers 0 to %d (%.0f%% of the activations) on the first process of a pair, %d to %d on the second",
-        layer - 1,
-        100 * sum(counts[:layer]) / total,
-        layer,
-        len(counts) - 1,
-    )
-    return Split(layer, taken, side, examples=[outputs[number] for number in taken])
-
-
-@torch.no_grad()
-def _activations(model: Detector, side: int, autocast: Autocast) -> tuple[list[Tensor], list[int]]:
-    """Returns the outputs of all layers except the head for one image of ``side`` pixels, and for every layer the
-    number of values that its leaf modules output. This number is close to what autograd saves (measured:
-    benchmarks/LOG.md)."""
-    counts: list[int] = []
-
-    def count(module: nn.Module, _: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and not any(True for _ in module.children()):
-            counts[-1] += output.numel()
-
-    handles = [module.register_forward_hook(count) for module in model.modules()]
-    parameter = next(model.parameters())
-    image = torch.zeros(1, model.channels, side, side, dtype=parameter.dtype, device=parameter.device)
-    x = image.contiguous(memory_format=torch.channels_last)
-    kept: dict[int, Tensor] = {}
-    outputs: list[Tensor] = []
-    with eval_mode(model), autocast():
-        for layer in range(len(model.model)):
-            counts.append(0)
-            output = model.run_layers(layer, layer + 1, x, kept)
-            if isinstance(output, Tensor):  # all but the head's, which no layer takes
-                x = output
-                outputs.append(output)
-    for handle in handles:
-        handle.remove()
-    return outputs, counts
 
 
 def _trained_norms(layers: Sequence[nn.Module]) -> list[nn.BatchNorm2d]:

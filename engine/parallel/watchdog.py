@@ -35,7 +35,8 @@ STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when th
 
 
 class Watchdog:
-    """Watches this process from `__enter__` until training is over or an exception leaves the block.
+    """Watches this process from `__enter__` until `training` is done or stopped by a signal; after an error in it,
+    until `__exit__`, because cleaning up may hang as well.
 
     - If another process of this machine has died and no step has ended since, the main thread may be stuck in a
       collective that will never end. This process is ended, once a checkpoint that is being written is complete.
@@ -100,8 +101,9 @@ class Watchdog:
             raise
         self._closed.set()
 
-    def stop_agreed(self) -> None:
-        """Removes the time limit: the ranks have agreed to stop, and are writing the checkpoint."""
+    def remove_stop_limit(self) -> None:
+        """Removes the time limit after a signal: the ranks have agreed to stop, and are writing the checkpoint, or the
+        last step is done."""
         self._stop_timeout_s = math.inf
 
     def _watch(self) -> None:
@@ -165,7 +167,12 @@ class Watchdog:
         log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:
-        """Ends the process at once, without cleaning up."""
+        """Ends the process at once, without cleaning up.
+
+        ``reason`` is printed and never written to the result file (utils/process/result_file.py): the exit code of a
+        signal needs no explanation, and the death of a peer is explained there by the peer or by its launcher, for
+        which an exit code of 2 without an error means just that (`RunResult.failed_because_of_peer`).
+        """
         if reason:
             print(f"error: {reason}", file=sys.stderr, flush=True)
         exit_at_once(code)

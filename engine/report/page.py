@@ -24,7 +24,8 @@ from engine.report.subject import ScoredValidation, Subject
 from engine.report.validation import ValidationSections, validation_sections
 from utils.config.settings import TrainConfig
 from utils.drawing import page
-from utils.drawing.figures import Picture, chart_picture, tile_images
+from utils.drawing.draw import tile_images
+from utils.drawing.figures import Picture, chart_picture
 from utils.errors import first_line
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger

@@ -16,8 +16,7 @@ from engine.report.subject import ScoredValidation, Subject
 from utils.batches import Batch
 from utils.boxes import cxcywh_to_xyxy
 from utils.detections import Detections
-from utils.drawing.draw import class_colors, draw_boxes, write_image
-from utils.drawing.figures import tile_images
+from utils.drawing.draw import class_colors, draw_boxes, tile_images, write_image
 from utils.drawing.text import write_text
 from utils.pixels import as_rgb8
 

@@ -24,12 +24,12 @@ from pathlib import Path
 
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.run.complete_record import read_reported_epochs
+from engine.run.ended_run import StoredLabels, check_unchanged, may_add_epochs
 from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
-from engine.run.resume import plan_from_checkpoint, reason_to_end, stored_settings
-from engine.run.resume_settings import check_unchanged, describe_changes, may_add_epochs, merge_settings
-from engine.run.run import ContinuedRun, EndedRun, RunSettings, TrainCommand
-from engine.run.same_labels import StoredLabels
+from engine.run.resume import plan_from_checkpoint, reason_to_end
+from engine.run.resume_settings import describe_changes, merge_settings
+from engine.run.run import ContinuedRun, EndedRun, TrainCommand
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted
@@ -55,16 +55,15 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     """Returns the plan of the run that wrote the checkpoint ``last``, and its report after ``reported_epochs`` (None:
     it has none)."""
     plan = plan_from_checkpoint(command, last)
-    stored = stored_settings(plan.started_from)
     epochs = plan.started_from.progress.epoch
     is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
     end_reason = plan.end_reason
     if not end_reason and is_reported:
-        end_reason = _reason_of_callback(plan, stored)
+        end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
     labels = StoredLabels.of(plan.started_from.description)
-    check_unchanged(last.parent, stored, plan.settings, end_reason, labels)
+    check_unchanged(last.parent, plan.before, plan.settings, end_reason, labels)
     if is_reported:
         return EndedRun(
             folder=last.parent,
@@ -78,12 +77,12 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     return replace(plan, startup_messages=messages)
 
 
-def _reason_of_callback(plan: ContinuedRun, stored: RunSettings) -> str:
+def _reason_of_callback(plan: ContinuedRun) -> str:
     """Returns the end reason of a run that a callback has ended, whose report is written although epochs were left; ""
     for any other run, and if the command adds epochs."""
     epochs = plan.started_from.progress.epoch
-    had_ended = reason_to_end(plan.started_from, stored.config, explicit_flags=()) != ""
-    if had_ended or may_add_epochs(stored.config, plan.settings.config, epochs):
+    had_ended = reason_to_end(plan.started_from, plan.before.config, explicit_flags=()) != ""
+    if had_ended or may_add_epochs(plan.before.config, plan.settings.config, epochs):
         return ""
     return (
         f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(plan.started_from.path)}"
@@ -93,23 +92,23 @@ def _reason_of_callback(plan: ContinuedRun, stored: RunSettings) -> str:
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
     """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
     last.pt has been removed. Raises UserError if the command may add epochs."""
-    stored = newest.settings
-    merged, messages = merge_settings(stored, command)
+    merged = merge_settings(newest.settings, command)
     end_reason = "there is no last.pt to continue from; to continue, restore it"
-    if may_add_epochs(stored.config, merged.config, epochs):
+    config = merged.settings.config
+    if may_add_epochs(merged.before.config, config, epochs):
         raise UserError(
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
             "--time and --patience as they were"
         )
-    settings = replace(merged, config=replace(merged.config, epochs=max(epochs, merged.config.epochs)))
-    check_unchanged(folder, stored, settings, end_reason, StoredLabels.of_best(folder))
+    settings = replace(merged.settings, config=replace(config, epochs=max(epochs, config.epochs)))
+    check_unchanged(folder, merged.before, settings, end_reason, StoredLabels.of_best(folder))
     return EndedRun(
         folder=folder,
         run_id=newest.run_id,
         settings=settings,
         epochs=epochs,
         end_reason=end_reason,
-        startup_messages=[*messages, *describe_changes(stored, settings)],
+        startup_messages=[*merged.messages, *describe_changes(newest.settings, settings)],
     )
 
 

@@ -16,8 +16,8 @@ def find_checkpoint(config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
     or without a name the newest last.pt of the project.
 
-    Raises UserError if there is no last.pt, or if it is from an earlier run than the folder's newest one: to continue
-    the earlier run, the file itself must be named.
+    The file need not exist, if a name is given. Raises UserError if the project has no last.pt, or if that of a folder
+    is from an earlier run than the folder's newest one: to continue the earlier run, the file itself must be named.
     """
     if config.resume:
         path = Path(config.resume)

@@ -126,13 +126,13 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
 
 
 def _with_local_settings(plan: RunPlan | EndedRun, typed: TrainCommand) -> RunPlan | EndedRun:
-    """Returns the plan of rank 0 with this rank's settings of scope "machine", which may differ between ranks. A new
-    run also gets this rank's paths: the same content, which is compared later, may be in another folder."""
+    """Returns the plan of rank 0 with the settings that are this rank's own: those of scope "machine", and the paths
+    that the plan leaves to each process. The content of their files is compared later."""
     names = names_with(TrainConfig, scope="machine")
-    if isinstance(plan, NewRun):
-        names |= names_with(TrainConfig, is_path=True)
-    else:  # the run has stored the others
+    if not isinstance(plan, NewRun):  # the run has stored the others
         names &= names_with(TrainConfig, on_resume="current") | frozenset(typed.explicit_flags)
+    if not isinstance(plan, EndedRun):
+        names |= plan.own_paths
     local = resolve(typed.config)
     local_settings = {name: getattr(local, name) for name in names}
     settings = replace(plan.settings, config=replace(plan.settings.config, **local_settings))

@@ -1,15 +1,12 @@
 """Resolves the paths in settings, which depend on the working folder.
 
 The paths that a run stores are resolved once, so that a later change of the disk does not change their meaning. A
-command is resolved before it is compared with them. It names the same file as the run (`follow`)
-
-- if it was typed in the same way in the same working folder, or if the paths are equal, even if the file is missing,
-- if both paths lead to one file, or to files of the same content (the run has stored its checksum),
-- if neither file exists any more, so that nothing can be compared.
+command is resolved before it is compared with them (`compare_file`).
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 from collections.abc import Collection
@@ -71,8 +68,9 @@ def _is_file_name(name: str, value: str) -> bool:
 
 
 def _resolve_data(data: str) -> str:
-    """Returns the YAML that is opened for ``--data``, or the folder if it has none; "demo" as it is."""
-    if data in ("", DEMO):
+    """Returns the YAML that is opened for ``--data``, or the folder if it has none; "demo" and URLs, which are refused
+    later, as they are."""
+    if data in ("", DEMO) or is_http(data):
         return data
     path = normal_path(known_by_name(data))
     yaml = None
@@ -94,13 +92,13 @@ def settings_as_stored(config: TrainConfig, hyp: Hyperparameters, files: NamedFi
 
 
 def typed_paths(typed: TrainConfig) -> dict[str, str]:
-    """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not; "demo"
-    is the built-in data set in each folder."""
+    """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
+    which is the built-in data set in each folder, and URLs stay as they are."""
     paths = {}
     for name in sorted(_RUN_PATHS):
         value = os.path.expanduser(getattr(typed, name))
         if value:
-            paths[name] = value if value == DEMO else str(normal_path(value))
+            paths[name] = value if value == DEMO or is_http(value) else str(normal_path(value))
     return paths
 
 
@@ -114,60 +112,78 @@ def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str
     return replace(files, sha256=sha256)
 
 
+class FileMatch(enum.Enum):
+    """How the file that a command names is related to the one that a run has stored for the same setting."""
+
+    SAME = "same"  # the same path, or typed in the same way in the same working folder
+    CHANGED = "changed"  # the same, but the file has another content now
+    MOVED = "moved"  # another path to the same file, or to one of the same content
+    BOTH_GONE = "both gone"  # neither exists, so they cannot be compared
+    OTHER = "other"
+
+
+def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: NamedFiles) -> FileMatch:
+    """Compares the file that the setting ``name`` of ``config`` means with the one that a run has ``stored``. The
+    labels of a data set are not compared here (ended_run.py).
+
+    ``files``: what was typed for ``config``.
+    """
+    before = getattr(stored.config, name)
+    now = getattr(config, name)
+    typed = files.typed.get(name, "")
+    is_repeated = typed != "" and typed == stored.files.typed.get(name, before)
+    if is_repeated and _is_missing(before) and _is_there(now):  # the YAML of a folder has another name now
+        return FileMatch.MOVED
+    if is_repeated or now == before:
+        return FileMatch.CHANGED if _has_content(name, before, stored) is False else FileMatch.SAME
+    if not _is_there(now):
+        return FileMatch.BOTH_GONE if _is_missing(before) and _is_missing(now) else FileMatch.OTHER
+    is_one_file = _is_there(before) and os.path.samefile(before, now)
+    return FileMatch.MOVED if is_one_file or _has_content(name, now, stored) else FileMatch.OTHER
+
+
 def follow(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, TrainCommand, list[str]]:
     """Makes the paths of a run and of a command that continues it equal where they mean the same file.
 
     Returns the settings ``stored`` with files that have moved at their new paths, the command with the stored paths of
-    the others, and a warning for each file that can no longer be compared.
+    the others, and a message for each file that has changed or can no longer be compared.
     """
-    warnings = []
+    messages = []
     for name in sorted(_RUN_PATHS.intersection(command.explicit_flags)):
         before = getattr(stored.config, name)
-        now = getattr(command.config, name)
-        has_gone = _is_missing(before)
-        if has_gone and _is_missing(now) and not _is_repeated(name, stored, command.files) and before != now:
-            warnings.append(f"{flag_name(name)} {now}: no such file; the run has {before}, which has gone, too")
-            is_same = True
-        else:
-            is_same = means_same_file(name, stored, command.config, command.files)
-        if not is_same:
-            continue
-        has_moved = now != before and (has_gone or not _is_repeated(name, stored, command.files))
-        if has_moved and _is_there(now):
+        flag = f"{flag_name(name)} {getattr(command.config, name)}"
+        match = compare_file(name, stored, command.config, command.files)
+        if match is FileMatch.MOVED:
             stored = with_path(stored, name, command)
-        else:
+        elif match is not FileMatch.OTHER:
             command = replace(command, config=replace(command.config, **{name: before}))
-    return stored, command, warnings
+        if match is FileMatch.CHANGED:
+            messages.append(
+                f"{flag}: has changed since the run began, which has no effect on it; to use the file as it is now, "
+                "start a new run with another --name"
+            )
+        elif match is FileMatch.BOTH_GONE:
+            messages.append(f"{flag}: no such file; the run has {before}, which has gone, too")
+    return stored, command, messages
 
 
 def with_path(settings: RunSettings, name: str, command: TrainCommand) -> RunSettings:
-    """Returns ``settings`` with the file that the command names for the setting ``name``."""
+    """Returns ``settings`` with the path that the command names for the setting ``name``, and the stored checksum."""
     config = replace(settings.config, **{name: getattr(command.config, name)})
     typed = {**settings.files.typed, name: command.files.typed.get(name, "")}
-    files = with_checksums(replace(settings.files, typed=typed), config, (name,))
-    return replace(settings, config=config, files=files)
+    return replace(settings, config=config, files=replace(settings.files, typed=typed))
 
 
-def means_same_file(name: str, stored: RunSettings, config: TrainConfig, files: NamedFiles) -> bool:
-    """Returns whether the setting ``name`` of ``config``, of which ``files`` says what was typed, means the file that a
-    run has ``stored``. The labels of a data set at another path are not compared here (same_labels.py)."""
-    before = getattr(stored.config, name)
-    now = getattr(config, name)
-    if now == before or _is_repeated(name, stored, files):
-        return True
-    if not _is_there(now):
-        return False
-    if _is_there(before) and os.path.samefile(before, now):
-        return True
+def _has_content(name: str, path: str, stored: RunSettings) -> bool | None:
+    """Returns whether the file ``path`` has the content that a run has stored for the setting ``name``; None if that
+    is not known."""
     sha256 = stored.files.sha256.get(name)
-    return sha256 is not None and os.path.isfile(now) and sha256_of(Path(now)) == sha256
-
-
-def _is_repeated(name: str, stored: RunSettings, files: NamedFiles) -> bool:
-    """Returns whether the setting was typed in the same way, in the same working folder."""
-    before = getattr(stored.config, name)
-    typed = files.typed.get(name, "")
-    return typed != "" and typed == stored.files.typed.get(name, before)
+    if sha256 is None or not os.path.isabs(path) or not os.path.isfile(path):
+        return None
+    try:
+        return sha256_of(Path(path)) == sha256
+    except OSError:  # the run may not need the file any more
+        return None
 
 
 def _is_there(value: str) -> bool:

@@ -14,7 +14,7 @@ from engine.run.find_checkpoint import check_is_newest
 from engine.run.resolve import settings_as_stored
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
-from utils.config.settings import TrainConfig
+from utils.config.settings import TrainConfig, names_with
 from utils.files.data_location import find_location
 from utils.program import resume_flag
 from utils.strings import counted
@@ -30,23 +30,28 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     started_from = StartedFrom.of(Checkpoint.read(path))
     check_is_newest(started_from)
     stored = stored_settings(started_from)
-    merged, messages = merge_settings(stored, command)
-    config = replace(merged.config, epochs=choose_epochs(started_from, merged.config, command.explicit_flags))
+    merged = merge_settings(stored, command)
+    config = merged.settings.config
+    config = replace(config, epochs=choose_epochs(started_from, config, command.explicit_flags))
     end_reason = reason_to_end(started_from, config, command.explicit_flags)
     # The run has no fewer epochs than it has trained.
     config = replace(config, epochs=max(config.epochs, started_from.progress.epoch))
-    settings = replace(merged, config=config)
+    settings = replace(merged.settings, config=config)
     _, known_root = find_location(started_from.description.data, path)
+    named_paths = names_with(TrainConfig, is_path=True).intersection(command.explicit_flags)
+    own_paths = [name for name in named_paths if getattr(config, name) == getattr(command.config, name)]
     names_other_data = config.data != stored.config.data
     return ContinuedRun(
         settings=settings,
+        before=merged.before,
         launchers=command.launchers,
+        own_paths=frozenset(own_paths),
         started_from=started_from,
         known_root="" if names_other_data else known_root,
         end_reason=end_reason,
         startup_messages=[
             f"resuming {path} after {_describe_position(started_from, config)}",
-            *messages,
+            *merged.messages,
             *describe_changes(stored, settings),
             *_machine_changes(command, started_from.conditions),
         ],

@@ -7,13 +7,12 @@ changed if its two values differ.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.resolve import follow, means_same_file, with_path
+from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_path
 from engine.run.run import RunSettings, TrainCommand
-from engine.run.same_labels import StoredLabels, has_same_labels
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -26,15 +25,9 @@ _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 
 # The location of the run, which the command line names itself with ``--resume auto``.
 _LOCATION = ("project", "name", "exist_ok")
-# How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
-_LENGTH = ("epochs", "time", "patience")
 
 _CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
 _PATHS = names_with(TrainConfig, is_path=True)
-# With other values, a run that has ended would have had other results.
-_DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | frozenset(
-    field.name for field in fields(Hyperparameters)
-)
 # The sources of hyper-parameters, which are compared by value.
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
@@ -42,17 +35,27 @@ _RECIPE = names_with(TrainConfig, scope="recipe")
 _UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 
 
-def merge_settings(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, list[str]]:
-    """Returns the settings ``stored`` with those of the command line, and the messages to log about files and a recipe
-    that it names. Raises UserError for a setting that a run cannot change."""
-    stored, command, messages = follow(stored, command)
-    config = merge_config(stored.config, command.config, command.explicit_flags)
-    hyp = merge_hyperparameters(stored, command.config, command.explicit_flags, messages)
-    merged = stored
-    for name in _PATHS:
-        if getattr(config, name) != getattr(stored.config, name):
-            merged = with_path(merged, name, command)
-    return replace(merged, config=config, hyp=hyp), messages
+@dataclass(frozen=True, kw_only=True)
+class MergedSettings:
+    """The settings of a run, and of a command that continues it."""
+
+    before: RunSettings  # as stored, but files that have moved have their new paths
+    settings: RunSettings  # with those of the command line
+    messages: list[str]  # to be logged, about files and a recipe that the command names
+
+
+def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings:
+    """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
+    change."""
+    before, command, messages = follow(stored, command)
+    config = merge_config(before.config, command.config, command.explicit_flags)
+    hyp = merge_hyperparameters(before, command.config, command.explicit_flags, messages)
+    changed_paths = [name for name in _PATHS if getattr(config, name) != getattr(before.config, name)]
+    settings = before
+    for name in changed_paths:
+        settings = with_path(settings, name, command)
+    settings = RunSettings(config, hyp, with_checksums(settings.files, config, changed_paths))
+    return MergedSettings(before=before, settings=settings, messages=messages)
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
@@ -68,7 +71,7 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
         if new == old or is_unset(name, new):
             continue
         if name in _FIXED_SETTINGS:
-            raise UserError(f"{_as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
+            raise UserError(f"{as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
         changes[name] = new
     if current.time:
         changes.pop("epochs", None)  # the time decides on the number of epochs
@@ -126,28 +129,6 @@ def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
     ]
 
 
-def check_unchanged(
-    folder: Path, stored: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
-) -> None:
-    """Raises UserError if the run in ``folder``, which has ended with the settings ``stored``, would have had other
-    results with ``settings``. ``end_reason``: see `EndedRun`.
-
-    A file that has moved counts as the same, and so does a data set with the labels ``labels`` of the run.
-    """
-    before = stored.by_name()
-    for name, value in settings.by_name().items():
-        if name not in _DECIDE_RESULTS or value == before[name]:
-            continue
-        if name in _PATHS and means_same_file(name, stored, settings.config, settings.files):
-            continue
-        if name == "data" and has_same_labels(labels, settings):
-            continue
-        raise UserError(
-            f"{_as_flag(name, value)}: the run in {folder} has ended, with {before[name]!r}; start a new run with "
-            f"another --name; this one: {end_reason}"
-        )
-
-
 def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
     left open."""
@@ -156,26 +137,13 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     for name, value in planned.by_name().items():
         if name in left_out or value == before[name] or is_unset(name, value):
             continue
-        if name not in _PATHS or not means_same_file(name, stored, planned.config, planned.files):
+        if name not in _PATHS:
+            return False
+        if compare_file(name, stored, planned.config, planned.files) not in (FileMatch.SAME, FileMatch.MOVED):
             return False
     return True
 
 
-def _as_flag(name: str, value: Any) -> str:
-    """Returns the setting as it is typed on a command line."""
+def as_flag(name: str, value: Any) -> str:
+    """Returns a setting or hyper-parameter as it is typed on a command line."""
     return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
-
-
-def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
-    """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
-    ``stored``."""
-    if config.time > stored.time:
-        return True
-    if config.time == 0:
-        has_stopped_early = not stored.time and trained < stored.epochs
-        limit = stored.epochs if has_stopped_early else trained
-        if config.epochs > limit:
-            return True
-    is_more_patient = config.patience == 0 or config.patience > stored.patience
-    may_have_stopped_early = bool(stored.time) or trained < stored.epochs
-    return stored.patience > 0 and is_more_patient and may_have_stopped_early

@@ -11,7 +11,7 @@ from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,13 @@ class NewRun:
 
     settings: RunSettings
     launchers: list[str]  # torchrun processes that started this command; "" without one
-    folder: Path | None = None  # locked, and no run has saved anything there; None: `claim_folder` makes it
+    folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
+
+    @property
+    def own_paths(self) -> frozenset[str]:
+        """See `ContinuedRun`."""
+        return names_with(TrainConfig, is_path=True)
 
     @property
     def data_source(self) -> DataSource:
@@ -99,9 +104,13 @@ class ContinuedRun:
     """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
     settings: RunSettings
+    before: RunSettings  # of the run so far; files that have moved have their new paths
     launchers: list[str]  # as in `NewRun`
+    # Settings whose files the command line names. Each process resolves these paths itself: the same content may be in
+    # another folder on another node.
+    own_paths: frozenset[str]
     started_from: StartedFrom
-    known_root: str  # see `DataSource`; "": the command line names another data set
+    known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
     startup_messages: list[str] = field(default_factory=list)  # as in `NewRun`
 
@@ -140,13 +149,15 @@ class EndedRun:
     startup_messages: list[str]  # as in `NewRun`
 
 
-# The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines.
+# The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines and
+# the paths in `own_paths`.
 RunPlan = NewRun | ContinuedRun
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that has its folder. Equal on all ranks; nothing in it changes while the run trains."""
+    """A run that has its folder. Equal on all ranks but for the settings that differ in its plan; nothing in it changes
+    while the run trains."""
 
     folder: Path
     run_id: str  # see `engine.checkpoint.newest_run`

@@ -3,6 +3,8 @@ epoch_results.py derives the epoch's results; everything else is done by hooks (
 
 from __future__ import annotations
 
+import logging
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +26,9 @@ from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
 from utils.errors import ExplainedError, UserError
+from utils.program import resume_flag
+
+log = logging.getLogger("lockstep")
 
 
 class Validator(Protocol):
@@ -157,10 +162,28 @@ class Trainer:
         self.call_hooks("after_steps")
         if not self.control.exit_code:
             self._complete_pending(saves_last=True)  # the last epoch, if a callback has ended the run
-        if not self.control.exit_code:
+        if not self.control.exit_code and not self._follow(self.control.complete()).breaks_off:
             self.call_hooks("after_training")
         self.checkpointer.flush()
-        self.control.raise_if_stopped(self.progress.describe(len(self.loader)), self.checkpointer.last)
+        position = self.progress.describe(len(self.loader))
+        self.control.raise_if_stopped(position, self._continuation())
+        if self.control.is_stopped and not self._has_ended():
+            log.info("ended by a callback after %s; %s", position, self._continuation())
+
+    def _has_ended(self) -> bool:
+        """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
+        config = self.run.config
+        progress = self.progress
+        stops_early = progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
+        return self.validator.pending is None and (progress.epoch >= self.epochs or stops_early)
+
+    def _continuation(self) -> str:
+        """Returns how another command does what is left of the run."""
+        if not self._has_ended():
+            return f"continue with: {resume_flag(self.checkpointer.last)}"
+        folder = self.run.folder
+        name = shlex.quote(folder.name)
+        return f"write the report with: --resume auto --project {shlex.quote(str(folder.parent))} --name {name}"
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""

@@ -12,7 +12,6 @@ from torch import nn
 
 from data.index.index import DatasetIndex
 from data.loading.loader import ValidationLoader
-from data.source.dataset_spec import DataSource
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import PendingEpoch
@@ -21,7 +20,7 @@ from engine.eval_ranks.service import ValidationService
 from engine.evaluation.evaluator import Evaluator
 from engine.hooks.hook import Action, Epoch
 from engine.parallel.control import RunControl
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import RunPlan, RunSettings, TrainingRun
 from engine.train.step import TrainStep
 from engine.train.trainer import Validator
 from utils.config.settings import TrainConfig
@@ -146,7 +145,7 @@ def build_validator(
     control: RunControl,
     *,
     description: RunDescription,
-    data_source: DataSource,
+    plan: RunPlan,
     pending: PendingEpoch | None,
 ) -> Validator:
     """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate.
@@ -155,19 +154,20 @@ def build_validator(
     local = LocalValidator(validation, step, control, pending=pending)
     if not ctx.eval_ranks:
         return local
-    setup = build_setup(run.settings, step, description, data_source, validation.loader.index)
+    setup = build_setup(run.settings, step, description, plan, validation.loader.index)
     service = ValidationService(ctx, validation.evaluator, setup)
     return RemoteValidator(ctx, local, service, control)
 
 
 def build_setup(
-    settings: RunSettings, step: TrainStep, description: RunDescription, data_source: DataSource, val: DatasetIndex
+    settings: RunSettings, step: TrainStep, description: RunDescription, plan: RunPlan, val: DatasetIndex
 ) -> SetupMessage:
     """Builds the message that describes a run to its evaluating processes. ``val``: the validation split."""
     class_weights = step.criterion.class_weights
     return SetupMessage(
         settings=settings,
-        source=replace(data_source, val_images=tuple(description.val_images)),
+        source=replace(plan.data_source, val_images=tuple(description.val_images)),
+        finds_own_data="data" in plan.own_paths,
         names=description.names,
         model_spec=description.model_spec,
         ema=copy_to_cpu(step.ema.module.state_dict()),

@@ -164,7 +164,8 @@ class SPPF(nn.Module):
         self.cv1 = Conv(in_channels, hidden, activation=not shortcut)
         self.cv2 = Conv((1 + pools) * hidden, out_channels)
         self.m = nn.MaxPool2d(kernel, 1, kernel // 2)
-        self.pools, self.add = pools, shortcut and in_channels == out_channels
+        self.pools = pools
+        self.add = shortcut and in_channels == out_channels
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [self.cv1(x)]

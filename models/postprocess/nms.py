@@ -121,8 +121,10 @@ def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_de
     Longer rows are read in blocks of columns. An example of a row with three columns a block and ``max_det`` 3, where
     a1 and a2 overlap a, and b1 overlaps b:
 
-        block kept before suppressed by kept within the block kept after a a1 b - - a1, by a a b - b1 c a2 a b - b1, a2
-        - a b c d e f not read, because all rows have ``max_det`` boxes
+        block     kept before   suppressed by kept   within the block   kept after
+        a  a1 b   -             -                    a1, by a           a b -
+        b1 c  a2  a b -         b1, a2               -                  a b c
+        d  e  f   not read, because all rows have ``max_det`` boxes
     """
     longest = is_box.shape[1]
     if longest <= sizes.block:

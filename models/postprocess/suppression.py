@@ -26,21 +26,20 @@ _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one
 
 def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> Suppressed:
     """Runs NMS with ``iou_thres``, so that box voting can follow if ``settings`` enable it. See `select_detections`."""
-    lowest_score = min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
-    label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
-    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, lowest_score)
     batch, _, num_classes = scores.shape
+    wanted = None if settings.classes is None else class_mask(settings.classes, scores)
+    label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
+    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, _lowest_score(settings))
+    if wanted is not None and not settings.agnostic:
+        candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
     groups = _Groups(batch, 1 if settings.agnostic else num_classes, iou_thres)
-    wanted = None
-    needed = settings.max_det
-    if settings.classes is not None:
-        wanted = class_mask(settings.classes, scores)
-        needed = MAX_CANDIDATES  # other classes are dropped afterwards
-        if not settings.agnostic:
-            candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
-    max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
-    keep = _keep(candidates, groups, needed=needed, max_kept=max_kept)
+    keep = _keep(candidates, groups, settings)
     return Suppressed(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
+
+
+def _lowest_score(settings: PostprocessSettings) -> float:
+    """Returns the score above which a pair is a candidate: box voting also needs some below the threshold."""
+    return min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +172,11 @@ def _needed_for_classes(candidates: _CandidateSet, wanted: Tensor, box_voting: b
     return is_wanted | (is_crowded & (candidates.rank < VOTERS))
 
 
-def _keep(candidates: _CandidateSet, groups: _Groups, *, needed: int, max_kept: int) -> Tensor:
+def _keep(candidates: _CandidateSet, groups: _Groups, settings: PostprocessSettings) -> Tensor:
     """Returns which candidates NMS keeps: bool (M,). In crowded images, the best candidates are tried first, and all
-    only if fewer than ``needed`` of these are kept. ``max_kept``: see `_Groups.nms`."""
+    only if fewer of these are kept than detections may be needed."""
+    needed = settings.max_det if settings.classes is None else MAX_CANDIDATES  # other classes are dropped afterwards
+    max_kept = max(needed, _MAX_VOTED) if settings.box_voting else needed
     if candidates.max_per_image <= _FIRST_CANDIDATES:
         return groups.nms(candidates, max_kept)
     # NMS keeps a box among the best candidates exactly if it keeps it among all.

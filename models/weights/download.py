@@ -9,8 +9,9 @@ import functools
 import hashlib
 import os
 import urllib.parse
+from http.client import HTTPResponse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_weights, weights_entry
 from models.weights.origin import public_origin
@@ -79,20 +80,26 @@ def _download(entry: WeightsEntry, target: Path) -> None:
         details.append(f"{entry.size / 1e6:.1f} MB")
     details.append("sha256 known" if entry.sha256 else "no checksum known")
     get_logger().info("downloading %s (%s)", entry.url, "; ".join(details))
-    digest = hashlib.sha256()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_url(entry.url) as response, atomic_write(target) as file:
-            while chunk := response.read(CHUNK_BYTES):
-                if not file.tell() and chunk.lstrip()[:1] == b"<":
-                    raise UserError(f"{entry.url}: the server sent a web page, not weights")
-                file.write(chunk)
-                digest.update(chunk)
-            if response.length or not file.tell():
-                raise ConnectionError(f"cut off after {file.tell()} bytes")
-            if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
-                raise UserError(f"{entry.url}: has sha256 {digest.hexdigest()}, expected {entry.sha256}")
+            _receive(entry, response, file)
     except NETWORK_ERRORS as error:
         raise UserError(f"{entry.url}: cannot be downloaded ({reason_of(error)}); put the file at {target}") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+
+
+def _receive(entry: WeightsEntry, response: HTTPResponse, file: BinaryIO) -> None:
+    """Writes the content of a response to a new file. Raises UserError if it is a web page or has another checksum than
+    ``entry``, and ConnectionError if it is cut off."""
+    digest = hashlib.sha256()
+    while chunk := response.read(CHUNK_BYTES):
+        if not file.tell() and chunk.lstrip()[:1] == b"<":
+            raise UserError(f"{entry.url}: the server sent a web page, not weights")
+        file.write(chunk)
+        digest.update(chunk)
+    if response.length or not file.tell():
+        raise ConnectionError(f"cut off after {file.tell()} bytes")
+    if entry.sha256 and digest.hexdigest() != entry.sha256.lower():
+        raise UserError(f"{entry.url}: has sha256 {digest.hexdigest()}, expected {entry.sha256}")

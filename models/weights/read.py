@@ -123,22 +123,13 @@ def _read_safetensors(path: Path) -> StoredWeights:
 
 def _read_foreign_checkpoint(file: ForeignFile) -> StoredWeights:
     content = file.content if isinstance(file.content, dict) else {}
-    module = file.content  # unless it contains a module or state dict; EMA weights are preferred
-    for key in ("state_dict", "model", "ema"):
-        if is_module(content.get(key)) or (isinstance(content.get(key), dict) and content[key]):
-            module = content[key]
-    file_tensors = file.state_dict(module)
+    model = _model_in(content) or file.content
+    file_tensors = file.state_dict(model)
     tensors = to_public_names(file_tensors)
     if not tensors:
         raise UserError(f"{file.path}: no detector weights in the file (neither 'model' nor 'ema' nor a state dict)")
-    graph = None
-    strides = None
-    if is_module(module):
-        graph = dict(module.get("yaml")) if isinstance(module.get("yaml"), dict) else None
-        stride = file.tensor(module.get("stride"))
-        if stride is not None and stride.ndim == 1 and 1 <= len(stride) <= 8:
-            strides = tuple(stride.round().long().tolist())
-    names = _class_names(module, content)
+    names = _class_names(model, content)
+    strides = _strides(file, model)
     imgsz = _stored_image_size(content)
     if imgsz is None:
         imgsz = FOUR_LEVEL_IMAGE_SIZE if strides and max(strides) > 32 else usual_image_size(file_tensors)
@@ -147,10 +138,33 @@ def _read_foreign_checkpoint(file: ForeignFile) -> StoredWeights:
         tensors=tensors,
         names=names,
         content=_foreign_content(names, imgsz),
-        graph=graph,
-        activation=_activation(file, module),
+        graph=_graph(model),
+        activation=_activation(file, model),
         strides=strides,
     )
+
+
+def _model_in(content: dict[str, Any]) -> Any:
+    """Finds the module or state dict in the content of a checkpoint, EMA weights first; None without one."""
+    for key in ("ema", "model", "state_dict"):
+        value = content.get(key)
+        if is_module(value) or (isinstance(value, dict) and value):
+            return value
+    return None
+
+
+def _graph(model: Any) -> dict[str, Any] | None:
+    """Returns the model YAML in a module; None for a state dict."""
+    graph = model.get("yaml") if is_module(model) else None
+    return dict(graph) if isinstance(graph, dict) else None
+
+
+def _strides(file: ForeignFile, model: Any) -> tuple[int, ...] | None:
+    """Returns the strides that a module states; None for a state dict."""
+    stride = file.tensor(model.get("stride")) if is_module(model) else None
+    if stride is None or stride.ndim != 1 or not 1 <= len(stride) <= 8:
+        return None
+    return tuple(stride.round().long().tolist())
 
 
 def _stored_image_size(content: dict[str, Any]) -> int | None:
@@ -173,9 +187,9 @@ def _as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _class_names(module: Any, content: dict[str, Any]) -> tuple[str, ...] | None:
+def _class_names(model: Any, content: dict[str, Any]) -> tuple[str, ...] | None:
     """Returns the class names, which public files store in the module or next to it, as a list or by number."""
-    for holder in (module, content):
+    for holder in (model, content):
         names = holder.get("names") if isinstance(holder, dict | Record) else None
         if isinstance(names, dict) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
             names = [name for _, name in sorted(names.items(), key=lambda item: int(item[0]))]
@@ -184,10 +198,10 @@ def _class_names(module: Any, content: dict[str, Any]) -> tuple[str, ...] | None
     return None
 
 
-def _activation(file: ForeignFile, module: Any) -> str | None:
-    """Returns the activation of a module's convolutions. Raises UserError if they differ, which no YAML can express."""
+def _activation(file: ForeignFile, model: Any) -> str | None:
+    """Returns the activation of a model's convolutions. Raises UserError if they differ, which no YAML can express."""
     activations = set()
-    for _, record in file.modules(module):
+    for _, record in file.modules(model):
         act = record.get("_modules").get("act")
         if isinstance(act, Record) and act.kind.name != "Identity":
             slope = act.get("negative_slope")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -99,29 +99,27 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     """
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     targets = model.state_dict()
-    file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
-    common = [] if file_names is None else _common_classes(model.names, file_names)
-    class_rows = {} if file_names is None else _class_rows(model, common, len(file_names))
-    transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), class_rows, grow=grow)
-    taken: list[str] = []
-    new_rows: dict[str, tuple[int, ...]] = {}
+    shared = _shared_classes(model, stored)
+    transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), shared.rows, grow=grow)
+    random_rows: dict[str, tuple[int, ...] | None] = {}  # by copied tensor, see `_Copy`
     skipped: dict[str, str] = {}
     for name, target in targets.items():
         decision = transfer.decide(name)
         if isinstance(decision, _Skip):
             skipped[name] = decision.reason
-            continue
-        random_rows = decision.copy(target)
-        if random_rows is None:
-            taken.append(name)
         else:
-            new_rows[name] = random_rows
-    if all(name.endswith(COUNTERS) for name in [*taken, *new_rows]):
+            random_rows[name] = decision.copy(target)
+    if all(name.endswith(COUNTERS) for name in random_rows):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
-    unused = tuple(name for name in stored.tensors if name not in targets)
-    copies_classes = any(f"{layer}.weight" not in skipped for layer in class_rows)
-    classes = tuple(model.names[pair.number] for pair in common) if copies_classes else ()
-    return TransferReport(str(stored.path), tuple(taken), new_rows, skipped, unused, classes)
+    copies_classes = any(f"{layer}.weight" not in skipped for layer in shared.rows)
+    return TransferReport(
+        source=str(stored.path),
+        taken=tuple(name for name, rows in random_rows.items() if rows is None),
+        new_rows={name: rows for name, rows in random_rows.items() if rows is not None},
+        skipped=skipped,
+        unused=tuple(name for name in stored.tensors if name not in targets),
+        classes=shared.names if copies_classes else (),
+    )
 
 
 class _Skip(NamedTuple):
@@ -130,13 +128,19 @@ class _Skip(NamedTuple):
     reason: str
 
 
+class _Copy(Protocol):
+    """A way to copy a tensor of the file."""
+
+    def copy(self, target: Tensor) -> tuple[int, ...] | None:
+        """Changes ``target`` in place. Returns the rows left as initialized; None if it was copied whole."""
+
+
 class _CopyWhole(NamedTuple):
     """Copies a tensor of the file."""
 
     tensor: Tensor
 
     def copy(self, target: Tensor) -> None:
-        """Changes ``target`` in place. Returns None, because no row is left as initialized."""
         target.copy_(self.tensor)
 
 
@@ -147,7 +151,6 @@ class _CopyRows(NamedTuple):
     rows: _ClassRows
 
     def copy(self, target: Tensor) -> tuple[int, ...]:
-        """Changes ``target`` in place. Returns the rows left as initialized."""
         target[self.rows.model_rows] = self.tensor[self.rows.file_rows].to(target.device)
         return tuple(sorted(set(range(len(target))).difference(self.rows.model_rows)))
 
@@ -158,7 +161,6 @@ class _CopyFirstPart(NamedTuple):
     tensor: Tensor
 
     def copy(self, target: Tensor) -> tuple[int, ...]:
-        """Changes ``target`` in place. Returns the rows left as initialized."""
         count = len(self.tensor)
         target[:count] = 0
         target[tuple(slice(size) for size in self.tensor.shape)] = self.tensor
@@ -174,7 +176,7 @@ class _Transfer:
     class_rows: Mapping[str, _ClassRows]  # of the output layers, by name
     grow: bool
 
-    def decide(self, name: str) -> _Skip | _CopyWhole | _CopyRows | _CopyFirstPart:
+    def decide(self, name: str) -> _Skip | _Copy:
         """Chooses how the model's tensor ``name`` is copied."""
         target = self.targets[name]
         tensor = self.tensors.get(name)
@@ -267,6 +269,23 @@ def _for_both_branches(names: Iterable[str], tensors: dict[str, Tensor]) -> dict
     if any(name in tensors for name in first_names):
         return tensors
     return tensors | {second: tensors[first] for second, first in first_names.items() if first in tensors}
+
+
+class _SharedClasses(NamedTuple):
+    """The classes that a model and a file have in common, and the rows of output layers to copy for them."""
+
+    names: tuple[str, ...]
+    rows: dict[str, _ClassRows]  # by output layer; empty if the file has no class names
+
+
+def _shared_classes(model: Detector, stored: StoredWeights) -> _SharedClasses:
+    """Finds the classes that the model and the file have in common, by name."""
+    file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
+    if file_names is None:
+        return _SharedClasses((), {})
+    common = _common_classes(model.names, file_names)
+    names = tuple(model.names[pair.number] for pair in common)
+    return _SharedClasses(names, _class_rows(model, common, len(file_names)))
 
 
 class _CommonClass(NamedTuple):

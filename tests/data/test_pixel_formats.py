@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.build import build_run_val_loader, build_train_loader
 from data.render.letterbox import CanvasRule
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from lockstep.keywords import NOT_KEYWORDS, keyword_fields
+from lockstep.keywords import NOT_KEYWORDS, keyword_fields, keyword_help
 from utils.config.settings import Hyperparameters, TrainConfig
 
 INTRODUCTION = '''\
@@ -47,7 +47,7 @@ def _classes() -> Iterator[str]:
         yield f"\nclass {_type_name(config)}({', '.join(parents)}, total=False):"
         for field in keyword_fields(config):
             if field.name in config.__annotations__:
-                yield f'    {field.name}: {_annotation(field)}\n    """{field.metadata["help"]}"""'
+                yield f'    {field.name}: {_annotation(field)}\n    """{keyword_help(field)}"""'
 
 
 def _type_name(config: type) -> str:

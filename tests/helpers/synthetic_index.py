@@ -18,7 +18,7 @@ from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
 from utils.batches import SampleKey
-from utils.strings import FlatStrings
+from utils.flat_strings import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
 GEOMETRIES = {  # hyper-parameters for every kind of matrix that a renderer gets

@@ -105,6 +105,7 @@ LOST = RunResult.of(2, {"error": "process 1 was killed", "cause": "lost process"
 FAILED = RunResult.of(2, {"error": "not finite", "folder": "exp", "begun": True})
 KILLED = RunResult.of(-9, {})
 CRASHED = RunResult.of(-11, {})
+BUG = RunResult.of(70, {"error": "RuntimeError: Connection refused"})
 CRASHED_LATER = RunResult.of(-11, {"folder": "exp", "begun": True})
 STOPPED = RunResult.of(75, {"folder": "exp"})
 
@@ -123,7 +124,9 @@ STOPPED = RunResult.of(75, {"folder": "exp"})
         ([STOPPED, RUNS], True, ""),
         ([FAILED, PEER_FAILED], True, ""),
         ([LOST, RUNS], True, ""),
-        ([RUNS, CRASHED], True, "killed by SIGSEGV"),
+        ([RUNS, CRASHED], True, ""),
+        ([BUG, RUNS], True, ""),
+        ([BUG, REFUSED], True, "--device 3: no such GPU"),
         ([RUNS, CRASHED_LATER], True, ""),
         ([LOST, REFUSED], True, "--device 3: no such GPU"),
         ([RUNS, DONE], False, ""),

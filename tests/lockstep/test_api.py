@@ -356,6 +356,10 @@ def test_help_and_editors_know_the_settings():
     assert {"lr0", "batch_size", "weights"} <= set(parameters)
     assert parameters["resume"].default is None
     assert "    epochs: number of epochs" in lockstep.train.__doc__
+    assert "    patience: stop after this many epochs without a better `fitness`; 0: never" in lockstep.train.__doc__
+    assert not re.search(
+        "(?<![a-z])--[a-z]", "".join(f.__doc__ for f in (lockstep.train, lockstep.val, lockstep.export))
+    )
     assert "format" in inspect.signature(lockstep.export).parameters
 
 

@@ -119,7 +119,7 @@ class World:
     def safetensors(self) -> dict[str, bytes]:
         own = self.folder / "own.safetensors"
         other = self.folder / "other.safetensors"
-        convert_weights(self.trained / "runs" / "exp" / "best.pt", own)
+        convert_weights(str(self.trained / "runs" / "exp" / "best.pt"), own)
         write_safetensors(other, read_safetensors(own)[0], {"format": "pt"})
         return {path.name: path.read_bytes() for path in (own, other)}
 

@@ -18,7 +18,7 @@ from data.image_io.shards import SPAN, fingerprint_of
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec

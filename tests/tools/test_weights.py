@@ -80,12 +80,15 @@ def test_the_documentation_shows_the_catalog():
 def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):
     (tmp_path / "kept.pt").write_text("the best of last week")
     assert message in error_of(capsys, weights_command.main, own, tmp_path / target)
+    if target != "own.pt":  # nothing is downloaded first
+        assert message in error_of(capsys, weights_command.main, "yolo26n", tmp_path / target, "--offline")
     assert (tmp_path / "kept.pt").read_text() == "the best of last week"
 
 
 def test_weights_of_an_unknown_model_become_only_safetensors(tmp_path, capsys):
     torch.save({"elsewhere.weight": torch.zeros(2)}, tmp_path / "other.pt")
-    line = error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "new.pt")
+    line = error_of(capsys, weights_command.main, tmp_path / "other.pt", tmp_path / "new" / "new.pt")
     assert "match no known model" in line
+    assert not (tmp_path / "new").exists()
     run_main(weights_command.main, [str(tmp_path / "other.pt"), str(tmp_path / "other.safetensors")])
     assert "1 tensor written to" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from tools.check.checks.duplicates import image_issues
 from tools.check.checks.label_errors import examine_labels
 from tools.check.checks.scan import scan_dataset, scan_issues, scan_readable
 from tools.check.out_folder import make_out
-from tools.check.result import CheckResult, ModelOpinion
+from tools.check.result import CheckResult, LabelErrors
 from utils.config.settings import TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.distributed.context import DistributedContext
@@ -32,21 +32,21 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
     model = _open_model(config, validation)
     spec = _open_data(config, model)
+    if config.out:
+        make_out(spec, Path(config.out))
+    workers = available_cores() if config.workers < 0 else config.workers
+    splits, unreadable = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
         imgsz = canvases_of(validation, model).imgsz
-    workers = available_cores() if config.workers < 0 else config.workers
-    issues: list[Issue] = []
-    if config.split:
-        splits = scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers)
-    else:
-        splits, issues = scan_readable(spec, workers=workers)
-    issues += _data_issues(splits, imgsz, workers)
-    by_model = ModelOpinion()
+    issues = [*unreadable, *_data_issues(splits, imgsz, workers)]
+    label_errors = LabelErrors()
     if model is not None:
-        by_model = examine_labels(validation, model, spec, splits, config.min_score)
-    issues += by_model.issues
-    return CheckResult(spec, splits, issues, by_model, imgsz, config.weights)
+        label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
+    issues += label_errors.issues
+    return CheckResult(
+        spec=spec, splits=splits, issues=issues, label_errors=label_errors, imgsz=imgsz, weights=config.weights
+    )
 
 
 def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
@@ -60,8 +60,7 @@ def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | 
 
 
 def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec:
-    """Opens the data set, and creates the page's folder if ``--out`` names it. Raises UserError if a split is missing,
-    or the model has other classes or channels."""
+    """Opens the data set. Raises UserError if a split is missing, or the model has other classes or channels."""
     spec = open_data(DataSource(config.data), DistributedContext.single())
     if model is not None:
         difference = class_difference(model.names, spec.names)
@@ -72,9 +71,15 @@ def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec
         check_channels(model, spec)
     for split in config.split:
         spec.split(split)
-    if config.out:
-        make_out(spec, Path(config.out))
     return spec
+
+
+def _scan(config: CheckConfig, spec: DatasetSpec, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
+    """Scans the splits that the settings name, or all. Returns them, and issues about splits that cannot be read; a
+    split that the settings name raises UserError instead."""
+    if config.split:
+        return scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers), []
+    return scan_readable(spec, workers=workers)
 
 
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from data.labels import findings as scan_kinds
-from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, by_kind
+from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED
 
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 NOT_CHECKED = "split that cannot be read"
@@ -33,7 +32,6 @@ class Advice(NamedTuple):
     remedy: str
 
 
-NO_ADVICE = Advice("", "")  # for unknown kinds, in shards that another version has written
 ADVICE = {
     NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
@@ -58,6 +56,9 @@ ADVICE = {
     scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
+    scan_kinds.OF_MISSING_FOLDER: Advice(
+        "these labels are not used", "copy the missing folder here, or correct its path"
+    ),
     scan_kinds.ORPHAN: Advice("these labels are not used", "rename it like its image, or delete it"),
     scan_kinds.UNREAD_LABELS: Advice(
         "training leaves these images out", "convert the labels, or add an empty label file"
@@ -98,16 +99,9 @@ ADVICE = {
     SWAPPED: Advice("the model is sure of another class", "change the class"),
     MOVED: Advice("the model is sure of another position or size", "draw the box again"),
 }
-MAX_LISTED = 3  # issues of each kind in the summary
 
 
-def summary_lines(issues: Sequence[Issue]) -> list[str]:
-    """Returns lines with the number of issues of each kind, the meaning of the kind, and the first few issues."""
-    lines = []
-    for kind, group in by_kind(issues).items():
-        meaning = ADVICE.get(kind, NO_ADVICE).meaning
-        lines.append(f"{kind}: {len(group):,}{f' ({meaning})' if meaning else ''}")
-        lines += [f"  {issue}" for issue in group[:MAX_LISTED]]
-        if len(group) > MAX_LISTED:
-            lines.append(f"  ... and {len(group) - MAX_LISTED:,} more")
-    return lines
+def advice_about(kind: str) -> Advice:
+    """Returns the advice about a kind of issue; empty for an unknown kind, which shards may have from another
+    version."""
+    return ADVICE.get(kind, Advice("", ""))

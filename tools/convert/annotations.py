@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.file_kinds import suffix_of
+from data.image_io.file_kinds import IMAGE_SUFFIXES, suffix_of, unsupported_content
 from data.labels.clean import MIN_SIDE_PX
 from data.source.folder_splits import split_of
 from data.source.yaml_keys import SPLITS
@@ -44,7 +44,13 @@ class AnnotatedImage:
     location: str  # of its first entry
     boxes: list[AnnotatedBox] = field(default_factory=list)
     size: tuple[int, int] | None = None  # width and height
+    has_skipped_shape: bool = False  # in any of its entries
     _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the image has only skipped shapes: as a background it would teach the model to ignore its objects."""
+        return self.has_skipped_shape and not self.boxes
 
     def add(self, box: AnnotatedBox, entry: Entry) -> None:
         """Adds a box of ``entry``. Raises UserError if another annotation file has the same box."""
@@ -62,8 +68,7 @@ class Entry:
 
     Args:
         image: path of the image in the annotations, with or without suffix; a `Path` if the image is known to exist.
-        boxes: the boxes; None for a skipped shape. An image with only skipped shapes is left out: as a background it
-            would teach the model to ignore its objects.
+        boxes: the boxes; None for a skipped shape.
         location: the file, and the line or entry, for messages.
         file: the annotation file; an image in its folder is preferred.
         split: name of the split in the annotations; empty: derived from the names of folders and files.
@@ -88,23 +93,22 @@ class Annotations:
         """``extracted``: folder for images that are stored in annotation files."""
         self.root = source if source.is_dir() else source.parent
         self.source_images = SourceImages(self.root)
-        self.images: dict[Path, AnnotatedImage] = {}
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
         self.first_skipped = ""
         self.num_unlabeled_inside = 0  # images stored in annotation files without labels
         self._extracted = extracted
+        self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
 
     def add(self, entry: Entry) -> None:
         """Adds the objects of an image. Raises UserError if it cannot be found, or a box is not valid."""
         checked = [None if box is None else self._checked(box, entry.location) for box in entry.boxes]
         boxes = [box for box in checked if box is not None]
-        if checked and not boxes:
-            return
         annotated = self._annotated_image(entry)
         annotated.size = entry.size or annotated.size
+        annotated.has_skipped_shape |= None in checked
         for box in boxes:
             annotated.add(box, entry)
         self.num_objects.update(box.name for box in boxes)
@@ -122,7 +126,7 @@ class Annotations:
                     f"{entry.location}: {path.name} is also labeled in {other_location}; remove one of them"
                 )
         split = split_of(entry.split) or _split_of_paths(path, entry.file, self.root)
-        annotated = self.images.setdefault(path, AnnotatedImage(path, split, entry.location))
+        annotated = self._images.setdefault(path, AnnotatedImage(path, split, entry.location))
         if annotated.split != split:
             raise UserError(
                 f"{entry.location}: {path.name} is in '{split}' here, and in '{annotated.split}' in "
@@ -151,33 +155,35 @@ class Annotations:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
         return f"left out because they have no area: {kinds}; the first in {self.first_skipped}"
 
-    def extract_image(self, content: bytes, file: Path, row: int) -> Path:
+    def extract_image(self, content: bytes, name: str, file: Path, row: int) -> Path:
         """Writes an image that is stored in ``file``, and returns its path: in the folder of the split and, below it,
-        the other folders of ``file``, because several folders may contain a file of one name. Raises UserError if the
-        path exists."""
+        the other folders of ``file``, because several folders may contain a file of one name. ``name``: name of the
+        image in ``file``, or "". Raises UserError if the path exists, or the kind of the image is unknown."""
+        suffix = suffix_of(content) or Path(name).suffix.lower()
+        if suffix not in IMAGE_SUFFIXES:
+            raise UserError(f"{file}: row {row}: {unsupported_content(content) or 'not an image of a known kind'}")
         split = _split_of_paths(file, file, self.root)
         folders = [folder for folder in file.parent.relative_to(self.root).parts if folder != split]
         folder = self._extracted.joinpath(split, *folders)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{file.stem}-{row:06}{suffix_of(content)}"
+        path = folder / f"{file.stem}-{row:06}{suffix}"
         if path.exists():  # x.parquet and x.PARQUET, or x.parquet and X.parquet on some disks, yield the same name
             raise UserError(f"{file}: row {row}: the images of another file would have the same names; rename one")
         write_whole(path, content)
         return path
 
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
-        """Returns the images of each split that has any, sorted by path."""
-        images: dict[str, list[AnnotatedImage]] = {}
-        for split in SPLITS:
-            of_split = [annotated for _, annotated in sorted(self.images.items()) if annotated.split == split]
-            if of_split:
-                images[split] = of_split
-        return images
+        """Returns the images of each split that has any, sorted by path, without those that are left out."""
+        used = [annotated for _, annotated in sorted(self._images.items()) if not annotated.is_left_out]
+        images = {split: [annotated for annotated in used if annotated.split == split] for split in SPLITS}
+        return {split: of_split for split, of_split in images.items() if of_split}
 
-    def num_without_entry(self) -> int:
-        """Counts the images below the source, and those that its files contain, about which the annotations say
-        nothing."""
-        return len(set(self.source_images.paths) - self.images.keys()) + self.num_unlabeled_inside
+    def num_left_out(self) -> int:
+        """Counts the images, below the source and in its files, about which the annotations say nothing, or whose
+        shapes were all skipped."""
+        all_images = self._images.keys() | set(self.source_images.paths)
+        used = [annotated for annotated in self._images.values() if not annotated.is_left_out]
+        return len(all_images) - len(used) + self.num_unlabeled_inside
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.source.folder_splits import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -57,44 +58,56 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
     UserError for a file that unpacks to far more than its size: a few bytes can encode gigabytes of zeros, or one image
     in a million rows."""
     require_package("pyarrow", "tools.convert", "export the data set as COCO JSON")
-    import pyarrow
     from pyarrow import parquet
 
-    try:
+    with _parquet_errors(file):
         table = parquet.ParquetFile(file)
-        names = _names(table.schema_arrow.metadata or {}, file)
-        for row, (image, objects) in enumerate(_rows(table, file)):
-            location = f"{file}: row {row}"
-            columns = _columns(objects, location)
-            if columns is None:
-                annotations.num_unlabeled_inside += 1
-                continue
-            boxes = _boxes(columns, names, location)
-            path = annotations.extract_image(image, file, row)
-            size = _size(path, location)
-            annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=size, is_complete=True))
+        metadata = table.schema_arrow.metadata or {}
+    names = _names(metadata, file)
+    for row, (content, name, objects) in enumerate(_rows(table, file)):
+        location = f"{file}: row {row}"
+        columns = _columns(objects, location)
+        if columns is None:
+            annotations.num_unlabeled_inside += 1
+            continue
+        boxes = _boxes(columns, names, location)
+        path = annotations.extract_image(content, name, file, row)
+        size = _size(path, location)
+        annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=size, is_complete=True))
+
+
+@contextlib.contextmanager
+def _parquet_errors(file: Path) -> Iterator[None]:
+    """Converts errors of pyarrow, which is reading ``file``, to UserError."""
+    import pyarrow
+
+    try:
+        yield
     except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
-        raise UserError(
-            f"{file}: not a parquet file with 'image' and 'objects' ({one_line(str(error))[:100]})"
-        ) from None
+        reason = one_line(str(error))[:100]
+        raise UserError(f"{file}: not a parquet file with 'image' and 'objects' ({reason})") from None
 
 
-def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, Any]]:
-    """Yields the file content and the objects of each image."""
+def _rows(table: ParquetFile, file: Path) -> Iterator[tuple[bytes, str, Any]]:
+    """Yields the content of each image, its name in the file or "", and its objects."""
     allowance = MAX_UNPACKED_RATIO * file.stat().st_size
     if _declared_bytes(table.metadata) > allowance:
         raise _too_large(file)
-    row = 0
-    for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["image", "objects"]):
-        for entry in batch.to_pylist():
-            image = entry["image"]
-            if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
-                raise UserError(f"{file}: row {row}: has no image bytes")
-            allowance -= len(image["bytes"])
-            if allowance < 0:
-                raise _too_large(file)
-            yield image["bytes"], entry["objects"]
-            row += 1
+    for row, (image, objects) in enumerate(_unpacked(table, file)):
+        if not isinstance(image, dict) or not isinstance(image.get("bytes"), bytes):
+            raise UserError(f"{file}: row {row}: has no image bytes")
+        allowance -= len(image["bytes"])
+        if allowance < 0:
+            raise _too_large(file)
+        yield image["bytes"], str(image.get("path") or ""), objects
+
+
+def _unpacked(table: ParquetFile, file: Path) -> Iterator[tuple[Any, Any]]:
+    """Yields the values of the columns ``image`` and ``objects``."""
+    with _parquet_errors(file):  # an error of whoever takes the values is not raised here
+        for batch in table.iter_batches(batch_size=_ROWS_AT_ONCE, columns=["image", "objects"]):
+            for entry in batch.to_pylist():
+                yield entry["image"], entry["objects"]
 
 
 def _declared_bytes(metadata: FileMetaData) -> int:
@@ -116,7 +129,8 @@ def read_image_folder(file: Path, annotations: Annotations) -> None:
         location = f"{file}:{line}"
         entry = parse_object(row, location)
         columns = _columns(entry.get("objects"), location)
-        path = annotations.source_images.find(str(entry.get("file_name")), location, file)
+        name = image_name(entry.get("file_name"), location)
+        path = annotations.source_images.find(name, location, file)
         if columns is not None:
             boxes = _boxes(columns, {}, location)
             annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))
@@ -164,7 +178,8 @@ def _columns(objects: Any, location: str) -> dict[str, Any] | None:
         return {}
     if isinstance(objects, list):
         rows = [check(item, dict, location) for item in objects]
-        columns = {key: [row.get(key) for row in rows] for key in rows[0]}
+        keys = dict.fromkeys(key for row in rows for key in row)  # only some objects may have iscrowd
+        columns = {key: [row.get(key) for row in rows] for key in keys}
     else:
         columns = check({} if objects is None else objects, dict, f"{location}: objects")
     if all(values is None for values in columns.values()):  # also if there is no column

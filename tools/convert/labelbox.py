@@ -31,9 +31,8 @@ def read_labelbox(file: Path, annotations: Annotations) -> None:
         data = check(row.get("data_row"), dict, f"{location}: data_row")
         media = check(row.get("media_attributes"), dict, f"{location}: media_attributes")
         size = parse_size(media.get("width"), media.get("height"), location)
-        annotations.add(
-            Entry(image=_image_name(data), boxes=boxes, location=location, file=file, size=size, is_complete=True)
-        )
+        name = _image_name(data, location)
+        annotations.add(Entry(image=name, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,10 +63,16 @@ def _is_skipped(label: dict[str, Any]) -> bool:
     return isinstance(details, dict) and details.get("skipped") is True
 
 
-def _image_name(data: dict[str, Any]) -> str:
-    """Returns the name of a row's image, or the path in the URL that it was uploaded from."""
-    address = urlsplit(str(data.get("row_data") or ""))
-    return str(data.get("external_id") or data.get("global_key") or address.path)
+def _image_name(data: dict[str, Any], location: str) -> str:
+    """Returns the name of a row's image, or the path in the URL that it was uploaded from. Raises UserError."""
+    name = data.get("external_id") or data.get("global_key")
+    if name:
+        return str(name)
+    url = str(data.get("row_data") or "")
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        raise UserError(f"{location}: row_data: malformed URL {one_line(url)[:60]!r}") from None
 
 
 def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> AnnotatedBox | None:

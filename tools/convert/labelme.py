@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.coco import load_json
 from data.labels.image_names import loose
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
-from tools.convert.values import parse_size, points_of
+from tools.convert.values import image_name, parse_size, points_of
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -23,7 +23,7 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
     rotated rectangles, quadrilaterals, cuboids)."""
     location = str(file)
     content = check(load_json(file, "a LabelMe JSON"), dict, location)
-    image = annotations.source_images.find(str(content.get("imagePath")), location, file)
+    image = annotations.source_images.find(image_name(content.get("imagePath"), location), location, file)
     is_renamed = loose(image.stem) != loose(file.stem)  # or a copy, which still names the image of the original
     if is_renamed and annotations.source_images.has_stem(file.stem):
         raise UserError(f"{file}: its 'imagePath' is {image.name}, but another image has the name of this file")

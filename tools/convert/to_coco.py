@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +107,18 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
     content: dict[str, Any] = {"path": "."}
     annotation_files = {}
     images_by_split = annotations.images_by_split()
+    split_of_image = {annotated.path: split for split, images in images_by_split.items() for annotated in images}
     for split, images in images_by_split.items():
         path = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        others = [annotated.path for annotated in annotations.images.values() if annotated.split != split]
+        others = [image for image, other_split in split_of_image.items() if other_split != split]
         base = _folder_of([annotated.path for annotated in images], others)
         entry = base
         if entry is None:
             entry = path.with_suffix(".txt")
-            rows = [f"{_relative(annotated.path, folder, out.parent)}\n" for annotated in images]
-            write_whole(entry, "".join(rows))
-        content[split] = _relative(entry, folder, out.parent)
+            rows = [_relative(annotated.path, folder, out.parent) for annotated in images]
+            _check_rows(rows)
+            write_whole(entry, "".join(f"{row}\n" for row in rows))
+        content[split] = _yaml_path(_relative(entry, folder, out.parent))
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
         for image in read_coco(path, tuple(names)).images:
@@ -176,6 +179,22 @@ def _relative(path: Path, *folders: Path) -> str:
     return path.relative_to(folder).as_posix() if folder else str(path)
 
 
+def _check_rows(rows: Sequence[str]) -> None:
+    """Raises UserError for a path that is no single row of a list."""
+    for row in rows:
+        if row.splitlines() != [row]:
+            raise UserError(f"{row!r}: contains a line break, so it cannot be in a list of images; rename it")
+
+
+def _yaml_path(path: str) -> str:
+    """Returns ``path``. Raises UserError if a YAML cannot contain it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: is not UTF-8, so it cannot be in a YAML; rename it") from None
+    return path
+
+
 def _folder_of(images: list[Path], others: Sequence[Path]) -> Path | None:
     """Returns the folder of a split's images, to which their names in the JSON are relative. Returns None if it also
     contains images of other splits: the split is then a list, and the names have no folders."""
@@ -224,15 +243,16 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     images_by_split = annotations.images_by_split()
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
     lines += [f"{name}: its boxes are regions to ignore" for name in sorted(annotations.ignored)]
-    groups = sum(box.crowd for annotated in annotations.images.values() for box in annotated.boxes)
+    used = list(chain.from_iterable(images_by_split.values()))
+    groups = sum(box.crowd for annotated in used for box in annotated.boxes)
     if groups:
         lines.append(f"{counted(groups, 'box')} around groups: regions to ignore")
     if annotations.skipped:
         lines.append(annotations.skipped_summary())
-    backgrounds = sum(not annotated.boxes for annotated in annotations.images.values())
+    backgrounds = sum(not annotated.boxes for annotated in used)
     if backgrounds:
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
-    left_out = annotations.num_without_entry()
+    left_out = annotations.num_left_out()
     if left_out:
         lines.append(f"{counted(left_out, 'image')} whose boxes are unknown: left out of training")
     return [

@@ -74,6 +74,13 @@ def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None
     return int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))
 
 
+def image_name(value: Any, location: str) -> str:
+    """Returns the name of an image. Raises UserError if it is missing."""
+    if value in (None, ""):
+        raise UserError(f"{location}: names no image")
+    return str(value)
+
+
 def image_size(path: Path) -> tuple[int, int]:
     """Returns width and height of an image file."""
     height, width = check_image(path).size_hw

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import numbers, objects_in, parse_size
+from tools.convert.values import image_name, numbers, objects_in, parse_size
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -33,9 +33,8 @@ def read_vott(file: Path, annotations: Annotations) -> None:
         size = None
         if isinstance(sides, dict):
             size = parse_size(sides.get("width"), sides.get("height"), location)
-        annotations.add(
-            Entry(image=str(asset.get("name")), boxes=boxes, location=location, file=file, size=size, is_complete=True)
-        )
+        name = image_name(asset.get("name"), location)
+        annotations.add(Entry(image=name, boxes=boxes, location=location, file=file, size=size, is_complete=True))
 
 
 def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> list[AnnotatedBox | None]:

@@ -42,7 +42,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     errors of `cross_validate`.
     """
     log = get_logger()
-    experiment = open_experiment(config, KFOLD_YAML)
+    experiment = open_experiment(config, KFOLD_YAML, [FOLDS_CSV])
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():
@@ -56,7 +56,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
                     "fold %d of %d: %s %.4f", number, config.folds, fitness.name, fitness.score_of(results.folds[-1])
                 )
         except UserError:
-            folder.remove_if_untrained([FOLDS_CSV])
+            folder.remove_if_untrained()
             raise
         write_results(folder.path / "results.csv", results, experiment.names)
     for line in format_folds(results.folds, results.pooled, experiment.names):

@@ -28,8 +28,9 @@ from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
+from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
-from utils.strings import FlatStrings, counted
+from utils.strings import counted
 
 FOLDS_CSV = "folds.csv"
 

@@ -4,25 +4,24 @@ to the folder of its training."""
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from tools.runs.training import RETRY_S
+from tools.runs.training import repeat_if_lost
 from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
 from utils.config.settings_file import settings_file
 from utils.distributed.context import DistributedContext
-from utils.logger import configure_logging, get_logger
+from utils.logger import configure_logging
 from utils.machine.devices import parse_devices
-from utils.process.outcome import Outcome
 from utils.process.result_file import report_begun
 from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
@@ -57,14 +56,9 @@ def run_scoring(validation: ValConfig) -> RunResult:
     """Runs `main` in a process of its own, so that a crash does not end this process, and the device memory is free for
     the next training. Returns how it ended; raises `Stopped` if a signal arrives meanwhile.
 
-    If it is lost (`Outcome.LOST`), it runs once more, `RETRY_S` later.
+    A scoring that is lost is repeated once (`repeat_if_lost`).
     """
-    result = _run_process(validation)
-    if result.outcome == Outcome.LOST:
-        get_logger().warning("%s: not scored (%s); trying again in %.0f s", validation.weights, result.reason, RETRY_S)
-        time.sleep(RETRY_S)
-        result = _run_process(validation)
-    return result
+    return repeat_if_lost(partial(_run_process, validation), f"{validation.weights}: not scored")
 
 
 def _run_process(validation: ValConfig) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,17 +35,18 @@ class Experiment:
         self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
 
 
-def open_experiment(config: KfoldConfig, settings_name: str) -> Experiment:
+def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> Experiment:
     """Opens the data and creates the results folder, for ``tools.kfold`` and ``tools.search``.
 
-    ``settings_name``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness is unknown.
+    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness
+    is unknown.
     """
     source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
     spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)
     digests = {f"the split '{split}'": _digest_of(spec, split, config) for split in SPLITS if split in spec.splits}
-    return Experiment(ContinuedFolder(config, settings_name), spec, names, fitness, digests)
+    return Experiment(ContinuedFolder(config, settings_name, outputs), spec, names, fitness, digests)
 
 
 def _digest_of(spec: DatasetSpec, split: str, config: KfoldConfig) -> str:

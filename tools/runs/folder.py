@@ -35,14 +35,19 @@ class ContinuedFolder:
     (`StoredSettings`).
     """
 
-    def __init__(self, config: KfoldConfig, settings_name: str) -> None:
-        """Creates the folder. ``settings_name``: file name of the stored settings. Raises UserError if the folder
-        cannot be created."""
+    def __init__(self, config: KfoldConfig, settings_name: str, outputs: Sequence[str] = ()) -> None:
+        """Creates the folder. Raises UserError if it cannot be created.
+
+        Args:
+            settings_name: file name of the stored settings.
+            outputs: names of the files and folders that the work writes before its first training.
+        """
         check_run_dir(config.project, config.name, exist_ok=True)
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
         self._settings = StoredSettings(self.path / settings_name, config)
-        self._created_here = False
+        self._outputs = [self.path / name for name in outputs]
+        self._was_started_here = False
 
     def lock_or_fail(self) -> FileLock:
         """Locks the folder until the end of a ``with`` statement. Raises UserError if another process holds it."""
@@ -64,16 +69,15 @@ class ContinuedFolder:
         if self._settings.path.exists():
             self._settings.check_unchanged(contents, digests)
             return
-        self._created_here = True
+        self._was_started_here = not any(path.exists() for path in self._outputs)  # else the settings have been lost
         self._settings.store(contents, digests)
 
-    def remove_if_untrained(self, outputs: Sequence[str]) -> None:
-        """Removes the stored settings and the files and folders ``outputs``, if this process stored the settings and no
-        epoch has been trained, so that the work can start anew here with corrected settings."""
-        if not self._created_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
+    def remove_if_untrained(self) -> None:
+        """Removes the stored settings and the outputs, if this process has started the work and no epoch has been
+        trained, so that the work can start anew here with corrected settings."""
+        if not self._was_started_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
             return
-        for name in outputs:
-            path = self.path / name
+        for path in self._outputs:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
 from utils.files.safe_io import open_direct
+from utils.files.temporary_folder import temporary_folder
 from utils.logger import get_logger
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
@@ -62,15 +64,39 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
     reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
-    result = _run_process(config, folder, signals, reports)
-    if result.outcome == Outcome.LOST:
-        get_logger().warning("%s: %s; trying again in %.0f s", folder, result.reason, RETRY_S)
-        time.sleep(RETRY_S)
-        result = _run_process(config, folder, signals, reports)
+    result = repeat_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
     if result.outcome == Outcome.LOST:
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
         return dataclasses.replace(result, reason=reason)
     return result
+
+
+def can_begin(config: TrainConfig, scratch: Path) -> bool:
+    """Starts a training, and ends it as soon as it has begun. Returns whether it has.
+
+    ``scratch``: beside this path is a temporary folder for the training. Raises `Stopped` if a signal arrives.
+    """
+    with temporary_folder(scratch) as folder:
+        trial = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
+        with (
+            settings_file(trial) as settings,
+            start([*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child,
+        ):
+            while child.poll() is None and not child.has_begun:
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(POLL_S)
+            return child.has_begun
+
+
+def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:
+    """Returns the result of ``run``, which runs a process; if that is lost (`Outcome.LOST`), of a second call `RETRY_S`
+    later. ``subject``: begins the line of the log about it."""
+    result = run()
+    if result.outcome != Outcome.LOST:
+        return result
+    get_logger().warning("%s: %s; trying again in %.0f s", subject, result.reason, RETRY_S)
+    time.sleep(RETRY_S)
+    return run()
 
 
 def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports) -> RunResult:

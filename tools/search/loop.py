@@ -7,26 +7,27 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.kfold.cross_validate import cross_validate, write_results
-from tools.kfold.folds import FOLDS_CSV, make_folds
+from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
-from tools.runs.training import Pruning, check_has_results, train, train_config
-from tools.search.ranges import Space, values_text
-from tools.search.report import STATE_NAMES, last_step, write_report
+from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
+from tools.search.ranges import Scalar, Space, values_text
+from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
 from tools.search.study import (
     JOURNAL_LOG,
-    REASON_ATTRIBUTE,
     TRIALS_FOLDER,
     Claim,
     SharedStudy,
     TrialOutcome,
     best_of,
     has_running_trial,
+    reason_of,
     single_process_without_locks,
 )
 from utils.child import RunFailed, RunResult
@@ -36,16 +37,17 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.outcome import Outcome
+from utils.process.outcome import Cause, Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
+# Names in the folder of a trial: its hyper-parameters, those of the base recipe, and the folder of its training.
 HYP_YAML = "hyp.yaml"
+BASE_YAML = "base.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # starts of a search in which the same training is lost before its trial fails
+MAX_LOSSES = 2  # starts of a search in which a training is lost after the same step before its trial fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -55,7 +57,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML)
+    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -86,25 +88,29 @@ def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
     with folder.wait_for_lock():
         if not has_running_trial(folder.path):
-            folder.remove_if_untrained([FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
+            folder.remove_if_untrained()
 
 
 def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: Experiment) -> None:
-    """Writes the report of all trials, and logs its lines."""
+    """Writes the report of all trials, and logs its lines. Raises UserError if all trials have ended and none is
+    complete."""
     log = get_logger()
-    num_running = sum(frozen.state == TrialState.RUNNING for frozen in study.trials())
-    if num_running:
-        verb = "is" if num_running == 1 else "are"
-        log.info("%s %s still running in other processes", counted(num_running, "trial"), verb)
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
     with study.exclusive():  # so that an older report cannot replace another process's newer one
-        study.remove_weights_of_failed()
+        study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        trials = study.trials()
         lines = write_report(
-            experiment.folder.path, study, space, fitness=experiment.fitness.name, unit=config.unit, command=command
+            experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command
         )
+    num_running = sum(frozen.state == TrialState.RUNNING for frozen in trials)
+    if num_running:
+        verb = "is" if num_running == 1 else "are"
+        log.info("%s %s still running in other processes", counted(num_running, "trial"), verb)
     for line in lines:
         log.info("%s", line)
+    if not num_running and best_of(trials) is None:
+        raise UserError(f"{experiment.folder.path / TRIALS_CSV}: no trial is complete; this table has the reasons")
 
 
 @dataclass(frozen=True)
@@ -150,13 +156,10 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the training was lost, or refused, as every other one would be, and `Stopped` after a
-        signal. The trial then stays unfinished, and the next start of the search continues it. If its training is lost
-        in `MAX_LOSSES` starts, the trial fails, because the search would never get past it.
+        Raises `RunFailed` if the trial stays unfinished (`_outcome_of_failure`), and `Stopped` after a signal. The next
+        start of the search continues the trial.
         """
-        recipe = claim.folder / HYP_YAML
-        write_whole(recipe, yaml.safe_dump(self.space.recipe(claim.values), sort_keys=False), durable=True)
-        config = replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
+        config = self._config_of(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
@@ -167,9 +170,14 @@ class _Worker:
         self.study.finish(claim, outcome)
         return outcome
 
+    def _config_of(self, recipe: Path, values: dict[str, Scalar]) -> SearchConfig:
+        """Returns the settings of trainings with these values of the searched hyper-parameters. Writes their recipe."""
+        write_whole(recipe, yaml.safe_dump(self.space.recipe(values), sort_keys=False), durable=True)
+        return replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
+
     def _train(self, claim: Claim, config: SearchConfig) -> TrialOutcome:
         """Trains once. The trial's fitness is the fitness of the best epoch."""
-        fitness_by_epoch: dict[int, float] = {}
+        fitness_by_epoch = self.study.reported(claim)  # a power cut may have destroyed rows of results.csv
 
         def should_prune(epoch: int, fitness: float) -> bool:
             fitness_by_epoch[epoch] = fitness
@@ -180,7 +188,7 @@ class _Worker:
         pruning = Pruning(self.experiment.fitness.column, should_prune)
         result = train(train_config(config), folder, self.signals, pruning)
         result.check()
-        if not fitness_by_epoch:
+        if config.epochs not in fitness_by_epoch:
             check_has_results(folder)
         fitness = max(fitness_by_epoch.values(), default=None)
         return TrialOutcome.scored(fitness, is_pruned=result.outcome == Outcome.PRUNED)
@@ -199,30 +207,54 @@ class _Worker:
         return TrialOutcome.scored(fitness)
 
     def _outcome_of_failure(self, claim: Claim, result: RunResult) -> TrialOutcome | None:
-        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays
-        unfinished."""
-        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:  # twice: it may be the trial's own recipe
-            return TrialOutcome.failed(result.reason)
-        # A training that is lost before it has begun is no reason to give up its trial: others would be lost, too.
-        is_lost = result.outcome == Outcome.LOST and result.has_begun
-        if is_lost and self.study.count_loss(claim) >= MAX_LOSSES:
-            return TrialOutcome.failed(result.reason)
-        return None
+        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays unfinished,
+        because what has ended it would end other trials, too.
+
+        | training | outcome | trial |
+        | --- | --- | --- |
+        | has begun | FAILED, or LOST for want of memory, twice | fails |
+        | has begun | LOST | fails if that is the `MAX_LOSSES`-th time after the same step |
+        | has begun or not | REFUSED, by a limit of the machine | stays unfinished |
+        | has not begun | any other | fails if a training with the base recipe can begin here, now |
+        """
+        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:
+            has_failed = True
+        elif result.outcome == Outcome.LOST and result.has_begun:
+            has_failed = self.study.count_loss(claim) >= MAX_LOSSES
+        elif result.values.get("cause") == Cause.MACHINE:
+            has_failed = False
+        else:
+            has_failed = not _has_begun(claim.folder) and self._is_own_fault(claim, result.reason)
+        return TrialOutcome.failed(result.reason) if has_failed else None
+
+    def _is_own_fault(self, claim: Claim, reason: str) -> bool:
+        """Returns whether the hyper-parameters of a trial, and not the settings, the data or the machine, are the
+        reason that its training cannot begin: a training with the base recipe can."""
+        if self.space.is_base(claim.values):
+            return False
+        message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
+        get_logger().warning(message, claim.number, reason)
+        config = self._config_of(claim.folder / BASE_YAML, {})
+        changes = {"data": str(data_of(self.experiment.folder.path, 0))} if config.folds else {}
+        return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
 
     def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
         """Returns a message if the last `MAX_FAILURES` trials have failed, as all others would on a broken machine;
         otherwise, or if no trial is left, ""."""
         ended = sorted((frozen for frozen in trials if frozen.state.is_finished()), key=_ended_at)
         newest = ended[-MAX_FAILURES:]
-        num_failed = sum(frozen.state == TrialState.FAIL for frozen in newest)
-        is_complete = len(ended) >= self.config.trials and best_of(ended) is not None
-        if num_failed < MAX_FAILURES or is_complete:
+        have_failed = len(newest) == MAX_FAILURES and all(frozen.state == TrialState.FAIL for frozen in newest)
+        if not have_failed or len(ended) >= self.config.trials:
             return ""
-        last_reason = newest[-1].user_attrs.get(REASON_ATTRIBUTE, "")
         return (
-            f"the last {num_failed} trials have failed; stopped (the same command continues with the next one). The "
-            f"newest reason: {last_reason}"
+            f"stopped, because the last {MAX_FAILURES} trials have failed, the newest with: {reason_of(newest[-1])} "
+            "(the same command continues with the next trial)"
         )
+
+
+def _has_begun(folder: Path) -> bool:
+    """Returns whether any training of the trial in ``folder`` has begun, now or in an earlier start of the search."""
+    return any(folder.glob("*/settings.yaml"))
 
 
 def _ended_at(frozen: FrozenTrial) -> tuple[datetime, int]:

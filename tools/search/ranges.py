@@ -69,6 +69,10 @@ class Space:
             if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
+    def is_base(self, values: dict[str, Scalar]) -> bool:
+        """Returns whether ``values`` are those of the base recipe."""
+        return asdict(self.base) | values == asdict(self.base)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the ranges and the fixed hyper-parameters, which must not change while a search continues."""
         content = {f"the range of {name}": value for name, value in self.written.items()}

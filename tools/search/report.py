@@ -12,7 +12,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Space, values_text
-from tools.search.study import REASON_ATTRIBUTE, SharedStudy, best_of, rank
+from tools.search.study import best_of, rank, reason_of
 from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
@@ -30,7 +30,9 @@ STATE_NAMES = {
 }
 
 
-def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str, unit: str, command: str) -> list[str]:
+def write_report(
+    folder: Path, trials: Sequence[FrozenTrial], space: Space, *, fitness: str, unit: str, command: str
+) -> list[str]:
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
@@ -38,7 +40,6 @@ def write_report(folder: Path, study: SharedStudy, space: Space, *, fitness: str
         unit: interval at which a trial reports its fitness: "epoch" or "fold".
         command: command line of a training, to which --hyp with the best recipe is added.
     """
-    trials = study.trials()
     write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
     write_whole(folder / TRIALS_PNG, _figure(trials, fitness).png)
     lines = format_trials(trials, fitness)
@@ -80,7 +81,7 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
             last_step(frozen),
             "" if frozen.duration is None else f"{frozen.duration.total_seconds():.1f}",  # pauses included
             *(frozen.params.get(name, "") for name in space.ranges),
-            frozen.user_attrs.get(REASON_ATTRIBUTE, ""),
+            reason_of(frozen),
         )
 
 

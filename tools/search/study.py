@@ -38,8 +38,10 @@ HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
 _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
-REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
-_LOSSES_ATTRIBUTE = "losses"  # attribute of a trial: how many starts of the search have lost its training
+_REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
+# Attributes of a trial: how many starts of the search have lost its training since its newest step, and that step.
+_LOSSES_ATTRIBUTE = "losses"
+_LOST_AFTER_ATTRIBUTE = "lost after"
 # Errors that Optuna raises for lines of the journal that it cannot read.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 
@@ -149,10 +151,19 @@ class SharedStudy:
             claim.trial.report(fitness, step)
         return not was_continued and claim.trial.should_prune()
 
+    def reported(self, claim: Claim) -> dict[int, float]:
+        """Returns the fitness that a trial has reported, by step."""
+        return dict(self.trials()[claim.number].intermediate_values)
+
     def count_loss(self, claim: Claim) -> int:
-        """Records that a start of the search has lost the training of a trial. Returns how many have."""
-        losses = int(self.trials()[claim.number].user_attrs.get(_LOSSES_ATTRIBUTE, 0)) + 1
+        """Records that a start of the search has lost the training of a trial. Returns how many have since the newest
+        step."""
+        frozen = self.trials()[claim.number]
+        losses = 1
+        if frozen.user_attrs.get(_LOST_AFTER_ATTRIBUTE) == frozen.last_step:
+            losses += int(frozen.user_attrs.get(_LOSSES_ATTRIBUTE, 0))
         claim.trial.set_user_attr(_LOSSES_ATTRIBUTE, losses)
+        claim.trial.set_user_attr(_LOST_AFTER_ATTRIBUTE, frozen.last_step)
         return losses
 
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
@@ -160,31 +171,23 @@ class SharedStudy:
         lock and removes the weights of all scored trials but the best."""
         with self.exclusive():
             if outcome.reason:
-                claim.trial.set_user_attr(REASON_ATTRIBUTE, outcome.reason)
+                claim.trial.set_user_attr(_REASON_ATTRIBUTE, outcome.reason)
             # Optuna itself gives a pruned trial the fitness of its last step.
             fitness = outcome.fitness if outcome.state == TrialState.COMPLETE else None
             self.study.tell(claim.number, fitness, state=outcome.state)
             claim.lock.release()
-            self._remove_weights_of_others()
+            self.remove_weights(TrialState.COMPLETE, TrialState.PRUNED)
 
-    def _remove_weights_of_others(self) -> None:
-        """Removes the weights of scored trials but the best."""
+    def remove_weights(self, *states: TrialState) -> None:
+        """Removes the weights of trials that have ended in one of ``states``, except those of the best trial. Those of
+        failed trials are kept while the search runs: the machine may have failed."""
         trials = self.trials()
         best = best_of(trials)
         for frozen in trials:
             is_best = best is not None and frozen.number == best.number
-            if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) and not is_best:
-                self._remove_weights(frozen)
-
-    def remove_weights_of_failed(self) -> None:
-        """Removes the weights of failed trials. They are kept while the search runs: the machine may have failed."""
-        for frozen in self.trials():
-            if frozen.state == TrialState.FAIL:
-                self._remove_weights(frozen)
-
-    def _remove_weights(self, frozen: FrozenTrial) -> None:
-        for weights in self.folder_of(frozen.number).rglob("*.pt"):
-            weights.unlink(missing_ok=True)
+            if frozen.state in states and not is_best:
+                for weights in self.folder_of(frozen.number).rglob("*.pt"):
+                    weights.unlink(missing_ok=True)
 
     def _claimed(self, trial: optuna.Trial, lock: FileLock) -> Claim:
         """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""
@@ -318,6 +321,11 @@ def has_running_trial(folder: Path) -> bool:
             if lock.acquire():
                 return True
     return False
+
+
+def reason_of(frozen: FrozenTrial) -> str:
+    """Returns why a trial has failed; "" if it has not."""
+    return frozen.user_attrs.get(_REASON_ATTRIBUTE, "")
 
 
 def rank(frozen: FrozenTrial) -> tuple[float, int]:

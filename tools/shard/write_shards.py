@@ -33,10 +33,11 @@ from utils.errors import UserError
 from utils.files.array_file import write_arrays
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
+from utils.flat_strings import FlatStrings
 from utils.logger import get_logger, progress
 from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.machine.threads import map_ahead
-from utils.strings import FlatStrings, counted, format_bytes
+from utils.strings import counted, format_bytes
 
 _HEADER = 512  # bytes before the content of a file in a tar file
 _DIGITS = 9  # digits of an image's number, which names it in a tar file

@@ -23,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _convert(config: WeightsConfig) -> None:
-    from tools.weights.convert_weights import convert_named  # imports torch, once the flags are known to be valid
+    from tools.weights.convert_weights import convert  # imports torch, once the flags are known to be valid
 
     configure_logging(True)
-    get_logger().info("%s", convert_named(config))
+    get_logger().info("%s", convert(config.source, config.target, offline=config.offline))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from models.weights.download import fetch_weights
 from models.weights.load import detector_of
 from models.weights.read import COUNTERS, METADATA_KEY, read_weights
 from utils import program
-from utils.config.tool_settings import WeightsConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
@@ -24,45 +24,51 @@ NOT_COPIED = frozenset(
 )
 
 
-def convert_named(config: WeightsConfig) -> str:
-    """Implements ``python -m tools.weights``: calls `convert`, after downloading public weights if named."""
-    path = fetch_weights(config.source, ctx=DistributedContext.single(), offline=config.offline)
-    return convert(path, config.target)
+def convert(source: str, target: str | Path, *, offline: bool = False) -> str:
+    """Converts weights, as ``python -m tools.weights`` does, and returns a line about the result.
 
-
-def convert(source: str | Path, target: str | Path) -> str:
-    """Converts the weights in ``source`` to ``target``, and returns a line about the result.
+    ``source``: a file, or the name of public weights, which are downloaded unless ``offline``.
 
     The file contains float32 weights and the description of the detector, but not the state of a run. Weights of an
     unknown model are written to safetensors under their own names. Raises UserError, for example if ``target`` exists.
     """
-    source = Path(source)
     target = Path(target)
-    if target.suffix not in (".safetensors", ".pt"):
-        raise UserError(f"{target}: must end in .safetensors or .pt")
-    stored = read_weights(source)
-    if target.exists() and target.samefile(source):
-        raise UserError(f"{target}: source and target are the same file")
-    if target.exists():
-        raise UserError(f"{target}: exists already; choose another name, or remove it")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _check_target(target, source)
+    path = fetch_weights(source, ctx=DistributedContext.single(), offline=offline)
+    stored = read_weights(path)
     try:
         detector = detector_of(stored)
     except UserError as error:
         if stored.is_ours or target.suffix == ".pt":
             raise
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_safetensors(target, stored.tensors, {"format": "pt"})
         return f"{error}; {counted(len(stored.tensors), 'tensor')} written to {target} under their own names"
     copied = {key: value for key, value in stored.content.items() if key not in NOT_COPIED}
     description = copied | {"model_spec": detector.spec, "names": list(detector.names)}
+    target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == ".pt":
         write_checkpoint({**description, "model": {}, "ema": detector.state_dict()}, target)
     else:
         _write_safetensors(detector, description, target)
+    return f"{path}: {_describe(detector)} -> {target}"
+
+
+def _check_target(target: Path, source: str) -> None:
+    """Raises UserError, before anything is downloaded or read, if ``target`` exists or its suffix names no format."""
+    if target.suffix not in (".safetensors", ".pt"):
+        raise UserError(f"{target}: must end in .safetensors or .pt")
+    if target.exists():
+        if os.path.exists(source) and target.samefile(source):
+            raise UserError(f"{target}: source and target are the same file")
+        raise UserError(f"{target}: exists already; choose another name, or remove it")
+
+
+def _describe(detector: Detector) -> str:
     count = sum(parameter.numel() for parameter in detector.parameters())
     classes = counted(detector.num_classes, "class")
     strides = ", ".join(map(str, detector.strides))
-    return f"{source}: {detector.spec['name']}, {count:,} parameters, {classes}, strides {strides} -> {target}"
+    return f"{detector.spec['name']}, {count:,} parameters, {classes}, strides {strides}"
 
 
 def _write_safetensors(detector: Detector, description: Mapping[str, Any], target: Path) -> None:

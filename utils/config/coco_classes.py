@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from utils.config.yaml_files import load_yaml
 from utils.program_folders import CONFIGS
+from utils.strings import class_key
 
 _UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 COCO_IDS = tuple(number for number in range(1, 91) if number not in _UNUSED_IDS)  # by class index in YOLO labels
@@ -36,5 +37,5 @@ def coco_category_ids(names: Sequence[str], labeled: Collection[str] = ()) -> tu
 
 
 def _coco_name(name: str) -> str:
-    name = name.strip().lower()
-    return _OTHER_NAMES.get(name, name)
+    key = class_key(name)
+    return _OTHER_NAMES.get(key, key)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -16,6 +17,8 @@ from utils.config.commands import command_of
 from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
 from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
+
+_MAX_SHOWN_WORDS = 8  # in a message
 
 
 def flag_name(name: str) -> str:
@@ -35,16 +38,31 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("-") or not groups:
                 groups.append([])
             groups[-1].append(word)
-        described = [
-            " ".join(group) + suggestion(group[0].partition("=")[0], self._option_string_actions, 0.75)
-            for group in groups
-        ]
-        return f"unrecognized arguments: {', '.join(described)}"
+        return f"unrecognized arguments: {', '.join(map(self._describe_unknown, groups))}"
+
+    def _describe_unknown(self, words: Sequence[str]) -> str:
+        """Describes an unknown flag with its values, or words that no flag takes."""
+        shown = " ".join(words[:_MAX_SHOWN_WORDS])
+        if len(words) > _MAX_SHOWN_WORDS:
+            shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
+        if words[0].startswith("-"):
+            return shown + self._hint(words[0].partition("=")[0])
+        if os.path.exists(words[0]):  # the shell has probably replaced a pattern by the files that match it
+            return f"{shown} (put a pattern such as '*.jpg' in quotes)"
+        return shown
+
+    def _hint(self, flag: str) -> str:
+        """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar."""
+        actions = self._option_string_actions
+        completions = [known for known in actions if known.startswith(flag)]
+        if len({actions[known].dest for known in completions}) == 1:
+            return f" (did you mean '{completions[0]}'?)"
+        return suggestion(flag, actions, 0.75)
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             message = self.unknown_message(message.split()[2:])
-        raise UserError(message)
+        raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
 
 
 class ListedChoices(tuple):

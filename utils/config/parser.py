@@ -64,7 +64,7 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     words = [_with_dashes(word) for word in argv]
     takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
     if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
-        raise UserError(f"{words[0]}: settings are flags here, such as --epochs 3; see docs/migration.md")
+        raise UserError(f"{words[0]}: settings are flags here, such as --imgsz 640; see docs/migration.md")
     untranslated = Mistakes()
     values = given_values(cls, words, untranslated)
     if not untranslated:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from utils.config.other_programs.hyperparameters import translate_recipe, unknown_hyperparameter
@@ -59,7 +59,7 @@ def read_recipe(
     recipe = automatic if hyp == "auto" else hyp
     if recipe in recipes:
         return hyperparameters_from(str(recipes[recipe]), overrides)
-    if not Path(hyp).suffix and not Path(hyp).exists():
+    if not os.path.exists(hyp):
         known = ", ".join(["auto", *recipes])
         raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
     return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))

@@ -469,7 +469,7 @@ class DetectConfig(_DetectionsConfig):
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")
     nosave: bool = setting(False, help="do not write annotated images and videos")
-    quiet: bool = setting(False, help="print only the summary and errors, no line for each image")
+    quiet: bool = setting(False, help="print only the summary and errors, no lines about images")
     view_img: bool = setting(False, help="show results in a window")
     line_thickness: int = setting(0, Bounds(0), help="line width of boxes, pixels; 0: from the image size")
     hide_labels: bool = setting(False, help="draw boxes without labels")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -103,19 +104,28 @@ def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
 
 def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if the processes read different recipes: rank 0 reads the recipe for all, so the values that
-    only another process was given would be ignored. A recipe that no process can read is no difference: rank 0 reports
-    it, or does not need it because the run has stored its values."""
+    only another process was given would be ignored. A process that lacks the file that all name makes no difference:
+    rank 0 reports it, or does not need it because the run has stored its values."""
     if ctx.world_size == 1:
         return
-    hyp = None
+    values: dict[str, Any] = {}
     error_message = "none"
+    is_missing = False
     try:
-        hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+        values = asdict(
+            read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+        )
     except UserError as error:
         error_message = str(error)
+        is_missing = not os.path.exists(config.hyp)
+    named = (config.hyp, config.override)
+    recipes = all_objects(ctx, (named, is_missing, error_message, values))
+    others = [recipe for recipe in recipes if recipe[0] == named and not recipe[1]]
+    if is_missing and others:
+        _, _, error_message, values = others[0]
     check_agreement(ctx, {"the error of the recipe": error_message})
-    if hyp is not None:
-        check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in asdict(hyp).items()})
+    if error_message == "none":
+        check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in values.items()})
 
 
 def _checksum(tensor: Tensor) -> int:

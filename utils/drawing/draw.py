@@ -1,4 +1,4 @@
-"""Draws boxes with labels on images, uint8 (H, W, 3) RGB, and encodes the images as files."""
+"""Draws boxes with labels on images, uint8 (H, W, 3) RGB, arranges images on sheets, and encodes them as files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from utils.errors import UserError
 from utils.files.safe_io import write_whole
 
 GOLDEN_RATIO = 0.618034
+SHEET_GAP = 2  # white pixels between images
 
 
 def class_colors(classes: np.ndarray) -> np.ndarray:
@@ -69,6 +70,20 @@ def draw_boxes(
             above = y - text_mask(labels[i], text_size).shape[0]
             write_text(canvas, labels[i], (x, above if above >= 0 else y), text_size, colors[i])
     return canvas
+
+
+def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
+    """Arranges one or more images in rows of ``columns`` on a white sheet, `SHEET_GAP` apart."""
+    columns = min(columns, len(images))
+    height, width = np.max([image.shape[:2] for image in images], axis=0)
+    rows = -(-len(images) // columns)
+    shape = (rows * (height + SHEET_GAP) - SHEET_GAP, columns * (width + SHEET_GAP) - SHEET_GAP, 3)
+    sheet = np.full(shape, 255, np.uint8)
+    for i, image in enumerate(images):
+        y = i // columns * (height + SHEET_GAP)
+        x = i % columns * (width + SHEET_GAP)
+        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
+    return sheet
 
 
 def write_image(path: str | Path, image: np.ndarray) -> None:

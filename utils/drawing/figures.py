@@ -1,4 +1,4 @@
-"""Figures with axes, drawn by Matplotlib (imported on first use), and contact sheets of images."""
+"""Figures with axes, drawn by Matplotlib, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ LINE_COLORS = (
     "#66a80f",
 )
 MARK_COLOR = "#7f7f7f"
-SHEET_GAP = 2  # white pixels between images
 
 
 class Picture:
@@ -229,17 +228,3 @@ def short_label(text: str) -> str:
         text = f"{text[: MAX_LABEL_CHARACTERS - 1]}…"
     label = text.replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label
-
-
-def tile_images(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
-    """Arranges one or more images in rows of ``columns`` on a white sheet, `SHEET_GAP` apart."""
-    columns = min(columns, len(images))
-    height, width = np.max([image.shape[:2] for image in images], axis=0)
-    rows = -(-len(images) // columns)
-    shape = (rows * (height + SHEET_GAP) - SHEET_GAP, columns * (width + SHEET_GAP) - SHEET_GAP, 3)
-    sheet = np.full(shape, 255, np.uint8)
-    for i, image in enumerate(images):
-        y = i // columns * (height + SHEET_GAP)
-        x = i % columns * (width + SHEET_GAP)
-        sheet[y : y + image.shape[0], x : x + image.shape[1]] = image
-    return sheet

@@ -19,12 +19,12 @@ from markupsafe import Markup, escape
 
 from utils.drawing.figures import DPI, WIDTH, Picture
 from utils.files.safe_io import write_whole
+from utils.program_folders import PROJECT
 from utils.strings import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-ROOT = Path(__file__).parents[2]
 UNKNOWN = "not known"
 FIGURE_PX = 460  # width of a chart in a wide page
 # Control characters except tabs and line feeds, and those that change the text direction; file names can contain any.
@@ -68,7 +68,11 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # imported here because most runs write no page
 
     environment = Environment(
-        loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(PROJECT),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"number": number, "counted": counted, "breakable": breakable, "figure": embed_figure}
     return environment

@@ -58,7 +58,7 @@ def _font_with(text: str) -> str:
 
 
 def _has_all(path: str, text: str) -> bool:
-    return all(ord(letter) in _charmap(path) for letter in text)
+    return _charmap(path).issuperset(map(ord, text))
 
 
 def _with_code_points(text: str, path: str) -> str:

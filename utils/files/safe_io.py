@@ -49,7 +49,7 @@ def atomic_write(path: str | Path, *, durable: bool = False) -> Iterator[BinaryI
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)
-            error.filename2 = None
+            del error.filename2  # the name that `os.replace` was to give; None would be shown
         raise
     if durable:
         with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.strings import counted
 
 USABLE_DISK_FRACTION = 0.98  # of a disk's free space
 PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
@@ -98,7 +99,7 @@ def check_processes(spawn: int, device: str, *, threads: int | None = None) -> N
     free = available_memory()
     problem = ""
     if spawn > cores and not threads and not _may_have_gpu(device):
-        problem = f"on {cores} CPU {'core' if cores == 1 else 'cores'}; start at most {cores}"
+        problem = f"on {counted(cores, 'CPU core')}; start at most {cores}"
         if threads is not None:
             problem += ", or add --threads 1 if they are to share cores"
     elif spawn > 1 and spawn * PROCESS_BYTES > free:

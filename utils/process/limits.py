@@ -45,14 +45,19 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 
 def cause_of(error: BaseException) -> Cause:
-    """Returns the cause of an error: that of the first one in its chain of causes and contexts that is a limit of the
-    machine or a lost process, else `Cause.COMMAND`."""
+    """Returns the cause of an error: that of the first one in its chain that is a limit of the machine or a lost
+    process, else `Cause.COMMAND`.
+
+    The chain follows `raise ... from`, and an `ExplainedError` to the error that it explains, which `from None` hides.
+    It does not follow a bug to the error during whose handling it was raised.
+    """
     link: BaseException | None = error
     while link is not None:
         cause = _cause_of_link(link)
         if cause is not None:
             return cause
-        link = link.__cause__ or link.__context__
+        context = link.__context__ if isinstance(link, ExplainedError) else None
+        link = link.__cause__ or context
     return Cause.COMMAND
 
 

@@ -20,6 +20,9 @@ class Outcome(StrEnum):
     | REFUSED | end, and keep the results so far: the next training would be refused, too | ends |
     | LOST | try once more, then end and keep the results so far; the same command continues | tries again |
     | FAILED | cross-validation ends; a search counts the trial as failed | tries again |
+
+    Two programs look closer at a command that has not begun. A search tries whether a training with other
+    hyper-parameters can begin, and if so, counts the trial as failed. Ray tries again after a bug or a crash.
     """
 
     DONE = "done"

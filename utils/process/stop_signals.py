@@ -66,12 +66,14 @@ class StopSignals:
         that fails in the block, so that a launcher's signal does not interrupt its exit."""
         self._deferred = True
         yield
-        self._deferred = self.received
+        self._deferred = self.received and not self._ignores_requeue
 
     def ignore_requeue(self) -> None:
-        """Ignores SIGTERM and SIGUSR1 until the end of the block. Call it when training is done: a requeued job would
-        only write the report and the exports that this process is about to write."""
+        """Ignores SIGTERM and SIGUSR1 until the end of the block; Ctrl-C raises at once, also inside `deferred`. Call
+        this when training is done: a requeued job would only write the report and the exports that this process is
+        about to write."""
         self._ignores_requeue = True
+        self._deferred = False
 
     def drain(self) -> bool:
         """Consumes the signals since the last call, including those received while the main thread is blocked. Returns

@@ -77,15 +77,15 @@ class ImagesOnDisk:
             self._names[folder] = by_name | by_stem
         return self._names[folder]
 
-    def find(self, stems: Sequence[str], folders: Iterable[str]) -> str:
-        """Returns the name, relative to the data set's folder, of the first image in ``folders`` that has one of the
-        ``stems`` (loose stems or loose names), or "" if there is none."""
-        for folder in folders:
-            images = self.names_in(folder)
-            for stem in stems:
-                if stem in images:
-                    return self._folders.name_in(folder) + images[stem]
-        return ""
+    def find(self, stems: Sequence[str], folders: Sequence[str]) -> list[str]:
+        """Returns the names, relative to the data set's folder, of the images in ``folders`` that have the first of
+        ``stems`` (loose stems or loose names) that any image has."""
+        for stem in stems:
+            matches = [(folder, self.names_in(folder).get(stem)) for folder in folders]
+            names = [self._folders.name_in(folder) + name for folder, name in matches if name is not None]
+            if names:
+                return names
+        return []
 
 
 def _beginnings_and_ends(stem: str) -> set[str]:

@@ -18,13 +18,12 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
-from data.labels.image_names import loose
-from data.labels.label_format import FilesPerImage
+from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
+from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import OtherSplits, SplitContext
 from data.source.diagnosis.unread_labels import unread_labels
-from data.source.listing.candidate_files import Candidate, have_equal_content
+from data.source.listing.candidate_files import Candidate
 from data.source.listing.label_files import FoundLabels, ImageGroup
 from data.source.listing.label_folders import NearbyFolder, expected_folders, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -39,7 +38,16 @@ class Diagnosis(NamedTuple):
 
 
 NO_DIAGNOSIS = Diagnosis([], {})  # for a split with exactly one label file per image
-_UnusedFiles = dict[Candidate, Finding | None]  # unused label files; None if the image is unknown
+
+
+class _Unused(NamedTuple):
+    """What is known about an unused label file."""
+
+    explanation: Finding | None = None  # None if its image is unknown
+    images: Sequence[ListedImage] = ()  # unlabeled images that the file names in its content
+
+
+_UnusedFiles = dict[Candidate, _Unused]
 
 
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
@@ -56,16 +64,23 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     _collect_expected(unused, groups_by_folder, context)
     _collect_misplaced(unused, context, expected=groups_by_folder)
 
-    unexplained = [file for file, explanation in unused.items() if explanation is None]
-    similar = {file: context.unlabeled.resembling(loose_stem(file.name)) for file in unexplained}
+    similar = {
+        file: state.images or context.unlabeled.resembling(loose_stem(file.name))
+        for file, state in unused.items()
+        if state.explanation is None
+    }
     images_of = _assign_images_once(similar)
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
-    for file, explanation in unused.items():
-        finding = explanation or _orphan(file, _orphan_message(similar[file]), context, images_of[file])
+    for file, state in unused.items():
+        if state.explanation is not None:
+            findings.append(state.explanation)
+            continue
+        finding = _of_unknown_image(file, similar[file], images_of[file], context)
+        if not images_of[file] and others.may_lack_images:
+            finding = finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
         findings.append(finding)
-        if explanation is None:
-            reasons |= dict.fromkeys(images_of[file], finding)
+        reasons |= dict.fromkeys(images_of[file], finding)
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
@@ -92,18 +107,20 @@ def _collect_expected(
 ) -> None:
     """Adds the unused label files in the folders where label files are expected."""
     candidates = context.candidates
+    label_format = candidates.label_format
     for folder in _folders_to_search(groups_by_folder, context):
         image_folders = [group.folder for group in groups_by_folder[folder]]
         for file in candidates.files(folder):
             first_bytes = file.first_bytes()
-            if not candidates.label_format.is_labels(first_bytes):
+            if not label_format.is_labels(first_bytes):
                 continue
-            stems = _stems_of_its_image(file, first_bytes, candidates.label_format)
-            image = context.images_on_disk.find(stems, image_folders)
-            if image:
-                _collect_file_of(unused, image, file, context)
+            named = label_format.named_image(first_bytes) if label_format.named_image is not None else ""
+            stems = _stems_of_its_image(file, named)
+            names = _closest(named, context.images_on_disk.find(stems, image_folders))
+            if names:
+                _collect_file_of(unused, names, file, context)
             elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
-                unused[file] = None
+                unused[file] = _Unused()
 
 
 def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
@@ -124,31 +141,39 @@ def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
     return is_walked or group.folder not in context.others.folders_before
 
 
-def _stems_of_its_image(file: Candidate, first_bytes: bytes, label_format: FilesPerImage) -> list[str]:
-    """Returns the loose stems that the image of a label file may have, beginning with the stem of the file itself."""
+def _stems_of_its_image(file: Candidate, named: str) -> list[str]:
+    """Returns the loose stems that the image of a label file may have, beginning with the stem of the file itself.
+    ``named``: the image that the file names, or ""."""
     stems = [loose_stem(file.name)]
-    image = label_format.named_image(first_bytes) if label_format.named_image is not None else ""
-    if image:
-        stems += [loose(image), loose_stem(image)]
+    for parts in readings_of(named):
+        stems += [loose(parts[-1]), loose_stem(parts[-1])]
     return stems
 
 
-def _collect_file_of(unused: _UnusedFiles, name: str, file: Candidate, context: SplitContext) -> None:
-    """Adds an unused label file of the existing image ``name``, unless the file can be ignored."""
-    image = context.image_of_name.get(name)
-    if image is None:
-        is_read = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-        if not is_read:  # an image of a supported kind is in no list, or has a finding already
-            unused[file] = _orphan(file, f"its image, {name}, is not read", context)
-    elif image.status is ImageStatus.BACKGROUND:
-        unused[file] = None
-    elif image.status is ImageStatus.LABELED:
-        used = image.label.name
-        if not have_equal_content(file.path, path_of(used, context.candidates.folders.root)):
-            message = f"{name} uses {used} instead; remove one of the two"
-            unused[file] = Finding(context.candidates.full_name(file), SECOND_LABEL, message)
-    else:
-        assert image.status is ImageStatus.LEFT_OUT  # its reason names the bad file
+def _closest(named: str, images: list[str]) -> list[str]:
+    """Returns those of several ``images`` whose folders a label file names, or all if it names none."""
+    if len(images) <= 1 or not named:
+        return images
+    return [images[i] for i in ImageNames.of_single_names(images).find(named)] or images
+
+
+def _collect_file_of(unused: _UnusedFiles, names: Sequence[str], file: Candidate, context: SplitContext) -> None:
+    """Adds an unused label file of one of the existing images ``names``, unless the file can be ignored."""
+    images = [context.image_of_name[name] for name in names if name in context.image_of_name]
+    images = list({image.name: image for image in images}.values())  # links may give one image several of the names
+    unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
+    labeled = [image for image in images if image.status is ImageStatus.LABELED]
+    root = context.candidates.folders.root
+    if any(context.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in labeled):
+        return  # a copy
+    if unlabeled:
+        unused[file] = _Unused(images=unlabeled)
+    elif labeled:
+        message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
+        unused[file] = _Unused(Finding(context.candidates.full_name(file), SECOND_LABEL, message))
+    elif not images and os.path.splitext(names[0])[1].lower() not in IMAGE_SUFFIXES:
+        # An image of a supported kind is in no list, or has a finding already.
+        unused[file] = _Unused(_without_image(file, f"its image, {names[0]}, is not read", context))
 
 
 # Nearby folders
@@ -164,7 +189,7 @@ def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Co
         for file in candidates.files(folder):  # a folder may be near several folders of the split
             is_new = file not in unused and _is_misplaced(file, nearby, context)
             if is_new and candidates.is_label_file(file):
-                unused[file] = None
+                unused[file] = _Unused()
 
 
 def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
@@ -184,33 +209,40 @@ def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) 
 # Findings
 
 
-def _orphan_message(similar: Sequence[ListedImage]) -> str:
-    """Returns what to do with a label file that belongs to no image. ``similar``: the unlabeled images with similar
-    names, which are left out."""
-    if not similar:
-        return "belongs to no image; rename it like its image, or remove it"
-    first = similar[0]
-    return f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}"
+def _without_image(file: Candidate, message: str, context: SplitContext) -> Finding:
+    """Returns the finding about a label file whose image the split does not have.
 
-
-def _orphan(file: Candidate, message: str, context: SplitContext, images: Collection[str] = ()) -> Finding:
-    """Returns the finding about a label file that belongs to no image. ``images``: names of the images that it
-    resembles, which are left out if any image of the split is labeled.
-
-    Without ``images``, the file counts as one lost image, unless the split names only lists: then the folder may
-    contain the labels of many other images.
+    It counts as one lost image. If the split names only lists, nothing is lost, because the folder may contain the
+    labels of many other images.
     """
     candidates = context.candidates
-    lost_images = int(bool(context.split_folders))
-    if images:
-        lost_images = len(images) if context.found.is_any_labeled else 0
-    is_of_split = bool(images or context.split_folders)
+    is_of_split = bool(context.split_folders)
     return Finding(
         where=candidates.full_name(file),
         kind=ORPHAN,
         text=message,
-        lost_images=lost_images,
-        lost_objects=candidates.label_format.num_objects(file.content()) if is_of_split else 0,
+        lost_images=int(is_of_split),
+        lost_objects=candidates.num_objects(file) if is_of_split else 0,
+    )
+
+
+def _of_unknown_image(
+    file: Candidate, similar: Sequence[ListedImage], left_out: Collection[str], context: SplitContext
+) -> Finding:
+    """Returns the finding about a label file that may belong to any of the unlabeled images ``similar``.
+
+    ``left_out``: names of the images that are left out because of it, and not already because of another file, if any
+    image of the split is labeled.
+    """
+    if not similar:
+        return _without_image(file, "belongs to no image; rename it like its image, or remove it", context)
+    first = similar[0]
+    return Finding(
+        where=context.candidates.full_name(file),
+        kind=ORPHAN,
+        text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
+        lost_images=len(left_out) if context.found.is_any_labeled else 0,
+        lost_objects=context.candidates.num_objects(file) if left_out else 0,
     )
 
 

@@ -32,10 +32,6 @@ class Candidate(NamedTuple):
         """Returns the beginning of the file, or b"" if it cannot be read."""
         return first_bytes(self.path)
 
-    def content(self) -> bytes:
-        """Returns the content of the file, or b"" if it cannot be read."""
-        return _content(self.path) or b""
-
 
 class CandidateFiles:
     """Looks up the files in a split's label folders that are not used as an image's label file yet.
@@ -119,6 +115,27 @@ class CandidateFiles:
         """Returns whether a file contains labels in the split's format."""
         return self.label_format.is_labels(file.first_bytes())
 
+    def labels(self, path: str) -> bytes | None:
+        """Returns the content of the file at ``path`` without the name of its image, or None if it cannot be read.
+        Copies of one file for several names of an image are equal."""
+        content = none_if_missing(read_regular, path, MAX_BYTES)
+        return None if content is None else self.label_format.without_image_name(content)
+
+    def num_objects(self, file: Candidate) -> int:
+        """Returns the number of objects in a file, 0 if it cannot be read."""
+        return self.label_format.num_objects(self.labels(file.path) or b"")
+
+    def have_equal_labels(self, first: str, second: str) -> bool:
+        """Returns whether the files at two paths have the same labels. False if either is unreadable."""
+        labels = self.labels(first)
+        return labels is not None and labels == self.labels(second)
+
+    def without_copies(self, files: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Returns the first of ``files`` if all have the same labels, else all."""
+        if len(files) > 1 and all(self.have_equal_labels(files[0].path, other.path) for other in files[1:]):
+            return files[:1]
+        return files
+
     def full_name(self, file: Candidate) -> str:
         """Returns the name of a file relative to the data set's folder."""
         return self.folders.name_in(file.folder) + file.name
@@ -137,24 +154,3 @@ class CandidateFiles:
             real_folder = self.folders.real(folder)
             used[real_folder] = used.get(real_folder, frozenset()) | names
         return used
-
-
-def without_copies(files: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Returns the first of ``files`` if all have the same content, else all."""
-    if len(files) > 1 and all(have_equal_content(files[0].path, other.path) for other in files[1:]):
-        return files[:1]
-    return files
-
-
-def have_equal_content(first: str, second: str) -> bool:
-    """Returns whether the files at two paths have the same content. False if either is unreadable."""
-    content = _content(first)
-    return content is not None and content == _content(second)
-
-
-def _content(path: str) -> bytes | None:
-    """Returns the content of a file, or None if it cannot be read."""
-    try:
-        return read_regular(path, max_bytes=MAX_BYTES)
-    except OSError:
-        return None

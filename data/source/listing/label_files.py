@@ -11,14 +11,13 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
-from data.source.listing.aliases import Views, views_of_image
 from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.image_list import NO_FILE
 from data.source.listing.images import SplitImages
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
 from data.split_files import FileStamp, ImageFile, LabelFile
 from utils.files.paths import path_of
@@ -69,7 +68,7 @@ def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> F
         used.setdefault(group.usual_label_folder, []).extend(used_in_group)
     findings: list[Finding] = []
     if split_images.aliases:
-        images, findings = _unite_names(images, split_images.aliases, candidates.folders.root)
+        images, findings = _unite_names(images, split_images.aliases, candidates)
     if len(groups) > 1:
         images.sort(key=attrgetter("file.name"))
     unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
@@ -103,14 +102,16 @@ def _with_usual_labels(group: ImageGroup, candidates: CandidateFiles) -> tuple[l
     return images, label_names
 
 
-def _unite_names(named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], root: Path) -> Views:
+def _unite_names(
+    named_images: Sequence[ListedImage], aliases: Mapping[str, Sequence[ImageFile]], candidates: CandidateFiles
+) -> Views:
     """Merges ``named_images``, each image under each of its names, into one entry per label file. ``aliases``: see
     `find_aliases`."""
     image_of_name = {image.name: image for image in named_images}
     united = Views([], [])
     for usual_name, others in aliases.items():
         names = (usual_name, *(other.name for other in others))
-        views = views_of_image([image_of_name.pop(name) for name in names], root)
+        views = views_of_image([image_of_name.pop(name) for name in names], candidates)
         united.images.extend(views.images)
         united.findings.extend(views.findings)
     united.images.extend(image_of_name.values())  # those with one name

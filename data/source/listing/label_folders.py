@@ -40,15 +40,19 @@ def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
 
 
 def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
-    """Returns the expected folders, each under one name, with the groups of images whose label files may be there."""
-    folders = found.candidates.folders
+    """Returns the expected folders, each under one name, with the groups of images whose label files may be there,
+    whether or not these have them elsewhere."""
+    first_name = found.candidates.folders.first_name
     groups: dict[str, list[ImageGroup]] = {}
     for group in found.groups:
         label_folders = [group.usual_label_folder, group.folder]
         if not found.without_usual_label.isdisjoint(group.names):
             label_folders = group.label_folders
-        for folder in dict.fromkeys(map(folders.first_name, label_folders)):
-            groups.setdefault(folder, []).append(group)
+        groups |= {first_name(folder): [] for folder in label_folders}
+    for group in found.groups:
+        for folder in dict.fromkeys(map(first_name, (group.folder, *group.label_folders))):
+            if folder in groups:
+                groups[folder].append(group)
     return groups
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.source.listing.aliases import Views, views_of_image
-from data.source.listing.candidate_files import Candidate, CandidateFiles, without_copies
+from data.source.listing.candidate_files import Candidate, CandidateFiles
 from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
 from data.split_files import ImageFile
 
@@ -70,7 +71,7 @@ def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]],
             named_images.append(with_label(image_file, candidates.full_name(file), status_of(Path(file.path))))
         else:
             named_images.append(image._replace(file=image_file))
-    return views_of_image(named_images, candidates.folders.root)
+    return views_of_image(named_images, candidates)
 
 
 def _similarly_named(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
@@ -98,26 +99,61 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
             is_usual = folder == group.usual_label_folder
             if is_usual or candidates.contains_labels(folder) or candidates.is_label_file(file):
                 matches.append(file)
-    return without_copies(matches)
+    return candidates.without_copies(matches)
 
 
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
-    """Returns, by the usual name of each image without a label file, the files that name it in their content, by any of
-    its names, if the format can do so."""
-    named_image = found.candidates.label_format.named_image
+    """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
+    do so."""
+    candidates = found.candidates
+    named_image = candidates.label_format.named_image
     if named_image is None:
         return {}
-    unlabeled = [image for image in found.images if image.status is ImageStatus.BACKGROUND]
-    names = ImageNames([file.name for file in image.names] for image in unlabeled)
-    choices: dict[str, list[Candidate]] = {}
+    names = ImageNames([file.name for file in image.names] for image in found.images)
+    files_of: dict[int, list[tuple[str, Candidate]]] = {}  # files by image, each with the name that it gives the image
     label_folders = [folder for group in found.groups for folder in group.label_folders]
-    for folder in dict.fromkeys(map(found.candidates.folders.first_name, label_folders)):
-        for file in found.candidates.files(folder):
+    for folder in dict.fromkeys(map(candidates.folders.first_name, label_folders)):
+        for file in candidates.files(folder):
             name = named_image(file.first_bytes())
-            matches = names.find(name) if name else []
-            if len(matches) == 1:
-                choices.setdefault(unlabeled[matches[0]].name, []).append(file)
-    return {image: without_copies(files) for image, files in choices.items()}
+            fits: Sequence[int] = names.find(name) if name else []
+            if len(fits) > 1:
+                fits = _with_label_folder(folder, fits, found)
+            if len(fits) == 1 and found.images[fits[0]].status is ImageStatus.BACKGROUND:
+                files_of.setdefault(fits[0], []).append((name, file))
+    choices: dict[str, Sequence[Candidate]] = {}
+    for i, named_files in files_of.items():
+        choices |= _choices_of_image(found.images[i], named_files, candidates)
+    return choices
+
+
+def _with_label_folder(folder: str, fits: Sequence[int], found: FoundLabels) -> Sequence[int]:
+    """Returns those of the images ``fits``, by number, whose usual label folder is ``folder``, or all if there is no
+    such image."""
+    real = found.candidates.folders.real
+    groups = [group for group in found.groups if real(group.usual_label_folder) == real(folder)]
+    near = {name for group in groups for name in group.names}
+    return [i for i in fits if any(file.name in near for file in found.images[i].names)] or fits
+
+
+def _choices_of_image(
+    image: ListedImage, named_files: Sequence[tuple[str, Candidate]], candidates: CandidateFiles
+) -> dict[str, Sequence[Candidate]]:
+    """Returns the files that name an image, by its usual name if they have the same labels, else by the name that they
+    give it: links may show an image in two folders, each with its own labels. ``named_files``: names and files."""
+    files = candidates.without_copies([file for _, file in named_files])
+    if len(files) == 1:
+        return {image.name: files}
+    files_of_name: dict[str, list[Candidate]] = {}
+    for name, file in named_files:
+        files_of_name.setdefault(_closest_name(image, name), []).append(file)
+    return {name: candidates.without_copies(files) for name, files in files_of_name.items()}
+
+
+def _closest_name(image: ListedImage, name: str) -> str:
+    """Returns the name of an image whose folders agree best with those in ``name``: the usual one if several do."""
+    names = ImageNames.of_single_names(file.name for file in image.names)
+    closest = max(range(len(names)), key=partial(names.agreement, name))
+    return image.names[closest].name
 
 
 def _several_files(image: str, files: Sequence[Candidate], candidates: CandidateFiles) -> Finding:
@@ -128,5 +164,5 @@ def _several_files(image: str, files: Sequence[Candidate], candidates: Candidate
         text=f"its labels may be in {' or '.join(names[:3])}; keep one of them",
         consequence="left out",
         lost_images=1,
-        lost_objects=max(candidates.label_format.num_objects(file.content()) for file in files),
+        lost_objects=max(map(candidates.num_objects, files)),
     )

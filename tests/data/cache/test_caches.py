@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import resource
 import shutil
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from data.cache import disk as disk_cache
 from data.cache.disk_writer import DiskCacheWriter
 from data.cache.full_size import open_full_size_cache
 from data.cache.mapped import MappedImages
+from data.cache.named_files import CacheName
 from data.cache.ram import open_ram_cache
 from data.image_io.decode import read_source, reduced_sizes
 from data.index.index import DatasetIndex
@@ -35,6 +37,7 @@ from tests.helpers.synthetic_index import open_cache, write_dataset
 from tests.helpers.three_formats import write_three_formats
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
+from utils.errors import UserError
 from utils.files.locks import FileLock
 
 SIZES = [(60, 80), (200, 100), (33, 47), (64, 64), (90, 300)]
@@ -167,7 +170,7 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     other = cached(kind, replace(index, source="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
     expected = before[3].tobytes()
-    half = before.path.with_name(before.path.name.replace(decoding.CacheName.of(index).content, "half"))
+    half = before.path.with_name(before.path.name.replace(CacheName.of(index).content, "half"))
     half.touch()
     with FileLock(half.with_suffix(".lock")) as lock:  # it is being filled
         assert not lock.acquire()
@@ -390,4 +393,19 @@ def test_too_little_space_is_one_line(kind, message, index, cached, tmp_path, mo
     monkeypatch.setattr("data.cache.ram.available_memory", lambda: 1000)
     with refused(message):
         cached(kind, index)
+    assert not [path for path in files(tmp_path) if path.suffix != ".lock"]
+
+
+@pytest.mark.parametrize(("kind", "title"), [("ram", "--cache ram"), ("full", "tile")])
+def test_a_file_that_may_not_become_so_large_is_one_line(kind, title, index, cached, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)  # as ``ulimit -f``
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            cached(kind, index, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    start, _, end = str(caught.value).partition(": ")
+    assert start == title
+    assert end.endswith("cannot be allocated (file too large)")
     assert not [path for path in files(tmp_path) if path.suffix != ".lock"]

@@ -114,6 +114,15 @@ def test_the_index_of_a_small_data_set_has_the_expected_arrays(root, tmp_path, l
     assert tree_state(root) == before
 
 
+def test_an_unreadable_image_without_a_label_file_is_no_background(root, tmp_path, lines):
+    (root / "images/train/e.png").write_bytes(b"not an image")
+    assert len(load(root, tmp_path / "cache", max_bad=0.5)) == 5
+    (missing,) = [line for line in told(lines, unlabeled=True) if "have no label file" in line]
+    expected = f"{root}/labels/train/ü.txt"
+    assert "train: 1 of 5 images have no label file" in missing
+    assert f"(expected {expected});" in missing
+
+
 def test_three_formats_load_identically(root, tmp_path):
     cache = tmp_path / "cache"
     yolo = load(root, cache)

@@ -15,7 +15,7 @@ from data.index.load import load_index
 from data.index.shared_images import warn_of_shared_images
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.samples.sample_weights import inverse_frequency_weights
 from data.source.dataset_spec import IGNORED

@@ -28,8 +28,8 @@ from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanva
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate, collate_quad
 from data.render.letterbox import CanvasRule
-from data.samples.augmented import AugmentedImages
 from data.samples.batch_request import BatchRequest
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.loading.conftest import SINGLE
@@ -360,7 +360,7 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases

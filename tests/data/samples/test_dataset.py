@@ -12,8 +12,7 @@ import torch
 
 from data.render.user_transforms import UserTransforms
 from data.samples import readers
-from data.samples.augmented import AugmentedImages
-from data.samples.dataset import LoadImagesAndLabels
+from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python

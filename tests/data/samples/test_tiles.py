@@ -21,8 +21,8 @@ from tests.helpers.synthetic_index import index_of
 from tests.helpers.tiny import write_tiled_dataset
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.flat_strings import FlatStrings
 from utils.pixels import GRAY
-from utils.strings import FlatStrings
 
 SIZES = [(300, 420), (128, 128), (90, 260), (60, 50)]
 SIDE = 128

@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.loading.shared_memory import new_pixels
 from data.loading.worker import collate
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections

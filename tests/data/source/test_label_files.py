@@ -655,6 +655,68 @@ def test_the_own_name_of_an_unused_voc_file_decides_before_the_image_that_it_nam
     assert all(f"its image, {image}, is not read" in "".join(lines) for image in images)
 
 
+def write_one_labeled_of_two(folder: Folder) -> str:
+    """Writes images a/x and b/x, of which only the first has a label file; returns the file's text."""
+    folder.more = "annotations: voc\n"
+    text = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", "<annotation><filename>x.png</filename>")
+    for group in "ab":
+        folder.image(f"images/train/{group}/x.png")
+    folder.label("voc/a/x.xml", text)
+    return text
+
+
+@pytest.mark.parametrize("copy", ["voc/a/x copy.xml", "voc/x copy.xml"])
+def test_a_copy_of_a_label_file_labels_no_image_of_the_same_name_in_another_folder(folder, copy):
+    text = write_one_labeled_of_two(folder)
+    folder.label(copy, text)
+    index = folder.index(max_bad=0.0)
+    assert list(index.paths) == ["images/train/a/x.png", "images/train/b/x.png"]
+    assert [len(index.labels(i)) for i in range(2)] == [1, 0]
+
+
+def test_a_voc_file_names_the_image_of_its_own_folder(folder):
+    text = write_one_labeled_of_two(folder)
+    folder.label("voc/b/other.xml", text.replace(">30<", ">31<"))
+    index = folder.index(max_bad=0.0)
+    assert [index.labels(i)[0, 3] * 64 for i in range(2)] == pytest.approx([20, 21])
+    assert index.report.problems == 0
+
+
+def test_a_voc_file_names_an_image_of_which_other_folders_have_the_same_name(folder):
+    """The file is where the label files of the first image are expected."""
+    write_one_labeled_of_two(folder)
+    folder.image("images/train/x.png")
+    text = voc_text([(0, 1, 1, 9, 9)], ["a"], 48, 64)
+    folder.label("voc/1.xml", text.replace("<annotation>", "<annotation><filename>x.png</filename>"))
+    index = folder.index(max_bad=0.0)
+    assert {path: len(index.labels(i)) for i, path in enumerate(index.paths)} == {
+        "images/train/a/x.png": 1,
+        "images/train/b/x.png": 0,
+        "images/train/x.png": 1,
+    }
+
+
+def test_an_image_that_two_unused_files_may_label_is_lost_once(folder):
+    folder.write()
+    folder.image("images/train/x.png")
+    folder.label("labels/train/x-0.txt")
+    folder.label("labels/train/x-1.txt")
+    index = folder.index()
+    assert len(index) == NUM_IMAGES
+    assert index.report.ledger.loss_summary() == "1 of 21 images and 1 of 21 labeled objects"
+    assert index.report.totals[ORPHAN] == 2
+
+
+def test_an_image_that_an_unused_voc_file_may_name_is_no_background(folder):
+    """The file has other labels than the image of this name in the other folder."""
+    text = write_one_labeled_of_two(folder)
+    folder.label("voc/other.xml", text.replace(">30<", ">31<"))
+    index = folder.index(max_bad=0.5)
+    assert list(index.paths) == ["images/train/a/x.png"]
+    assert index.report.ledger.lost_images == 1
+    assert index.report.lines[0].startswith("voc/other.xml: label file without an image: ")
+
+
 @pytest.mark.parametrize("count", [2, NUM_IMAGES])
 def test_voc_files_that_name_each_others_images_are_reported(folder, lines, count):
     """Their own names decide; a <filename> of no image is only old."""

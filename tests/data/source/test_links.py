@@ -206,6 +206,28 @@ def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_pa
     ]
 
 
+def test_copies_of_one_label_file_make_one_view(tmp_path):
+    root = tmp_path / "set"
+    write_views(root, "left", "right")
+    shutil.copy(root / "left/labels/x.txt", root / "right/labels/x.txt")
+    index = load_index(load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert list(index.paths) == ["left/images/x.png", "left/images/y.png", "right/images/y.png"]
+    assert not [line for line in index.report.lines if "x.png" in line]
+
+
+def test_a_label_file_without_objects_makes_no_view_whatever_its_size(tmp_path):
+    write_three_formats(tmp_path, ("a",), {"left/x.png": (20, 40)}, {})
+    (tmp_path / "images/train/right").symlink_to("left")
+    for folder, rows in (("left", []), ("right", [(0, 2, 2, 10, 10)])):
+        (tmp_path / "voc" / folder).mkdir(parents=True)
+        (tmp_path / "voc" / folder / "x.xml").write_text(voc_text(rows, ("a",), 20, 40))
+    (tmp_path / "data.yaml").write_text("train: images/train\nnames: [a]\nannotations: voc\n")
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    assert [len(index.labels(i)) for i in range(len(index))] == [1]
+    (line,) = index.report.lines
+    assert line.startswith("voc/left/x.xml: second label file of an image: has no labels that can be read")
+
+
 def test_another_name_of_a_folder_adds_no_images(tmp_path):
     root = tmp_path / "set"
     write_views(root, "left")
@@ -409,6 +431,19 @@ def test_labels_may_name_an_image_by_a_link(tmp_path, write):
     assert list(index.paths) == [f"images/train/{name}.png" for name in ("left/x", "left/y", "other/x", "other/y")]
     assert [round(index.labels(i)[0, 3] * 40) for i in range(4)] == [8, 9, 10, 11]
     assert index.report.problems == 0
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_two_voc_files_may_name_an_image_by_its_two_names(tmp_path, is_equal):
+    """Copies are one label file; different labels are two views of the image."""
+    in_voc(tmp_path, [*write_linked_folders(tmp_path), "left/x.png"])
+    if is_equal:
+        text = (tmp_path / "all/0.xml").read_text()
+        (tmp_path / "all/4.xml").write_text(text.replace("again/x.png", "left/x.png"))
+    index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
+    images = [name.removeprefix("images/train/") for name in index.paths]
+    assert images == [*([] if is_equal else ["again/x.png"]), "left/x.png", "left/y.png", "other/x.png", "other/y.png"]
+    assert all(len(index.labels(i)) == 1 for i in range(len(index)))
 
 
 def test_a_json_of_several_splits_names_the_images_of_another_by_a_link(tmp_path):

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch.utils._pytree import tree_leaves
 
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from engine.assembly import choices, run_checks
 from engine.assembly.build import build_training
 from engine.assembly.build_step import loaded_parameters

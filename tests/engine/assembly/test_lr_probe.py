@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.samples.augmented import AugmentedImages
+from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader, TileReader
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_yaml import load_dataset_spec

@@ -15,12 +15,14 @@ import train
 import val
 from data.source.dataset_yaml import load_dataset_spec
 from engine.assembly.teacher import TeacherFile, check_teacher, open_teacher
+from engine.run.run import StartedFrom
 from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.origin import RANDOM, Origin
 from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import (
@@ -211,6 +213,21 @@ def test_a_taught_run_names_the_file_of_its_teacher(tmp_path):
     student = teacher.origin_of_student(RANDOM._asdict())
     assert student["weights"] == "random weights, taught by best.pt, trained from big.pt (public file)"
     assert student["license"] == "AGPL-3.0"
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_run_that_keeps_old_classes_finds_its_teacher_where_its_weights_are_now(tmp_path, is_named):
+    """``--resume --weights`` names them, or the node has them in another folder than rank 0."""
+    ctx = DistributedContext.single("cpu")
+    old = TrainConfig(weights=str(write_detector(tmp_path / "old.pt", build_detector(TINY_MODEL, 2))), keep_old=True)
+    stored = open_teacher(ctx, old, None).stored
+    started_from = StartedFrom.of(checkpoint_of(config=old, teacher=stored))
+    moved = (tmp_path / "old.pt").rename(tmp_path / "moved.pt")
+    if is_named:
+        assert open_teacher(ctx, replace(old, weights=str(moved)), started_from).path == str(moved)
+    else:
+        with refused("/old.pt: this run's teacher is no longer there; give its new path: --teacher PATH"):
+            open_teacher(ctx, old, started_from)
 
 
 def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.commands.detect_files import PredictionsFile
-from utils.strings import image_ids_of
+from utils.labels import image_ids_of
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,19 +29,24 @@ CONFIG = TrainConfig(export=["onnx", "torchscript"])
 
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The formats that were exported, by a stand-in which writes empty files, and fails where one is named failing."""
+    """The formats that were exported, by a stand-in which writes short files, and fails where one is named failing."""
     names: list[str] = []
 
     def open_exporter(config: ExportConfig) -> SimpleNamespace:
         best = Path(config.weights)
 
-        def write(name: str) -> Path:
+        def write(name: str, on_written: Callable[[Path], None]) -> Path:
             if best.with_name("failing").exists():
                 raise UserError(f"{name}: failed")
             names.append(name)
             path = best.with_name(best.stem + EXPORT_FORMATS[name].suffix)
-            path.touch()
-            return path
+            complete = path.with_name(f".{path.name}")
+            same = best.with_name("same").exists()
+            complete.write_text(name if same else f"{name} of {sha256_of(best)}")
+            on_written(complete)
+            if best.with_name("killed").exists():
+                raise KeyboardInterrupt
+            return complete.rename(path)
 
         return SimpleNamespace(export=write)
 
@@ -103,20 +109,51 @@ def test_a_record_of_an_earlier_version_is_read(folder: Path, exported: list[str
     assert exports_of(folder, exported) == (CONFIG.export if is_newer else [])
 
 
-def test_a_file_that_was_written_and_not_recorded_is_the_runs_own(folder: Path, exported: list[str], monkeypatch):
-    """Such as when its checksum cannot be read; a file of the user is not taken for one."""
+@pytest.mark.parametrize("was_exported", [True, False])
+def test_an_export_that_was_killed_is_made_again_unless_the_user_has_put_a_file_there(
+    folder: Path, exported: list[str], capsys, was_exported: bool
+):
+    """It was complete and recorded, but did not have its name yet: an earlier export is still in place."""
+    if was_exported:
+        exports_of(folder, exported)
+        saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    (folder / "killed").touch()
+    with pytest.raises(KeyboardInterrupt):
+        exports_of(folder, exported)
+    (folder / "killed").unlink()
+    mine = shutil.copytree(folder, folder.with_name("mine"))
+    (mine / "best.onnx").write_text("mine")
+    assert exports_of(folder, exported) == CONFIG.export
+    assert exports_of(folder, exported) == []
+    assert exports_of(mine, exported) == ["torchscript"]
+    assert (mine / "best.onnx").read_text() == "mine"
+    assert "best.onnx is not an export of this run, and stays" in capsys.readouterr().out
 
+
+def test_a_file_whose_checksum_cannot_be_read_does_not_replace_the_earlier_one(
+    folder: Path, exported: list[str], monkeypatch
+):
     def fail(record: ExportRecord, name: str, path: Path) -> None:
-        path.write_text("newer")
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     exports_of(folder, exported)
+    before = (folder / "best.onnx").read_text()
     saved(folder / "best.pt", Progress(epoch=7), run_id="a")
     with monkeypatch.context() as patch:
         patch.setattr(ExportRecord, "add", fail)
         with pytest.raises(UserError, match="2 of 2 formats failed"):
             exports_of(folder, exported)
+    assert (folder / "best.onnx").read_text() == before
     assert exports_of(folder, exported) == CONFIG.export
+
+
+def test_an_export_that_equals_the_earlier_one_is_made_once(folder: Path, exported: list[str]):
+    """Of the same weights, in a checkpoint that differs otherwise."""
+    (folder / "same").touch()
+    exports_of(folder, exported)
+    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    assert exports_of(folder, exported) == CONFIG.export
+    assert exports_of(folder, exported) == []
 
 
 def test_a_hidden_file_changes_no_exported_folder(tmp_path: Path):
@@ -124,14 +161,6 @@ def test_a_hidden_file_changes_no_exported_folder(tmp_path: Path):
     before = sha256_of_tree(tmp_path)
     (tmp_path / ".DS_Store").write_text("positions of icons")
     assert sha256_of_tree(tmp_path) == before
-
-
-def test_an_export_that_was_killed_is_made_again(folder: Path):
-    """Its file may have its name already, and not be in the record as complete."""
-    killed = ExportRecord(folder / "best.pt").exporting(CONFIG.export)
-    killed.__enter__()  # and no exit
-    (folder / "best.onnx").touch()
-    assert ExportRecord(folder / "best.pt").missing(CONFIG.export) == CONFIG.export
 
 
 def test_a_record_that_cannot_be_written_keeps_no_format_from_being_exported(

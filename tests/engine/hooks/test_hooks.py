@@ -191,6 +191,16 @@ def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     assert (tmp_path / "nonfinite_rank0.txt").read_text() == "epoch 1: a.jpg b.jpg\n" * 3
 
 
+def test_a_bad_step_whose_files_other_ranks_have_is_no_empty_line(tmp_path, caplog):
+    """The first ranks have no image of a batch with fewer images than ranks."""
+    step = SimpleNamespace(scaler=torch.amp.GradScaler("cpu", enabled=False))
+    trainer = hook_training(tmp_path, step=step, loader=LOADER)
+    NonFiniteSteps().after_read(trainer, bad_step(local_finite=True))
+    (record,) = caplog.records
+    assert record.getMessage().endswith("step skipped; its files: none in this process")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, monkeypatch, caplog):
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,9 +204,14 @@ def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, va
     assert [e.value for e in events.Scalars("AP")] == values
 
 
-def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
+def unknown_numpy(*_: object, **__: object) -> None:
+    raise AttributeError("`np.string_` was removed in the NumPy 2.0 release")
+
+
+@pytest.mark.parametrize("module", [None, SimpleNamespace(SummaryWriter=unknown_numpy)], ids=["missing", "broken"])
+def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys, module):
     configure_logging(True)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     board = TensorBoard(tmp_path)
     board.start(trainer_at())
     add(board, [(1, {"loss": 1.0})])
@@ -215,14 +221,15 @@ def test_missing_tensorboard_causes_one_warning(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("TensorBoard is off") == 1
 
 
-def test_a_full_disk_turns_tensorboard_off(tmp_path, monkeypatch, capsys):
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("fail", [full_disk, unknown_numpy])
+def test_a_failing_tensorboard_is_turned_off(tmp_path, monkeypatch, capsys, fail):
     pytest.importorskip("tensorboard")
     configure_logging(True)
     board = TensorBoard(tmp_path)
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     board.start(trainer_at())
     monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.flush", fail)
     for number in (1, 2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from utils.errors import PeerFailure, Stopped
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.stop_signals import StopSignals
 
-LAST = Path("last.pt")
+CONTINUATION = "continue with: --resume last.pt"
 
 
 def build(signals: StopSignals | None = None) -> RunControl:
@@ -55,7 +54,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, cod
     assert after_step(control, control.flags()) is Action.STOP
     assert control.is_stopped
     with pytest.raises(Stopped) as stopped:
-        control.raise_if_stopped("1 epoch", LAST)
+        control.raise_if_stopped("1 epoch", CONTINUATION)
     assert stopped.value.code == code
 
 
@@ -75,7 +74,7 @@ def test_validation_stops_at_a_signal():
     assert control.stops_validation()
     assert control.after_validation() is Action.STOP
     with pytest.raises(Stopped) as stopped:
-        control.raise_if_stopped("1 epoch", LAST)
+        control.raise_if_stopped("1 epoch", CONTINUATION)
     assert stopped.value.code == REQUEUE
 
 
@@ -84,7 +83,7 @@ def test_a_request_stops_the_run_without_an_exit_code(in_step):
     control = build()
     control.request_stop()
     assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
-    control.raise_if_stopped("1 epoch", LAST)
+    control.raise_if_stopped("1 epoch", CONTINUATION)
     assert (control.is_stopped, control.exit_code) == (True, 0)
 
 
@@ -92,14 +91,14 @@ def test_a_failure_stops_the_run_and_is_its_error():
     control = build()
     control.fail("on_step failed")
     assert after_step(control, control.flags()) is Action.STOP
-    with refused("on_step failed"):
-        control.raise_if_stopped("1 epoch", LAST)
+    with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
+        control.raise_if_stopped("1 epoch", CONTINUATION)
 
 
 def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
     """It raises when nothing else is left to do; the other processes end without an error."""
     control = build()
-    control.raise_if_stopped("1 epoch", LAST)
+    control.raise_if_stopped("1 epoch", CONTINUATION)
     assert control.late_failure() is None
     monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
     assert str(control.late_failure()) == "on_end failed"
@@ -111,4 +110,4 @@ def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
 def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
     monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
     with pytest.raises(PeerFailure):
-        build().raise_if_stopped("1 epoch", LAST)
+        build().raise_if_stopped("1 epoch", CONTINUATION)

@@ -43,7 +43,7 @@ def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, c
         with dog.training(Path(".")):
             os.kill(os.getpid(), signal.SIGTERM)
             if {agreed}:
-                dog.stop_agreed()
+                dog.remove_stop_limit()
             time.sleep(1 if {agreed} else LONG_S)  # the checkpoint is written
     """
     assert exit_code_of(program) == code
@@ -57,7 +57,7 @@ def test_a_process_ends_after_the_write_of_its_checkpoint():
         with dog.training(Path("."), is_writing=lambda: not written):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
-            dog.stop_agreed()
+            dog.remove_stop_limit()
             written.append("last.pt")
     """
     assert exit_code_of(program) == 0

@@ -17,9 +17,9 @@ from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
 from engine.run import plan as plan_module
 from engine.run import restore
 from engine.run.complete_record import note_complete
+from engine.run.ended_run import may_add_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
-from engine.run.resume_settings import may_add_epochs
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim, saved

@@ -18,14 +18,17 @@ from data.source.open import open_data
 from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
+from engine.run import resolve
 from engine.run.complete_record import note_complete
 from engine.run.plan import plan_run
-from engine.run.run import EndedRun, NewRun, RunPlan, RunSettings
+from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.run_checkpoints import saved
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checksum import sha256_of
+from utils.logger import configure_logging
 
 SAME = "same"
 MOVED = "moved"
@@ -47,6 +50,8 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     names = ["light", "dark"]
     if Path(settings.config.data).exists():
         spec = open_data(DataSource(settings.config.data, ("train", "val")), DistributedContext.single())
+        if settings.config.keep_old:
+            spec = spec.extended(["old"], "best.pt")
         data |= {f"{split}_labels": load_index(spec, split).label_digest() for split in ("train", "val")}
         names = list(spec.names)
     stored = {"names": names, "config": settings.config, "hyp": settings.hyp, "files": settings.files, "data": data}
@@ -56,6 +61,13 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
     note_complete(folder, "exp", 3)
+
+
+def begin_run(settings: RunSettings) -> None:
+    """Makes runs/exp the folder of a run with these settings that has trained one epoch."""
+    Path("runs/exp").mkdir(parents=True)
+    stored = {"config": settings.config, "hyp": settings.hyp, "files": settings.files}
+    saved(Path("runs/exp/last.pt"), Progress(epoch=1), **stored, data={"source": settings.config.data})
 
 
 def outcome_of(name: str, typed: str) -> str:
@@ -147,6 +159,56 @@ def test_a_command_means_the_file_of_the_run(here, name, typed, change, retyped,
     assert outcome_of(name, values[retyped]) == expected
 
 
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(("name", "typed"), [("weights", "best.pt"), ("teacher", "best.pt"), ("model", "my.yaml")])
+def test_a_file_that_has_changed_in_its_place_is_named(here, name, typed, has_last):
+    """The run has ended, or has its own weights: it does not use the new content."""
+    end_run(plan_of(**{name: typed}).settings, has_last=has_last)
+    assert not any("has changed" in message for message in plan_of(**{name: typed}).startup_messages)
+    (here / typed).write_text("other content")
+    (line,) = [line for line in plan_of(**{name: typed}).startup_messages if "has changed" in line]
+    assert line.startswith(f"--{name} {here / typed}: has changed since the run began, which has no effect on it; ")
+
+
+def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
+    end_run(plan_of(weights="best.pt").settings, has_last=True)
+    (here / "best.pt").rename(here / "moved.pt")
+    hashed: list[Path] = []
+    monkeypatch.setattr(resolve, "sha256_of", lambda path: hashed.append(path) or sha256_of(path))
+    assert outcome_of("weights", "moved.pt") == MOVED
+    assert hashed == [here / "moved.pt"]
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("move", ""),
+        ("move and change", "its images or labels differ"),
+        ("copy and change train", "its images or labels differ"),
+        ("copy and change names", "its classes differ"),
+        ("", "no such file; known by name: "),
+    ],
+)
+@pytest.mark.parametrize("keep_old", [False, True])
+def test_a_data_set_that_has_moved_is_compared_by_its_labels(here, capsys, keep_old, change, reason, has_last):
+    """With ``--keep-old``, the classes of the run are those of its teacher, and those of the data set."""
+    flags: dict[str, Any] = {"weights": "best.pt", "keep_old": True} if keep_old else {}
+    end_run(plan_of(data="set", **flags).settings, has_last=has_last)
+    copy = here / "copies/set"
+    copy.parent.mkdir()
+    change_disk(change, here / "set", copy)
+    if reason:
+        with pytest.raises(UserError, match=rf"has ended, with '.*/set/data.yaml' \({reason}.*\); start a new run"):
+            plan_of(data=str(copy), **flags)
+        return
+    plan = plan_of(data=str(copy), **flags)
+    assert isinstance(plan, EndedRun)
+    configure_logging(True)
+    line = f"--data {copy / 'data.yaml'}: has the classes, image sizes and labels of the run"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("name", "typed", "change", "expected"),
     [
@@ -200,3 +262,35 @@ def test_each_machine_reads_the_files_of_a_new_run_from_its_own_folders(here, mo
     monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: begun)
     config = plan_of(data="set", weights="~/best.pt").settings.config
     assert (config.data, config.weights) == (str(here / "node1/set"), str(here / "node1/best.pt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        ({"data": "set", "weights": "~/best.pt"}, "node1"),  # torchrun has restarted the command
+        ({}, ""),  # --resume alone
+        ({"data": "set/data.yaml"}, "node1"),
+    ],
+)
+def test_each_machine_finds_the_files_that_are_named_again_in_its_own_folders(here, monkeypatch, flags, folder):
+    monkeypatch.setenv("HOME", str(here))
+    begin_run(plan_of(data="set", weights="~/best.pt").settings)
+    plan = plan_of(**flags)
+    assert isinstance(plan, ContinuedRun)
+    shutil.copytree(here / "set", here / "node1/set")
+    monkeypatch.chdir(here / "node1")
+    monkeypatch.setenv("HOME", str(here / "node1"))
+    monkeypatch.setattr(plan_module, "result_of_main", lambda ctx, decide: plan)
+    config = plan_of(**flags).settings.config
+    own = here / folder
+    names_weights = "weights" in flags
+    assert config.weights == str((own if names_weights else here) / "best.pt")
+    assert config.data == str(own / "set/data.yaml")
+
+
+def test_a_path_that_rank_0_has_not_taken_from_the_command_is_that_of_all_ranks(here, monkeypatch):
+    """A YAML that was put into the folder later is another data set."""
+    (here / "set/data.yaml").rename(here / "set/first.yaml")
+    begin_run(plan_of(data="set").settings)
+    shutil.copy(here / "set/first.yaml", here / "set/data.yaml")
+    assert plan_of(data="set").settings.config.data == str(here / "set/first.yaml")

@@ -18,6 +18,7 @@ from engine.run.resolve import resolve_path
         ("data", "set", "{here}/set/data.yaml"),
         ("data", "several", "{here}/several"),  # opening it says that one of the two must be named
         ("data", "named", "{here}/named"),  # its YAML only names the classes
+        ("data", "https://host/set.yaml", "https://host/set.yaml"),  # refused by its name when it is opened
         ("weights", "ckpt/best", "{here}/ckpt/best"),
         ("weights", "best", "{here}/best"),
         ("weights", "~/best.pt", "{here}/home/best.pt"),

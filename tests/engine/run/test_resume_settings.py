@@ -125,7 +125,7 @@ def test_a_recipe_that_has_gone_is_that_of_the_run_unless_it_is_another_one(tmp_
     hyp, lines = merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp=config.hyp)
     assert hyp.lr0 == 0.5
     assert lines == [f"--hyp {tmp_path}/hyp.yaml: no such file any more; the run keeps its hyper-parameters"]
-    with refused(f"{tmp_path}/hyp.yaml: no such file..."):
+    with refused(f"--hyp {tmp_path}/hyp.yaml: no such recipe or file..."):
         merged_hyp(Hyperparameters(lr0=0.5), config, ("hyp",), hyp="other.yaml")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from data.loading.prefetcher import Prefetcher
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.metrics import Fitness
-from engine.hooks.hook import Action, Hook, Training
+from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
@@ -25,13 +26,14 @@ from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
 from models.detector import build_detector
+from tests.helpers.messages import refused
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import Stopped
 from utils.logger import configure_logging
-from utils.process.exit_codes import REQUEUE
+from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.stop_signals import StopSignals
 
 BATCHES = 3
@@ -415,6 +417,42 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     assert torch.equal(weights(resumed), weights(whole))
 
 
+class Fails(Hook):
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+
+    def after_step(self, trainer: Training) -> None:
+        if trainer.progress.updates == self._updates:
+            trainer.control.fail("on_step failed")
+
+
+@pytest.mark.parametrize(
+    ("updates", "continuation"),
+    [
+        (1, "continue with: --resume last.pt"),
+        (2 * BATCHES, "write the report with: --resume auto --project 'a b' --name exp"),
+    ],
+)
+def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, continuation):
+    """``--resume last.pt`` refuses a run that has no epoch left, even if its report is missing."""
+    trainer = build(Fails(updates))
+    trainer.run = replace(trainer.run, folder=Path("a b/exp"))
+    with refused(f"on_step failed; when it is fixed, {continuation}"):
+        trainer.fit()
+
+
+def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
+    caplog.set_level("INFO", logger="lockstep")
+
+    class Requests(Hook):
+        def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+            if epoch.number == trainer.epochs:
+                trainer.control.request_stop()
+
+    build(Requests(), epochs=1).fit()
+    assert not any("ended by a callback" in message for message in caplog.messages)
+
+
 def test_a_signal_saves_and_ends_without_the_last_calls():
     signals = StopSignals()
 
@@ -431,18 +469,60 @@ def test_a_signal_saves_and_ends_without_the_last_calls():
     assert not watch.of("after_training", "finish")
 
 
-def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal():
+@pytest.mark.parametrize("point", ["after_training", "finish"])
+def test_the_report_of_a_finished_run_is_written_in_spite_of_a_requeueing_signal(point):
+    """Plots are drawn in ``after_training``."""
     finished = []
 
     class Report(Hook):
         def finish(self, trainer: Training) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
             finished.append(trainer.progress.epoch)
 
+    def send_signal(trainer: Training) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = Hook()
+    setattr(sender, point, send_signal)
     with StopSignals() as signals:
-        build(Report(), signals=signals, epochs=2).fit()
+        build(sender, Report(), signals=signals, epochs=2).fit()
     assert finished == [2]
     assert not signals.received
+
+
+def test_a_bug_in_the_report_is_not_taken_for_a_signal_that_was_not_followed():
+    signals = StopSignals()
+
+    class Reports(Hook):
+        def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+            signals.requeue = True
+
+        def after_training(self, trainer: Training) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        build(Reports(), signals=signals, epochs=1).fit()
+
+
+@pytest.mark.parametrize("point", ["after_epoch", "after_training"])
+def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplog):
+    """Before the report, the ranks agree on it; the report itself is interrupted."""
+    caplog.set_level("INFO", logger="lockstep")
+
+    def send_signal(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = Hook()
+    setattr(sender, point, send_signal)
+    watch = Watch()
+    with StopSignals() as signals:
+        trainer = build(sender, watch, signals=signals, epochs=1)
+        with pytest.raises(Stopped) as stopped:
+            trainer.fit()
+    assert stopped.value.code == INTERRUPTED
+    assert watch.of("after_training", "finish") == []
+    assert trainer.checkpointer.saved[-1][:2] == (1, 0)
+    message = "stopped by a signal after 1 epoch; write the report with: --resume auto"
+    assert any(message in line for line in caplog.messages) == (point == "after_epoch")
 
 
 def test_the_last_epochs_refine():

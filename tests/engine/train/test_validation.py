@@ -195,7 +195,8 @@ def test_a_cpu_scores_for_gpus_whatever_their_autocast_type(world, amp):
         settings=RunSettings(config, Hyperparameters()),
         device="cuda",
         threads=torch.get_num_threads(),
-        source=source,
+        source=replace(source, data="/on/rank/0/data.yaml"),
+        finds_own_data=True,  # in the place that this process's --data names
         names=["light", "dark"],
         model_spec=model.spec,
         facts=facts,
@@ -220,8 +221,7 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader)
         description = trainer.checkpointer.description
-        source = DataSource.of_training(command.config)
-        setup = build_setup(trainer.run.settings, trainer.step, description, source, own.loader.index)
+        setup = build_setup(trainer.run.settings, trainer.step, description, plan, own.loader.index)
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
     scores = Scorer(ctx, command.config, (), setup)(WeightsMessage(setup.ema, is_closing=False))

@@ -13,7 +13,7 @@ from engine.inference.open_model import open_weights
 from tests.helpers.editable_set import NAMES, EditableSet
 from tests.helpers.scripts import call
 from tests.helpers.tiny import write_weights
-from tools.check.checks.label_errors import label_issues
+from tools.check.checks.label_errors import examine_labels
 from tools.check.checks.scan import scan_dataset
 from utils.config.settings import ValConfig
 
@@ -29,8 +29,8 @@ def test_the_scores_are_those_of_val_py_also_of_an_image_with_more_labels_than_d
     spec = load_dataset_spec(data.yaml)
     splits = scan_dataset(spec, ("train", "val"), workers=0)
     config = ValConfig(weights=str(weights), imgsz=640, conf_thres=0.0, iou_thres=1.0, workers=0)
-    _, drawn, results = label_issues(config, open_weights(weights, device="cpu"), spec, splits, 0.3)
-    for split, result in results.items():
+    errors = examine_labels(config, open_weights(weights, device="cpu"), spec, splits, min_score=0.3)
+    for split, result in errors.results.items():
         more = ["--conf-thres", "0", "--iou-thres", "1", "--noplots", "--no-save-json", "--name", split]
         call(
             val.main, "--weights", weights, "--data", data.yaml, "--task", split, "--imgsz", "640", "--workers", "0",
@@ -40,4 +40,4 @@ def test_the_scores_are_those_of_val_py_also_of_an_image_with_more_labels_than_d
         assert scores["images"] == result.num_images
         for name, value in result.metrics.items():
             assert scores[name.lower()] == pytest.approx(value, abs=1e-12), (split, name)
-        assert np.bincount(drawn[split].table.image_index).max() == 300
+        assert np.bincount(errors.detections[split].table.image_index).max() == 300

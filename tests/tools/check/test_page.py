@@ -25,7 +25,7 @@ from tools.check.checks.duplicates import image_issues
 from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.check.issue_kinds import ACROSS, DOUBLED, TINY, TWO_CLASSES, WITHIN
 from tools.check.page.write_page import FILE_NAME, write_page
-from tools.check.result import CheckResult, ModelOpinion
+from tools.check.result import CheckResult, LabelErrors
 from utils.boxes import scale_boxes
 from utils.detections import DetectionTable
 from utils.pixels import GRAY
@@ -41,8 +41,8 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
     issues += [*image_issues(splits, 2), *box_sizes(splits, imgsz), *more]
     out.mkdir(exist_ok=True)
-    by_model = ModelOpinion(detections=detections or {})
-    result = CheckResult(spec, splits, issues, by_model, imgsz, "best.pt" if detections else "")
+    label_errors = LabelErrors(detections=detections or {})
+    result = CheckResult(spec, splits, issues, label_errors, imgsz, "best.pt" if detections else "")
     assert write_page(result, out) == out / FILE_NAME
     return check_self_contained((out / FILE_NAME).read_text(encoding="utf-8")), issues
 

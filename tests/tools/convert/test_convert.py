@@ -208,6 +208,45 @@ def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
     assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False)).paths) == 2
 
 
+def skip_in_parquet(folder: Path) -> None:
+    write_parquet(folder)
+    from pyarrow import Table, parquet
+
+    path = folder / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    rows = table.to_pylist()
+    rows[2]["objects"] = {"bbox": [[3, 3, 0, 6]], "category": [0]}
+    parquet.write_table(Table.from_pylist(rows, metadata=table.schema.metadata), path)
+
+
+def skip_in_one_of_two_files(folder: Path) -> None:
+    write_cvat(folder)
+    empty = '<image id="2" name="three.png" width="40" height="40" />'
+    text = (folder / "annotations.xml").read_text()
+    assert empty in text
+    points = empty.replace(" />", '><points label="cat" points="3,4;5,6" /></image>')
+    (folder / "first.xml").write_text(text.replace(empty, points))
+    (folder / "annotations.xml").write_text(f"<annotations>{empty}</annotations>")
+
+
+def skip_in_one_of_two_rows(folder: Path) -> None:
+    write_csv(folder)
+    with open(folder / "_annotations.csv", "a") as file:
+        file.write("three.png,40,40,cat,3,3,3,9\n")
+
+
+@pytest.mark.parametrize(
+    "write", [skip_in_parquet, skip_in_one_of_two_files, skip_in_one_of_two_rows], ids=lambda write: write.__name__
+)
+def test_an_image_with_only_skipped_shapes_is_left_out_and_counted(write, images, tmp_path):
+    """Also if another entry says that three.png has no objects: as a background it would show some."""
+    write(images)
+    lines = convert(images, tmp_path / "out.json")
+    assert "1 image whose boxes are unknown: left out of training" in lines
+    assert not any("background" in line for line in lines)
+    assert len(json.loads((tmp_path / "out.json").read_text())["images"]) == 2
+
+
 def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_error(images, tmp_path):
     write_vott(images)
     file = images / "vott-export.json"
@@ -341,6 +380,16 @@ NO_NAME = "is not the name of a class, which is one line of text"
         (write_createml, CREATEML, '"x": ', '"u": ', ": entry 0: x: expected a number, got 'None'"),
         (write_createml, CREATEML, '"cat"', '"c\\nat"', f": entry 0: 'c\\nat' {NO_NAME}"),
         (write_labelme, "two.json", '"shapes"', '"forms"', ": shapes: must be a list, got None"),
+        (write_createml, CREATEML, '"image": "two.png"', '"image": null', ": entry 1: names no image"),
+        (write_labelme, "two.json", '"imagePath": "two.png"', '"imagePath": ""', ": names no image"),
+        (
+            write_vott,
+            "vott-export.json",
+            '"name": "one.png"',
+            '"nome": "one.png"',
+            f": asset {32 * '0'}: names no image",
+        ),
+        (write_image_folder, "metadata.jsonl", '"file_name": "three.png", ', "", ":3: names no image"),
         (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
         (
             write_open_images,
@@ -505,6 +554,20 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
     convert(images, tmp_path / "out.json")
     entries = json.loads((tmp_path / "out.json").read_text())["images"]
     assert {"b/one.png"} == {entry["file_name"] for entry in entries if entry["file_name"].endswith("one.png")}
+
+
+def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
+    """Training would not find the images."""
+    write_cvat(images)
+    file = images / "annotations.xml"
+    text = file.read_text()
+    file.write_text(text.replace('name="two.png"', 'name="t&#10;wo.png" subset="Validation"'))
+    (images / "two.png").rename(images / "t\nwo.png")
+    check_refusal(images, "'set/t\\nwo.png': contains a line break, so it cannot be in a list of images; rename it")
+    file.write_text(text)
+    (images / "t\nwo.png").rename(images / "two.png")
+    folder = images.rename(images.with_name(os.fsdecode(b"set\xff")))
+    check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):

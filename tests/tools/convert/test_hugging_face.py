@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
+import cv2
+import numpy as np
 import pytest
 
-from tests.helpers.tool_exports import check_refusal, write_parquet
+from tests.helpers.tool_exports import TRUTH, boxes_of, check_refusal, write_parquet
 from tools.convert.to_coco import convert
 
 
@@ -49,6 +52,14 @@ def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, t
     assert [bool(each["iscrowd"]) for each in annotations] == [is_crowd, False]
 
 
+def test_a_crowd_may_be_the_only_object_with_a_flag(images, tmp_path):
+    objects = [{"bbox": [1, 2, 9, 9], "category": "cat"}, {"bbox": [20, 20, 9, 9], "category": "cat", "iscrowd": 1}]
+    (images / "metadata.jsonl").write_text(json.dumps({"file_name": "one.png", "objects": objects}))
+    convert(images, tmp_path / "out.json")
+    annotations = json.loads((tmp_path / "out.json").read_text())["annotations"]
+    assert [each["iscrowd"] for each in annotations] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -74,7 +85,12 @@ def test_crowds_of_hugging_face_are_regions_to_ignore(value, is_crowd, images, t
             "row 0: category: expected the name or the number of a class, got 0.5",
         ),
         ({"objects": None}, "1 file of Hugging Face parquet without objects"),
-        ({"image": {"bytes": b"x" * 99}}, "row 0: cannot be decoded (damaged, or not an image)"),
+        ({"image": {"bytes": b"x" * 99, "path": "one.png"}}, "row 0: cannot be decoded (damaged, or not an image)"),
+        ({"image": {"bytes": b"x" * 99, "path": None}}, "row 0: not an image of a known kind"),
+        (
+            {"image": {"bytes": b"GIF89a" + bytes(99), "path": None}},
+            "row 0: it contains a .gif image, which is not supported; convert it to JPEG or PNG",
+        ),
         ({"image": {"bytes": None}}, "row 0: has no image bytes"),
         (b"{}{}", "its 'huggingface' metadata is not JSON"),
         (b"[" * 100_000, "its 'huggingface' metadata is not JSON"),
@@ -92,6 +108,32 @@ def test_odd_parquet_files_are_named(images, change, message):
         table = Table.from_pylist([row | change for row in table.to_pylist()], metadata=table.schema.metadata)
     parquet.write_table(table, path)
     check_refusal(images, f"...{message}")
+
+
+def test_an_image_without_a_signature_keeps_the_suffix_of_its_name(images, tmp_path):
+    """Training finds images by their suffixes."""
+    write_parquet(images)
+    from pyarrow import Table, parquet
+
+    path = images / "train-00000-of-00001.parquet"
+    table = parquet.read_table(path)
+    (content,) = cv2.imencode(".ppm", np.full((48, 64, 3), 90, np.uint8))[1:]
+    rows = [table.to_pylist()[0] | {"image": {"bytes": content.tobytes(), "path": "one.PPM"}}]
+    parquet.write_table(Table.from_pylist(rows, metadata=table.schema.metadata), path)
+    convert(images, tmp_path / "out.json")
+    assert boxes_of(tmp_path / "out.yaml").total() == len(TRUTH["one.png"])
+
+
+def test_a_full_disk_is_no_damage_of_the_parquet_file(images, tmp_path, monkeypatch):
+    write_parquet(images)
+
+    def fill(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("tools.convert.annotations.write_whole", fill)
+    with pytest.raises(OSError, match="No space left on device"):
+        convert(images, tmp_path / "out.json")
+    assert not list(tmp_path.glob("*out*"))
 
 
 @pytest.mark.parametrize("kind", ["zeros", "rows"])

@@ -16,6 +16,7 @@ from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import read_if_scored
+from tools.runs import training
 from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
@@ -35,7 +36,7 @@ exec "$@"
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_fold, "RETRY_S", 0)
+    monkeypatch.setattr(training, "RETRY_S", 0)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_a_scoring_that_fails_once_is_tried_again(folds, monkeypatch, caplog):
     killed_once = [["sh", "-c", "kill -9 $$"], command_prefix("score-fold")]
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: killed_once.pop(0))
     score_first(folds, monkeypatch)
-    assert "fold1/best.pt: not scored (killed by SIGKILL; is there enough memory?); trying again in 0 s" in caplog.text
+    assert "fold1/best.pt: not scored: killed by SIGKILL; is there enough memory?; trying again in 0 s" in caplog.text
 
 
 @pytest.mark.parametrize("more", [[], ["--batch-size", "-1", "--classes", "light", "--single-cls", "--device", "0,1"]])

@@ -12,7 +12,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from tools.runs import training
-from tools.runs.training import ERRORS_TXT, Pruning, check_has_results, fitness_by_epoch, train
+from tools.runs.training import ERRORS_TXT, Pruning, can_begin, check_has_results, fitness_by_epoch, train
 from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
@@ -110,6 +110,20 @@ def test_a_training_that_has_lost_a_process_is_continued_once(tmp_path, monkeypa
     with StopSignals() as signals:
         assert train(TrainConfig(), tmp_path, signals).outcome == Outcome.DONE
     assert f"{tmp_path}: killed by SIGKILL; is there enough memory?; trying again in 0 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("program", "begins"),
+    [
+        ('echo {\\"begun\\": true} > $LOCKSTEP_RESULT; exec sleep 60', True),
+        ('echo {\\"begun\\": true} > $LOCKSTEP_RESULT; exit 2', True),
+        ("exit 2", False),
+    ],
+)
+def test_a_training_is_ended_as_soon_as_it_has_begun(tmp_path, monkeypatch, program, begins):
+    monkeypatch.setattr(training, "command_prefix", lambda _: ["sh", "-c", program])
+    assert can_begin(TrainConfig(), tmp_path / "run") == begins
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_repeated_epoch_is_reported_with_its_new_fitness(tmp_path):

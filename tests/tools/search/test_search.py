@@ -8,6 +8,8 @@ import fcntl
 import os
 import shutil
 import signal
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.process.identity import this_process
-from utils.process.outcome import Outcome
 from utils.program_folders import CONFIGS
 
 optuna = pytest.importorskip("optuna")
@@ -332,7 +333,7 @@ def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
     flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
-    assert "the last 3 trials have failed; stopped" in line
+    assert "stopped, because the last 3 trials have failed" in line
     assert "not finite" in line
 
 
@@ -395,11 +396,32 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
     assert states_of(folder) == ["RUNNING"]
 
 
+@pytest.fixture
+def trainings(monkeypatch):
+    """Returns a list of how the trainings of a search end, one after the other: the fitness of the epochs, and the
+    result."""
+    endings: list[tuple[dict[int, float], RunResult]] = []
+
+    def end_training(config, folder, signals, pruning):
+        fitness_by_epoch, result = endings.pop(0)
+        (folder / "last.pt").touch()
+        (folder / "results.csv").write_text("epoch\n1\n")
+        for epoch, fitness in fitness_by_epoch.items():
+            pruning.should_prune(epoch, fitness)
+        return result
+
+    monkeypatch.setattr("tools.search.loop.train", end_training)
+    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: False)
+    return endings
+
+
 SCORED = RunResult.of(0, {})
+STOPPED = RunResult.of(75, {})
 NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
 LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
 NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
 LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
+REFUSED_BEFORE = RunResult.of(2, {"error": "the data has no objects left"})
 CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
 BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
 
@@ -408,42 +430,113 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
     ("starts", "states", "lines", "kept"),
     [
         # On a machine that has broken, not all that is left of the search is used up.
-        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["the last 3 trials have failed; stopped"], 4),
+        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["stopped, because the last 3 trials have failed"], 4),
         ([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 2),
+        ([[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 2),
         ([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 2),
-        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["the last 3 trials have failed; stopped"] * 2, 4),
+        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["stopped, because the last 3 trials have failed"] * 2, 4),
         # Others go on: once the search is complete, only the best trial keeps its weights.
         ([[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1),
         ([[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1),
         ([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1),
+        (
+            [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
+            "FFFFF",
+            ["stopped, "] * 2 + ["no trial is complete"] * 2,
+            0,
+        ),
         # What the kernel kills each time does not block the search for ever.
         ([[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]], "FCFCC", ["killed by SIGKILL", ""], 1),
         ([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2),
         ([[LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]], "R", ["killed by SIGKILL"] * 3, 1),
     ],
 )
-def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, monkeypatch, capsys, starts, states, lines, kept):
-    results: list[RunResult] = []
-
-    def end_training(config, folder, signals, pruning):
-        (folder / "last.pt").touch()
-        if results[0].outcome == Outcome.DONE:
-            pruning.should_prune(1, 0.5)
-        return results.pop(0)
-
-    monkeypatch.setattr("tools.search.loop.train", end_training)
+def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings, capsys, starts, states, lines, kept):
     _, flags = world
     flags = [*flags, "--project", str(tmp_path), "--name", "broken", "--trials", "5"]
     for start, line in zip(starts, lines, strict=True):
-        results += start
+        trainings += [({1: 0.5} if result == SCORED else {}, result) for result in start]
         if line:
             assert line in error_of(capsys, main, *flags)
         else:
             main(flags)
-        assert not results
+        assert not trainings
     folder = tmp_path / "broken"
     assert "".join(state[0] for state in states_of(folder)) == states
     assert len(list(folder.rglob("last.pt"))) == kept
+
+
+@pytest.mark.parametrize("result", [REFUSED_BEFORE, BUG_BEFORE, LOST_BEFORE])
+def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, monkeypatch, result):
+    """Its own hyper-parameters are the reason if the recipe's can be trained."""
+    recipes = []
+
+    def can_begin(config, _):
+        recipes.append(hyperparameters_from(config.hyp))
+        return True
+
+    monkeypatch.setattr("tools.search.loop.can_begin", can_begin)
+    _, flags = world
+    trainings += [({1: 0.5}, SCORED), ({}, result), ({1: 0.5}, SCORED)]
+    main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
+    rows = table(tmp_path / "alone")
+    assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
+    assert rows[1]["reason"] == result.reason
+    assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "result"),
+    [
+        ("mosaic: [0, 1]\n", REFUSED_BEFORE),  # the values of the first trial are those of the recipe
+        (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
+    ],
+)
+def test_a_trial_that_cannot_begin_is_not_compared_in_vain(
+    world, tmp_path, trainings, monkeypatch, capsys, ranges, result
+):
+    _, flags = world
+    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: pytest.fail("was called"))
+    (tmp_path / "ranges.yaml").write_text(ranges)
+    trainings.append(({}, result))
+    flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
+    assert error_of(capsys, main, *flags) == f"error: {result.reason}"
+
+
+def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
+    world, tmp_path, trainings, capsys
+):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
+    for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
+        trainings.append((fitness, LOST))
+        with suppress(SystemExit):
+            call(main, *flags)
+        assert states_of(tmp_path / "lost") == [state]
+
+
+def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, trainings):
+    """The trial's best epoch is in the journal, and its weights are in best.pt."""
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "cut", "--trials", "1", "--epochs", "3"]
+    trainings += [({1: 0.9, 2: 0.4}, STOPPED), ({2: 0.6, 3: 0.5}, SCORED)]
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    main(flags)
+    (row,) = table(tmp_path / "cut")
+    assert (row["recall"], row["epochs"]) == ("0.900000", "3")
+
+
+def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_start(world, tmp_path, trainings):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "killed", "--trials", "2"]
+    trainings += [({1: 0.5}, SCORED), ({1: 0.4}, SCORED)]
+    main(flags)
+    left_behind = tmp_path / "killed" / "trials" / "0001" / "run" / "best.pt"
+    left_behind.touch()
+    main(flags)
+    assert not left_behind.exists()
+    assert (left_behind.parents[2] / "0000" / "run" / "last.pt").is_file()
 
 
 def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
@@ -475,6 +568,17 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
         assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
     assert (folder / "search.yaml").exists() == is_shared
     assert (trials / "0000").exists() == is_shared
+
+
+def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
+    """Its line says to restore it."""
+    _, flags = world
+    journal = tmp_path / "search" / "journal.log"
+    journal.parent.mkdir()
+    journal.write_text("[]\n")
+    line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert f"{journal}: damaged (" in line
+    assert journal.read_text() == "[]\n"
 
 
 def test_folds_need_no_validation_split(world, tmp_path, child, capsys):

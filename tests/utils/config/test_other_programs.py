@@ -10,6 +10,7 @@ import yaml
 
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
+from utils.config.flags import flag_actions
 from utils.config.other_programs import table as table_module
 from utils.config.other_programs.arguments import _RULES, _Argument, flags_of_argument
 from utils.config.other_programs.table import reason_for_refusal
@@ -86,9 +87,11 @@ def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: st
         flags_of_argument(command, key, value)
 
 
-def test_arguments_of_the_yolo_command_are_refused():
+@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
+def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
+    assert "--imgsz" in flag_actions(cls)
     for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
-        assert "settings are flags here, such as --epochs 3" in said(TrainConfig, arguments)
+        assert "settings are flags here, such as --imgsz 640" in said(cls, arguments)
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}

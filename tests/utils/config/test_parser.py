@@ -97,7 +97,12 @@ def test_control_characters_in_names_are_one_line(flag, odd, escaped):
         ),
         (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
-        (["--augment", "device"], "unrecognized arguments: device"),
+        (["--augment", "device"], "unrecognized arguments: device\n"),
+        (["--ep", "3"], "unrecognized arguments: --ep 3 (did you mean '--epochs'?)"),
+        (["--bat", "3"], "unrecognized arguments: --bat 3 (did you mean '--batch-size'?)"),
+        (["--sav", "3"], "unrecognized arguments: --sav 3\n"),  # two flags begin like this
+        (["--rect=True"], "argument --rect/--no-rect: takes no value, got 'True'"),
+        (["--data", *map(str, range(20))], "unrecognized arguments: 1 2 3 4 5 6 7 8 and 11 more\n"),
         (["--lr0", "a b"], "--lr0: is a hyper-parameter; write --set 'lr0=a b'"),
         (["--lr", "0.1"], "--lr: is a hyper-parameter; write --set lr0=0.1"),
         (["--close_mosaic=5"], "--close-mosaic: is a hyper-parameter; write --set close_mosaic=5"),
@@ -105,6 +110,14 @@ def test_control_characters_in_names_are_one_line(flag, odd, escaped):
 )
 def test_wrong_flags_are_one_line(argv, line):
     assert said(TrainConfig, argv).startswith(f"error: {line}")
+
+
+def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monkeypatch):
+    for name in ("a.jpg", "b.jpg", "c.jpg"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with refused("unrecognized arguments: b.jpg c.jpg (put a pattern such as '*.jpg' in quotes)"):
+        parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
 
 
 @pytest.mark.parametrize(

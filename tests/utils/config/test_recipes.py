@@ -84,7 +84,15 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
             "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?); known: auto, debug, demo, "
             "finetune, keep_old, scratch",
         ),
-        ("nowhere.yaml", "nowhere.yaml: no such file"),
+        (
+            "hyp.scratch-low.yaml",
+            "--hyp hyp.scratch-low.yaml: no such recipe or file; known: auto, debug, demo, finetune, keep_old, scratch",
+        ),
+        (
+            "scratch.yaml",
+            "--hyp scratch.yaml: no such recipe or file (did you mean 'scratch'?); known: auto, debug, demo, "
+            "finetune, keep_old, scratch",
+        ),
     ):
         with refused(message):
             read_recipe(absent, pretrained=True)

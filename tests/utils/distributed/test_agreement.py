@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -173,6 +174,25 @@ def test_recipes_are_compared_by_value(tmp_path):
     assert (
         "differ: the error of the recipe is none on rank 0, but " in run_ranks(2, _compare_start, [plain, missing])[0]
     )
+
+
+def test_a_recipe_may_be_missing_on_one_node(tmp_path):
+    """Rank 0 reads it for all. A run that continues has stored its values."""
+    for node, content in (("has", "lr0: 0.5\n"), ("lacks", ""), ("differs", "lr0: 0.25\n")):
+        (tmp_path / node).mkdir()
+        if content:
+            (tmp_path / node / "recipe.yaml").write_text(content)
+    starts = [["lacks", "has", "has"], ["has", "lacks", "has"], ["has", "lacks", "differs"]]
+    message = "the processes of this run differ: hyper-parameter lr0 is 0.5 on ranks 0, 1, but 0.25 on rank 2"
+    assert run_ranks(3, _compare_starts_in, tmp_path, starts) == [[None, None, message]] * 3
+
+
+def _compare_starts_in(ctx, folder, starts):
+    results = []
+    for nodes in starts:
+        os.chdir(folder / nodes[ctx.rank])
+        results.append(_compare_start(ctx, [TrainConfig(hyp="recipe.yaml")] * ctx.world_size))
+    return results
 
 
 def test_the_code_version_changes_with_the_code(tmp_path, monkeypatch):

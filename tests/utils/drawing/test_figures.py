@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from utils.drawing import text
-from utils.drawing.draw import class_colors, draw_boxes
+from utils.drawing.draw import class_colors, draw_boxes, tile_images
 from utils.drawing.figures import (
     AxisLabels,
     Chart,
@@ -19,7 +19,6 @@ from utils.drawing.figures import (
     chart_picture,
     heat_picture,
     histogram_picture,
-    tile_images,
 )
 from utils.drawing.text import text_mask
 

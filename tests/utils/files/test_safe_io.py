@@ -54,10 +54,14 @@ def test_a_failed_write_leaves_the_old_content_and_names_the_file(tmp_path, erro
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
     if isinstance(error, OSError):
-        assert caught.value.filename == str(path)
+        assert str(caught.value) == f"[Errno {errno.ENOSPC}] No space left on device: '{path}'"
     with pytest.raises(FileNotFoundError) as caught:
         write_whole(tmp_path / "none" / "a.txt", "x")
-    assert caught.value.filename == str(tmp_path / "none" / "a.txt")
+    assert str(caught.value) == f"[Errno {errno.ENOENT}] No such file or directory: '{tmp_path}/none/a.txt'"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_whole(tmp_path / "folder", "x")
+    assert str(caught.value) == f"[Errno {errno.EISDIR}] Is a directory: '{tmp_path}/folder'"
 
 
 def test_text_is_read_without_a_byte_order_mark_or_refused(tmp_path):

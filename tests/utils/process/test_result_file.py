@@ -64,6 +64,20 @@ def be_wrong():
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
+def be_wrong_about_a_full_disk():
+    try:
+        fill_disk()
+    except OSError as error:
+        {}[error.errno]
+
+
+def translate_full_disk():
+    try:
+        fill_disk()
+    except OSError as error:
+        raise RuntimeError("failed finding central directory") from error
+
+
 @pytest.mark.parametrize(
     ("fail", "before", "after"),
     [
@@ -71,6 +85,8 @@ def be_wrong():
         (be_wrong, Outcome.REFUSED, Outcome.FAILED),
         (fill_disk, Outcome.REFUSED, Outcome.REFUSED),
         (explain_full_disk, Outcome.REFUSED, Outcome.REFUSED),
+        (translate_full_disk, Outcome.REFUSED, Outcome.REFUSED),
+        (be_wrong_about_a_full_disk, Outcome.REFUSED, Outcome.FAILED),
         (remount_read_only, Outcome.REFUSED, Outcome.REFUSED),
         (use_up_memory, Outcome.LOST, Outcome.LOST),
         (lose_loader, Outcome.LOST, Outcome.LOST),

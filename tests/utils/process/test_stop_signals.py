@@ -83,7 +83,7 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     exported = []
 
     def start(argv: list[str], signals: StopSignals) -> CompletedRun:
-        signals.ignore_requeue()  # as `RunControl.training` does
+        signals.ignore_requeue()  # as `RunControl.complete` does
         run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
         return CompletedRun(run, None)
 
@@ -98,6 +98,20 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     with pytest.raises(Stopped) as caught:
         train.main([])
     assert (exported, caught.value.code) == ([tmp_path], 130)
+
+
+def test_ctrl_c_stops_at_once_when_training_is_done():
+    """The report is written within the block that defers signals, and after it."""
+    with StopSignals() as signals, signals.deferred():
+        signals.ignore_requeue()
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
+    with StopSignals() as signals:
+        with signals.deferred():
+            send(signal.SIGTERM)  # recorded, but no step was left to stop after
+            signals.ignore_requeue()
+        with pytest.raises(Stopped):
+            send(signal.SIGINT)
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):

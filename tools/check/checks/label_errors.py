@@ -17,7 +17,7 @@ from engine.inference.model import InferenceModel
 from engine.issues.issue import CheckedSplit, Issue
 from engine.issues.label_errors import find_label_errors, trust_lines
 from engine.report.gallery import DrawnDetections
-from tools.check.result import ModelOpinion
+from tools.check.result import LabelErrors
 from utils.config.settings import MAX_CANDIDATES, MAX_DETECTIONS, ValConfig
 from utils.detections import DetectionTable
 from utils.distributed.context import DistributedContext
@@ -27,43 +27,27 @@ from utils.strings import counted
 DETECTIONS_PER_LABEL = 3
 
 
-class LabelErrors(NamedTuple):
-    """The label errors of all splits, with the model's detections and scores."""
-
-    issues: list[Issue]  # the most probable first
-    drawn: dict[str, DrawnDetections]  # by split
-    results: dict[str, EvalResult]  # by split: scores as computed by val.py
-
-
 def examine_labels(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
-) -> ModelOpinion:
-    """Returns the label errors that a model finds, with lines about how far to trust it."""
-    errors = label_issues(config, model, spec, splits, min_score)
-    epochs = model.info.get("progress", {}).get("epoch", 0)
-    title = Path(config.weights).name
-    if type(epochs) is int and epochs > 0:
-        title += f" (after {counted(epochs, 'epoch')})"
-    return ModelOpinion(errors.issues, errors.drawn, trust_lines(title, errors.results, spec.names, errors.issues))
-
-
-def label_issues(
-    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], min_score: float
+    config: ValConfig, model: InferenceModel, spec: DatasetSpec, splits: Sequence[CheckedSplit], *, min_score: float
 ) -> LabelErrors:
     """Finds the label errors of all splits with a score of at least ``min_score``. The model detects as in val.py with
     ``config``."""
     issues: list[Issue] = []
-    drawn: dict[str, DrawnDetections] = {}
+    detections: dict[str, DrawnDetections] = {}
     results: dict[str, EvalResult] = {}
     for split in splits:
         detected = _detect_in_split(config, model, spec, split)
         issues += find_label_errors(split, detected.detections, detected.class_metrics, min_score)
         is_known = model.confidence is not None
         threshold = model.threshold(box_voting=True) if is_known else detected.result.confusion_confidence
-        drawn[split.name] = DrawnDetections(detected.shown, threshold)
+        detections[split.name] = DrawnDetections(detected.shown, threshold)
         results[split.name] = detected.result
     issues.sort(key=lambda issue: issue.score or 0.0, reverse=True)
-    return LabelErrors(issues, drawn, results)
+    title = Path(config.weights).name
+    epochs = model.info.get("progress", {}).get("epoch", 0)
+    if type(epochs) is int and epochs > 0:
+        title += f" (after {counted(epochs, 'epoch')})"
+    return LabelErrors(issues, detections, results, trust_lines(title, results, spec.names, issues))
 
 
 class _SplitDetections(NamedTuple):

@@ -53,7 +53,15 @@ def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
         if part.source is not None and finding.image >= 0:
             images = (split.relative(part, part.source.images[finding.image].name),)
         box = _finding_box(split, part, finding, location)
-        issues.append(Issue(finding.kind, finding.message, split.name, images, location, () if box is None else (box,)))
+        issue = Issue(
+            finding.kind,
+            finding.message,
+            split.name,
+            images=images,
+            where=location,
+            boxes=() if box is None else (box,),
+        )
+        issues.append(issue)
     return issues
 
 

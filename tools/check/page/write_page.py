@@ -12,7 +12,7 @@ from engine.report.census import census_content, take_census
 from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS
 from engine.report.photos import COLORS, Album
 from tools.check.checks.box_sizes import SIZE_STEP
-from tools.check.issue_kinds import ADVICE, DUPLICATES, NO_ADVICE
+from tools.check.issue_kinds import DUPLICATES, advice_about
 from tools.check.out_folder import new_folder
 from tools.check.page.galleries import IssueGalleries
 from tools.check.result import CheckResult
@@ -50,13 +50,13 @@ def _content(result: CheckResult) -> dict[str, Any]:
     kinds = by_kind(issues)
     censuses = [take_census(split.index, split.name, result.imgsz) for split in result.splits]
     indexes = [split.index for split in result.splits]
-    thresholds = [drawn.threshold for drawn in result.by_model.detections.values()]
+    thresholds = [drawn.threshold for drawn in result.label_errors.detections.values()]
     return {
         "colors": COLORS,
         "issues": issues,
         "kinds": _kinds_table(kinds),
         "facts": _facts(result),
-        "trust": result.by_model.trust,
+        "trust": result.label_errors.trust,
         "model": Path(result.weights).name,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MAX_LABEL_ERRORS,
@@ -71,7 +71,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
 
 def _galleries(result: CheckResult) -> dict[str, list[page.Card]]:
     """Draws the galleries, one after another."""
-    galleries = IssueGalleries(result.splits, result.by_model.detections)
+    galleries = IssueGalleries(result.splits, result.label_errors.detections)
     album = Album()
     album.add_bytes(MAX_GALLERY_BYTES["errors"])
     label_errors = galleries.label_errors(result.issues, album)
@@ -99,7 +99,7 @@ def _kinds_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
     for kind, group in kinds.items():
         by_split = Counter(_splits_of(issue) or "whole data set" for issue in group)
         counts = "; ".join(f"{split}: {count:,}" for split, count in by_split.most_common())
-        meaning, remedy = ADVICE.get(kind, NO_ADVICE)
+        meaning, remedy = advice_about(kind)
         rows.append((kind, len(group), remedy, meaning, counts))
     return page.HtmlTable(("issue", "number", "what to do", "what it means", "splits"), rows, "Issues by kind")
 

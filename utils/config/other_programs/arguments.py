@@ -60,12 +60,12 @@ class _Argument:
 
     @property
     def is_ours(self) -> bool:
-        """Returns whether we have a flag or a hyper-parameter of this name."""
+        """Whether we have a flag or a hyper-parameter of this name."""
         return self.hyperparameter != "" or self.action is not None
 
     @property
     def is_default(self) -> bool:
-        """Returns whether the value is true, and that is what is done here anyway."""
+        """Whether the value is true, which is what is done here anyway."""
         return self.text == "true" and self.name in table().defaults_if_true
 
     @property

@@ -252,11 +252,13 @@ def test_a_label_that_moves_to_an_unusual_place_replaces_the_old_one(tmp_path, m
     [
         ("coca.yaml", "--data coca.yaml: no such file (did you mean 'coco'?); known by name: demo, ..."),
         ("set.zip", "--data set.zip: an archive; unpack it and name the folder, or the YAML in it"),
+        ("train.shards", "--data train.shards: an index of shards; name its folder, or the YAML in it"),
     ],
 )
 def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monkeypatch, data, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set.zip").touch()
+    (tmp_path / "train.shards").touch()
     with refused(message):
         stage(data, tmp_path / "stage")
 
@@ -314,6 +316,45 @@ def test_a_missing_file_names_what_stores_the_path_once(tmp_path):
         with pytest.raises(UserError) as caught:
             open_data(data, DistributedContext.single())
         assert str(caught.value).count("last.pt stores the path of this data set") == 1
+
+
+def replaced_by_file(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+    path.touch()
+
+
+def replaced_by_link(path: Path) -> None:
+    shutil.rmtree(path)
+    path.symlink_to(path.parent)
+
+
+def replaced_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "reason"),
+    [
+        ("images/train", replaced_by_file, "at .../images/train (is a symbolic link or a file, not a folder)"),
+        ("images", replaced_by_link, "at .../images (is a symbolic link or a file, not a folder)"),
+        ("images/train/001.png", replaced_by_folder, "at 001.png (Is a directory)"),
+    ],
+)
+def test_a_copy_with_something_in_the_way_is_refused(tmp_path, name, harm, reason):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    spec = stage(source, tmp_path / "stage")
+    harm(spec.root / name)
+    with refused(f"--stage: .../stage/data-...: cannot be written {reason}; remove it, or name another folder"):
+        stage(source, tmp_path / "stage")
+
+
+def test_a_file_in_place_of_the_staging_folder_is_refused(tmp_path):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    (tmp_path / "stage").touch()
+    with refused("--stage: .../stage/data-...: cannot be written at .../stage (File exists); ..."):
+        stage(source, tmp_path / "stage")
 
 
 @pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938

@@ -1,0 +1,84 @@
+"""Unites the names that symbolic links give an image, with the label files found under them.
+
+If two names have files with different labels, the image is listed twice: as two views, each with its own labels. A file
+without objects, or one that cannot be read, makes no view if another one has objects. Files where the format expects
+them come first: other files (`unusual_labels`) are looked for only if none of the names has one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from data.labels.findings import SECOND_LABEL, SECOND_VIEW, Finding
+from data.source.listing.candidate_files import CandidateFiles
+from data.source.listing.listing import ImageStatus, ListedImage
+from utils.files.paths import path_of
+
+
+class Views(NamedTuple):
+    """An image, once for each of its views, and what is wrong with its label files."""
+
+    images: list[ListedImage]
+    findings: list[Finding]  # without a loss
+
+
+class _FoundFile(NamedTuple):
+    """A label file that is found under names of an image."""
+
+    names: list[ListedImage]  # the image under these names
+    labels: bytes | None  # see `CandidateFiles.labels`
+    num_objects: int
+
+
+def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFiles) -> Views:
+    """Returns an image once for each label file that has objects and differs from the others, under the first name with
+    which the file is found, or once if no file has objects.
+
+    ``named_images``: the image under each of its names, the usual one first, with the label file found under that name.
+    """
+    names_of_file: dict[str, list[ListedImage]] = {}  # by the real path of the label file
+    for image in named_images:
+        if image.status is not ImageStatus.BACKGROUND:
+            path = os.path.realpath(path_of(image.label.name, candidates.folders.root))
+            names_of_file.setdefault(path, []).append(image)
+    if len(names_of_file) <= 1:  # fast path for the usual case: the file need not be read
+        with_file = next(iter(names_of_file.values()), named_images)
+        return Views([_united(with_file[0], named_images)], [])
+
+    files = [_read(path, names, candidates) for path, names in names_of_file.items()]
+    names_of_labels: dict[bytes | None, list[ListedImage]] = {}
+    for file in files:
+        if file.num_objects:
+            names_of_labels.setdefault(file.labels, []).extend(file.names)
+    if not names_of_labels:
+        # If a file cannot be read, an empty one beside it doesn't show that the image is a background.
+        file = next((file for file in files if file.labels is None), files[0])
+        return Views([_united(file.names[0], named_images)], [])
+
+    first, *others = names_of_labels.values()
+    with_others = {image.name for names in others for image in names}
+    views = [_united(first[0], [image for image in named_images if image.name not in with_others])]
+    views += [_united(names[0], names) for names in others]
+    label = first[0].label.name
+    findings = []
+    for file in files:
+        if not file.num_objects:
+            message = f"has no labels that can be read; those in {label} are used"
+            findings.append(Finding(file.names[0].label.name, SECOND_LABEL, message))
+    for view in views[1:]:
+        message = f"{first[0].name}, which has {label}, is used a second time with these labels"
+        findings.append(Finding(view.label.name, SECOND_VIEW, message))
+    return Views(views, findings)
+
+
+def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedImage:
+    """Returns an image with its other names among ``named_images`` as aliases."""
+    return image._replace(aliases=tuple(other.file for other in named_images if other.name != image.name))
+
+
+def _read(path: str, names: list[ListedImage], candidates: CandidateFiles) -> _FoundFile:
+    """Reads a label file. ``names``: the image under the names with which the file is found."""
+    labels = candidates.labels(path)
+    return _FoundFile(names, labels, candidates.label_format.num_objects(labels) if labels else 0)

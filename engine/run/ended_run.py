@@ -1,0 +1,136 @@
+"""Compares a command with a run that has ended: whether it would have had other results, or may get more epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from data.folds.held_out import hold_out_validation
+from data.loading.open_reader import open_run_val_reader, open_train_reader
+from data.source.dataset_spec import DataSource
+from data.source.open import open_data
+from engine.checkpoint.description import RunDescription
+from engine.checkpoint.newest_run import best_of_newest_run
+from engine.run.resume_settings import as_flag
+from engine.run.run import RunSettings
+from utils.config.settings import Hyperparameters, TrainConfig, names_with
+from utils.distributed.context import DistributedContext
+from utils.errors import UserError
+from utils.files.checkpoint_file import read_part
+from utils.logger import log_when_configured
+
+# How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
+_LENGTH = ("epochs", "time", "patience")
+# With other values, a run that has ended would have had other results.
+_DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | frozenset(
+    item.name for item in fields(Hyperparameters)
+)
+
+
+def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
+    """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
+    ``stored``."""
+    if config.time > stored.time:
+        return True
+    if config.time == 0:
+        has_stopped_early = not stored.time and trained < stored.epochs
+        limit = stored.epochs if has_stopped_early else trained
+        if config.epochs > limit:
+            return True
+    is_more_patient = config.patience == 0 or config.patience > stored.patience
+    may_have_stopped_early = bool(stored.time) or trained < stored.epochs
+    return stored.patience > 0 and is_more_patient and may_have_stopped_early
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLabels:
+    """The classes, images and labels of a run, as its checkpoints describe them."""
+
+    names: list[str] = field(default_factory=list)  # of the classes
+    train_digest: str = ""  # see `RunDescription.data`; "": not known
+    val_digest: str = ""
+    val_images: list[str] = field(default_factory=list)  # see `RunDescription.val_images`
+
+    @property
+    def are_known(self) -> bool:
+        """False if the run has stored no digests."""
+        return self.train_digest != "" and self.val_digest != ""
+
+    @staticmethod
+    def of(description: RunDescription) -> StoredLabels:
+        return StoredLabels(
+            names=description.names,
+            train_digest=description.data.get("train_labels", ""),
+            val_digest=description.data.get("val_labels", ""),
+            val_images=description.val_images,
+        )
+
+    @staticmethod
+    def of_best(folder: Path) -> StoredLabels:
+        """Returns those of the newest run in ``folder``, from its best.pt; unknown without one."""
+        best = best_of_newest_run(folder)
+        if best is None:
+            return StoredLabels()
+        try:
+            data = read_part(best, "data")  # checks the sums of the whole file
+            names = read_part(best, "names", check_sums=False)
+            val_images = read_part(best, "val_images", check_sums=False)
+        except UserError:
+            return StoredLabels()
+        digests = data if isinstance(data, dict) else {}
+        return StoredLabels(
+            names=names if isinstance(names, list) else [],
+            train_digest=str(digests.get("train_labels", "")),
+            val_digest=str(digests.get("val_labels", "")),
+            val_images=val_images if isinstance(val_images, list) else [],
+        )
+
+
+def check_unchanged(
+    folder: Path, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
+) -> None:
+    """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
+    rank 0 calls this.
+
+    Args:
+        before: the settings of the run, in which files that have moved have their new paths.
+        end_reason: see `EndedRun`.
+        labels: those of the run. A data set at another path counts as the same if it has these.
+    """
+    before_by_name = before.by_name()
+    for name, value in settings.by_name().items():
+        if name not in _DECIDE_RESULTS or value == before_by_name[name]:
+            continue
+        reason = ""
+        if name == "data" and labels.are_known:
+            reason = _label_difference(labels, settings)
+            if not reason:
+                log_when_configured(f"--data {value}: has the classes, image sizes and labels of the run")
+                continue
+            reason = f" ({reason})"
+        raise UserError(
+            f"{as_flag(name, value)}: the run in {folder} has ended, with {before_by_name[name]!r}{reason}; start a "
+            f"new run with another --name; this one: {end_reason}"
+        )
+
+
+def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
+    """Returns how the data set of ``settings`` differs from the one whose classes, sizes of images and labels a run has
+    ``stored``, or why it cannot be read; "" if it does not differ."""
+    config = replace(settings.config, cache="none", stage="", workers=0)
+    ctx = DistributedContext.single()
+    try:
+        spec = open_data(DataSource.of_training(config), ctx)
+        if config.keep_old:  # the run's classes, which include those of its teacher
+            spec = spec.extended(stored.names, config.weights)
+        if config.val_fraction:
+            spec = hold_out_validation(ctx, config, spec, stored.val_images)
+        train = open_train_reader(ctx, config, settings.hyp, spec).sample_index
+        val = open_run_val_reader(ctx, config, settings.hyp, spec).sample_index
+    except UserError as error:
+        return str(error).removeprefix(f"--data {config.data}: ")
+    if list(val.names) != stored.names:
+        return "its classes differ"
+    if (train.label_digest(), val.label_digest()) != (stored.train_digest, stored.val_digest):
+        return "its images or labels differ"
+    return ""
