@@ -11,7 +11,7 @@ import yaml
 
 from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy import runs as runs_module
-from benchmarks.accuracy.runs import Bench, copy_data
+from benchmarks.accuracy.runs import copy_data
 from benchmarks.accuracy.summary import Runs, difference, read_runs
 from benchmarks.accuracy.variants import Variant
 from tests.helpers.tiny import write_dataset
@@ -115,7 +115,6 @@ def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
         (folder / "result.json").write_text(json.dumps({"val": 1.0, "train_cpu_s": 2.0}))
         found = read_runs(tmp_path / name, Variant(name=name, epochs=1), data, draws=5)
         assert np.allclose(found.drawn, 1.0)
-    assert Bench(tmp_path, tmp_path, "").out == tmp_path
 
 
 def test_the_interval_covers_sets_seeds_and_images():

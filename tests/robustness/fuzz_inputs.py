@@ -352,8 +352,9 @@ def make_odd_kind(path: Path, kind: str) -> None:
         path.mkdir()
         (path / path.name).write_bytes(held)
     elif kind == "socket":
-        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # its path may not be long
-            server.bind(path.name)
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:
+            server.bind("socket")  # the path of a socket may have 107 characters; a cache's name alone may have more
+            os.rename("socket", path.name)
     else:
         path.write_bytes(held if kind == "unreadable" else b"")
         if kind == "unreadable":

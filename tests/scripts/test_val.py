@@ -465,7 +465,7 @@ def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys
 
 @pytest.mark.slow
 def test_training_in_bfloat16_validates_in_float32_as_val_py_does(tmp_path):
-    data = write_dataset(tmp_path / "set", train=40)
+    data = write_dataset(tmp_path / "set", train=40, val=40)  # enough for the type to change the AP
     model = write_model(tmp_path / "tiny.yaml")
     given = ["--data", data, "--model", model, *SMALL, "--batch-size", "8", "--epochs", "60", "--val-every", "0"]
     call(train.main, *given, "--amp", "bf16", "--set", "close_mosaic=20", "--project", tmp_path / "runs")
