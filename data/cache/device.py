@@ -11,7 +11,7 @@ from torch import Tensor
 from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
 from data.render.pyramid import PyramidLayout
-from utils.distributed.context import DistributedContext, max_over_ranks, shard_bounds
+from utils.distributed.context import DistributedContext, leaving_together, shard_bounds
 from utils.distributed.groups import node_group
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -28,17 +28,19 @@ def open_device_cache(
     """Returns the source images of ``index`` as (P, C) on ``ctx.device``, arranged by ``layout``.
 
     Every process of the run must call this. Each process decodes a shard of the images and broadcasts it to the other
-    processes of its node. Raises UserError if there is not enough memory, or an image cannot be decoded.
+    processes of its node. Raises UserError if there is not enough memory, or an image cannot be decoded, and
+    PeerFailure on the other processes.
     """
     num_bytes = layout.pixels * index.pixels.nbytes
-    _check_memory(ctx, num_bytes)
-    if ctx.is_main:
-        images = counted(len(index), "image")
-        get_logger().info("--cache device: %s, %s on %s", images, format_bytes(num_bytes), ctx.device)
-    shape = (layout.pixels, index.pixels.channels)
-    cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
     sharing = _Sharing.of(ctx, len(index))
-    _decode_shard(ctx, cache, sharing.shards[ctx.rank], index=index, layout=layout, decoding=decoding)
+    with leaving_together(ctx):
+        _check_memory(ctx, num_bytes)
+        if ctx.is_main:
+            images = counted(len(index), "image")
+            get_logger().info("--cache device: %s, %s on %s", images, format_bytes(num_bytes), ctx.device)
+        shape = (layout.pixels, index.pixels.channels)
+        cache = torch.empty(shape, dtype=index.pixels.torch_dtype, device=ctx.device)
+        _decode_shard(cache, sharing.shards[ctx.rank], index=index, layout=layout, decoding=decoding)
     _broadcast_shards(cache, layout, sharing, piece_rows=BROADCAST_BYTES // index.pixels.nbytes)
     if ctx.device.type == "cuda":
         torch.cuda.synchronize(ctx.device)  # other streams read the cache
@@ -82,31 +84,16 @@ class _Sharing:
 
 
 def _decode_shard(
-    ctx: DistributedContext,
-    cache: Tensor,
-    images: range,
-    *,
-    index: DatasetIndex,
-    layout: PyramidLayout,
-    decoding: Decoding,
+    cache: Tensor, images: range, *, index: DatasetIndex, layout: PyramidLayout, decoding: Decoding
 ) -> None:
-    """Decodes ``images``, those of this process, into ``cache``. Raises UserError on all processes if one fails."""
+    """Decodes ``images``, those of this process, into ``cache``. Raises UserError."""
 
     def decode(image: int) -> None:
         pixels = layout.flat(decoding.read(index, image, layout.source_hw))
         cache[_rows(layout, range(image, image + 1))] = torch.from_numpy(pixels)
 
-    failure: UserError | None = None
-    try:
-        for _ in decoding.map(decode, images, "caching images (device)"):
-            pass
-    except UserError as error:
-        failure = error
-    has_failed = max_over_ranks(ctx, int(failure is not None))
-    if failure is not None:
-        raise failure
-    if has_failed:
-        raise UserError("--cache device: another process could not decode its part of the images")
+    for _ in decoding.map(decode, images, "caching images (device)"):
+        pass
 
 
 def _broadcast_shards(cache: Tensor, layout: PyramidLayout, sharing: _Sharing, *, piece_rows: int) -> None:

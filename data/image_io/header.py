@@ -18,6 +18,7 @@ _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM, RST0..RS
 _END = 0xD9  # EOI
 _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
+_EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
 _ORIENTATION_TAG = 0x0112  # of EXIF
 
 
@@ -68,8 +69,8 @@ def _read_jpeg(data: bytes) -> Header:
             height, width = struct.unpack(">HH", data[start + 1 : start + 5])
             stored_hw = (height, width)
             num_components = data[start + 5 : start + 6] if marker in _SEQUENTIAL_FRAMES else b""
-        elif marker == _APP1 and data[start : start + 6] == b"Exif\0\0":
-            orientation = exif_orientation(data[start + 6 : end])
+        elif marker == _APP1 and data.startswith(_EXIF_PREFIX, start):
+            orientation = exif_orientation(data[start:end])
         elif marker == _SCAN:
             # In coded data 0xFF is followed by 0 or RSTn, so this finds the end marker, even before trailing bytes.
             if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", end - 2) < 0:
@@ -114,8 +115,14 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         at += length + 12
 
 
-def exif_orientation(tiff: bytes) -> int:
-    """Returns the orientation, 1 to 8, in an EXIF block (a TIFF header and its first directory); 1 without one."""
+def exif_orientation(block: bytes) -> int:
+    """Returns the orientation, 1 to 8, in an EXIF block; 1 without one.
+
+    The block is a TIFF header and its first directory, after any number of `_EXIF_PREFIX`, as in Pillow.
+    """
+    tiff = block
+    while tiff.startswith(_EXIF_PREFIX):
+        tiff = tiff.removeprefix(_EXIF_PREFIX)
     byte_order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if byte_order is None:
         return 1

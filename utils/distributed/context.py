@@ -36,7 +36,7 @@ class DistributedContext:
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # identifies the torchrun process that started this one, or ""
     eval_ranks: int = 0  # number of processes outside this group that validate for it
-    # Numbers the calls of `torch_distributed_zero_first`, whose keys in the store must differ.
+    # Numbers the barriers of this module, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -99,6 +99,22 @@ def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
         yield
         if ctx.is_node_leader:
             barrier.set(f"node {ctx.node_rank} is ready")
+        barrier.wait_all()
+
+
+@contextmanager
+def leaving_together(ctx: DistributedContext) -> Iterator[None]:
+    """Runs the block on all processes at once, which leave it together.
+
+    Every process of the run must enter it, and waits and raises as in `torch_distributed_zero_first`. It precedes a
+    collective where the work of the processes may take long, or fail in some of them.
+    """
+    if not ctx.is_distributed:
+        yield
+        return
+    names = [f"process {rank}" for rank in range(ctx.world_size)]
+    with StoreBarrier(ctx.store, f"together/{next(ctx._turns)}", rank=ctx.rank, names=names) as barrier:
+        yield
         barrier.wait_all()
 
 

@@ -25,7 +25,7 @@ _held: set[int] = set()  # descriptors of this process's FileLocks
 
 class FileLock:
     """A lock shared by all machines that see the file. If the file system has no locks, `acquire` always succeeds, and
-    ``excludes_others`` is False."""
+    ``excludes_others`` is False. The holder may remove the file: processes that wait for it then lock a new one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -65,6 +65,7 @@ class FileLock:
         self._descriptor = -1
 
     def _try(self) -> str:
+        """Acquires the lock, and returns "", unless another process holds it, whose description is returned."""
         descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
         self.excludes_others = True
         try:
@@ -75,6 +76,9 @@ class FileLock:
             return holder or "another process"
         except OSError:  # no locks on this file system
             self.excludes_others = False
+        if self.excludes_others and not _is_at(self.path, descriptor):  # its holder has removed it meanwhile
+            os.close(descriptor)
+            return self._try()  # another process may lock a new file
         self._descriptor = descriptor
         _held.add(descriptor)
         _close_in_children()
@@ -83,6 +87,14 @@ class FileLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {since}\n".encode(), 0)
         return ""
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Returns whether an open file is still the one at ``path``."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from data.image_io import file_kinds, verify
 from data.image_io.decode import have_single_colors, orient, read_image, read_reduced, read_source
@@ -34,9 +34,9 @@ def exif_block(orientation, order="<"):
     return magic + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
 
 
-def jpeg_with_exif(image_rgb, orientation, order="<"):
+def jpeg_with_exif(image_rgb, orientation, order="<", prefix=b"Exif\0\0"):
     data = cv2.imencode(".jpg", image_rgb[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])[1].tobytes()
-    block = b"Exif\0\0" + exif_block(orientation, order)
+    block = prefix + exif_block(orientation, order)
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + data[2:]
 
 
@@ -63,6 +63,15 @@ def with_orientation(kind, image, orientation):
     return file.getvalue()
 
 
+def webp_with_exif(image_rgb, block):
+    """A lossless WebP whose EXIF chunk is ``block``; Pillow would remove its prefix."""
+    file = io.BytesIO()
+    placeholder = bytes([1]) * len(block)
+    Image.fromarray(image_rgb).save(file, "webp", exif=placeholder, lossless=True)
+    assert file.getvalue().count(placeholder) == 1
+    return file.getvalue().replace(placeholder, block)
+
+
 @pytest.mark.parametrize("kind", ["<", ">", "png", "webp", "tiff"])
 def test_exif_orientation_is_applied(tmp_path, kind):
     """To JPEGs of both byte orders, PNG, WebP and TIFF."""
@@ -77,6 +86,22 @@ def test_exif_orientation_is_applied(tmp_path, kind):
         np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=6 if kind in "<>" else 0)
         assert check_image(path).size_hw == found.shape[:2]
         assert found.flags.c_contiguous
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "webp"])
+def test_prefixes_of_an_exif_block_are_skipped(tmp_path, kind):
+    """As in Pillow: some programs write the prefix of JPEG's block twice, or to a WebP."""
+    path = tmp_path / "a"
+    if kind == "jpeg":
+        path.write_bytes(jpeg_with_exif(gradient(), 6, prefix=2 * b"Exif\0\0"))
+    else:
+        path.write_bytes(webp_with_exif(gradient(), b"Exif\0\0" + exif_block(6)))
+    with Image.open(path) as opened:
+        expected = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+    image = read_image(path)
+    np.testing.assert_allclose(image.astype(int), expected.astype(int), atol=6 if kind == "jpeg" else 0)
+    assert check_image(path).size_hw == image.shape[:2] == (40, 24)
+    assert check_image(path).orientation == 6
 
 
 def test_images_of_any_number_of_channels_are_turned():

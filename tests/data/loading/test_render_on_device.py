@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import same_batch
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters
-from utils.errors import UserError
+from utils.errors import PeerFailure, UserError
 from utils.logger import get_logger
 
 
@@ -115,27 +116,37 @@ def test_validation_images_are_still_rendered_on_the_host(batches_of, index):
         same_batch(ours, theirs)
 
 
-def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | str]:
-    caches: list[np.ndarray | str] = []
-    for index in indices:
+def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | BaseException]:
+    """The cache of each index, or what was raised; the third one is too large for the memory of rank 2."""
+    caches: list[np.ndarray | BaseException] = []
+    for number, index in enumerate(indices):
         layout = PyramidLayout.of(reduced_sizes(index.image_hw, 64))
-        try:
-            caches.append(open_device_cache(ctx, index, layout, Decoding()).numpy())
-        except UserError as error:
-            caches.append(str(error))
+        with pytest.MonkeyPatch.context() as patch:
+            if ctx.rank == number == 2:
+                patch.setattr("data.cache.device.available_memory", _out_of_memory)
+            try:
+                caches.append(open_device_cache(ctx, index, layout, Decoding()).numpy())
+            except (UserError, PeerFailure, MemoryError) as error:
+                caches.append(error)
     return caches
 
 
+def _out_of_memory() -> NoReturn:
+    raise MemoryError("no memory")
+
+
 def test_each_rank_decodes_a_part_and_receives_all_images(index, tmp_path):
-    """The failure of one node: an image that cannot be decoded ends all ranks."""
+    """Any failure of one process ends all of them, and only that process reports it."""
     damaged = write_dataset(tmp_path, SIZES[:6])
     Path(damaged.path(5)).write_bytes(b"\x89PNG")
     (alone,) = _caches_on_a_rank(SINGLE, index)
-    results = run_ranks(4, _caches_on_a_rank, index, damaged, local_world=2)
-    for cache, _ in results:
+    results = run_ranks(4, _caches_on_a_rank, index, damaged, index, local_world=2)
+    for rank, (cache, undecodable, too_large) in enumerate(results):
         assert np.array_equal(cache, alone)
-    for error, (_, said) in zip(("another process", "005.png") * 2, results):
-        assert error in said
+        assert type(undecodable) is (PeerFailure, UserError)[rank % 2]  # the last image is in the second shard
+        assert "005.png" in str(undecodable)
+        assert type(too_large) is (MemoryError if rank == 2 else PeerFailure)
+        assert "no memory" in str(too_large)
 
 
 def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypatch):

@@ -86,6 +86,22 @@ def test_a_lock_outlives_other_descriptors_and_children_and_excludes_its_own_pro
     assert lock.acquire() == ""
 
 
+def test_a_file_removed_by_its_holder_is_no_lock(tmp_path, monkeypatch):
+    """Otherwise a process that was waiting would hold the removed file, and the next one a new file."""
+    path = tmp_path / "lock"
+    flock = fcntl.flock
+
+    def removed_before(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with FileLock(path) as lock:
+        assert lock.acquire() == ""
+        assert FileLock(path).acquire().startswith(f"process {os.getpid()} on")
+
+
 def test_waiting_for_a_lock_names_its_holder(held, capsys):
     configure_logging(True)
     path, holder = held
