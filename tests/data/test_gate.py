@@ -449,6 +449,37 @@ def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
     assert sum(ledger.lost_objects for ledger in ledgers) == 2 + 2 * 2
 
 
+def test_a_loss_that_only_some_splits_may_have_counts_in_one_of_them(root, caplog):
+    """The JSON names an image with a folder of the second and the third split."""
+    for split, folder, start, end in (("train", "b", 0, 14), ("val", "a", 14, 17), ("test", "a", 17, 20)):
+        (root / "images" / split / folder).mkdir(parents=True)
+        for name in IMAGES[start:end]:
+            (root / "images/train" / name).rename(root / "images" / split / folder / name)
+    path = describe(root, "coco", val="images/val", test="images/test")
+    edit_json(root, lambda content: content["images"][0].update(file_name="a/gone.png"))
+    ledgers = {split: load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")}
+    lost = {split: (ledger.lost_images, ledger.lost_objects) for split, ledger in ledgers.items()}
+    assert sorted(lost.values()) == [(0, 0), (0, 0), (1, 2)]
+    assert lost["train"] == (0, 0)
+    with caplog.at_level(logging.INFO, "lockstep"):
+        for split in ("val", "test"):
+            caplog.clear()
+            load(path, split, max_bad=0.9)
+            assert "1 annotated image not found, which may belong to any of several splits: " in caplog.text
+
+
+def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):
+    """The JSON names it in the folder by a link, which is not the usual name of the other images there."""
+    (root / "images/val/cam").mkdir(parents=True)
+    for name in IMAGES[16:]:
+        (root / "images/train" / name).rename(root / "images/val/cam" / name)
+    (root / "images/val/link").symlink_to("cam")
+    path = describe(root, "coco", val="images/val")
+    edit_json(root, lambda content: content["images"][0].update(file_name="link/gone.png"))
+    ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val")]
+    assert [ledger.lost_images for ledger in ledgers] == [0, 1]
+
+
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
     in_folders(root, "coco")
     write_image(root / "images/more" / IMAGES[0], HEIGHT, WIDTH)
