@@ -49,7 +49,8 @@ class LabelsPerSplit:
     """A `LabelSource` that reads labels in pixels from one file per split. Images that it does not name are left out.
 
     Several splits may share the file, and it may name images of no split. Entries of other splits' images do not count
-    as lost here. Entries without an image, which may belong to any split, are divided among the splits.
+    as lost here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong to any
+    split, are divided among the splits.
     """
 
     normalized = False
