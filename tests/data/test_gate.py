@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -478,6 +479,36 @@ def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):
     edit_json(root, lambda content: content["images"][0].update(file_name="link/gone.png"))
     ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val")]
     assert [ledger.lost_images for ledger in ledgers] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [4, 7, 45])
+def test_each_object_of_a_json_of_several_splits_is_used_or_lost_once(tmp_path, seed):
+    """Splits of random folders, some with a second name by a link; the JSON also names images that do not exist."""
+    rng = random.Random(seed)
+    names = []
+    content: dict[str, object] = {"names": ["a"], "annotations": "all.json"}
+    for split in ("train", "val", "test")[: rng.randint(2, 3)]:
+        content[split] = f"images/{split}"
+        for folder in rng.sample(["a", "b", "c/a"], rng.randint(1, 2)):
+            for stem in rng.sample("uvwxyz", rng.randint(1, 3)):
+                names.append(f"{split}/{folder}/{stem}.png")
+                write_image(tmp_path / "images" / names[-1], 20, 40)
+            if rng.random() < 0.5:
+                (tmp_path / "images" / split / f"l{folder[0]}").symlink_to(folder)
+    folders = ["", "a/", "la/", "val/a/", "test/b/", "nowhere/", "c/a/"]
+    names += sorted({rng.choice(folders) + rng.choice(["gone.png", "u.png", "x.png"]) for _ in range(3)})
+    rng.shuffle(names)
+    boxes = [[2, 2, 9, i + 1] for i in range(len(names))]
+    coco = {
+        "images": [{"id": i, "file_name": name} for i, name in enumerate(names)],
+        "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": box} for i, box in enumerate(boxes)],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "all.json").write_text(json.dumps(coco))
+    path = tmp_path / "data.yaml"
+    path.write_text(yaml.safe_dump(content))
+    ledgers = [load(path, split, max_bad=1.0).report.ledger for split in ("train", "val", "test") if split in content]
+    assert sum(ledger.objects for ledger in ledgers) == len(names)
 
 
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
