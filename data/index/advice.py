@@ -99,6 +99,14 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
     unlisted = _unlisted_images(labels)
     if unlisted and not _is_label_file_doubtful(labels):
         notes.append(unlisted)
+    shared = [finding for finding in labels.source.findings if finding.kind == kinds.ABSENT and finding.consequence]
+    if shared:
+        count = counted(len(shared), "annotated image")
+        lost_here = sum(finding.lost_images for finding in shared)
+        notes.append(
+            f"{count} not found, which may belong to any of several splits: {lost_here:,} counted as lost here, first "
+            f"{shared[0].where}: {shared[0].message}"
+        )
     return notes
 
 

@@ -1,88 +1,30 @@
-"""Decides which split loses an image that a label file names but no split contains."""
+"""Decides which of the splits that share a label file lose an image that the file names but that does not exist.
+
+All of these splits come to the same decision, so that each loss is counted once, whichever of them a run reads.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from enum import Enum, auto
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.split_files import ImageFile, OtherImages
-
-
-class Owner(Enum):
-    """The split that an absent image belongs to."""
-
-    LISTED = auto()  # this split, where a row of a list names it and already counts as the lost image
-    HERE = auto()  # this split
-    ELSEWHERE = auto()  # another split
-    MISSING_FOLDER = auto()  # possibly another split, none of whose images exist
-    UNKNOWN = auto()  # any split with this label file
-
-
-class AbsentImages:
-    """Decides which split a nonexistent image would belong to: the split whose list names it, or whose image folders
-    match the image's folders best. If a missing folder matches at least as well, the image may be in that folder."""
-
-    def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
-        self._images = images
-        self._others = others
-        other_images = (*others.earlier_splits, *others.later_splits)
-        self._images_of_other_splits = [file for names in other_images for file in names]
-
-    def owner(self, file_name: str) -> Owner:
-        """Returns the owner of the image that a label file names ``file_name``."""
-        if self._others.missing and self._missing_here.find(file_name):
-            return Owner.LISTED
-        if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
-            return Owner.ELSEWHERE
-        if not self._images_of_other_splits and not self._others.without_images:
-            return Owner.UNKNOWN
-        here = self._folders_here.agreement(file_name)
-        elsewhere = self._folders_elsewhere.agreement(file_name)
-        if self._others.without_images and self._agreement_with_missing(file_name) >= max(here, elsewhere):
-            return Owner.MISSING_FOLDER
-        if here == elsewhere:
-            return Owner.UNKNOWN
-        return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
-
-    def _agreement_with_missing(self, file_name: str) -> int:
-        """Returns the largest number of folders that ``file_name`` has in common with a missing folder or has below
-        it."""
-        folders = [reading for name in self._others.without_images for reading in readings_of(name)]
-        return max(
-            (_agreement_below(folder, parts[:-1]) for folder in folders for parts in readings_of(file_name)), default=0
-        )
-
-    @cached_property
-    def _missing_here(self) -> ImageNames:
-        return ImageNames.of_single_names(self._others.missing)
-
-    @cached_property
-    def _missing_elsewhere(self) -> ImageNames:
-        return ImageNames.of_single_names(self._others.missing_elsewhere)
-
-    @cached_property
-    def _folders_here(self) -> _ImageFolders:
-        return _ImageFolders(self._images)
-
-    @cached_property
-    def _folders_elsewhere(self) -> _ImageFolders:
-        return _ImageFolders(self._images_of_other_splits)
 
 
 class SplitSizes(NamedTuple):
     """Sizes, in images or entries, of the splits that share a label file, and thus its losses in proportion."""
 
-    earlier: int  # total of the splits before this one
-    this: int
-    later: int  # total of the splits after this one and of images in no split, whose share is not lost
+    earlier: int = 0  # total of the splits before this one
+    this: int = 0
+    later: int = 0  # total of the splits after this one and of images in no split, whose share is not lost
+
+    def plus(self, other: SplitSizes) -> SplitSizes:
+        return SplitSizes(self.earlier + other.earlier, self.this + other.this, self.later + other.later)
 
     def share_of(self, count: int) -> range:
-        """Returns the range of the ``count`` unassigned losses that this split counts, so that each is counted once.
+        """Returns the range of ``count`` losses that this split counts, so that each is counted once.
 
         All splits see the same losses in the same order, and each counts a range in proportion to its size. With three
         losses and splits of 60, 30 and 10 images, the first split counts losses 0 and 1, the second loss 2, and the
@@ -94,21 +36,62 @@ class SplitSizes(NamedTuple):
         return range(first, end)
 
 
-class _ImageFolders:
-    """Compares the folders in file names with the folders of images."""
+class ImageFolders:
+    """The image folders of the splits that share a label file.
 
-    def __init__(self, images: Sequence[ImageFile]) -> None:
-        image_of = {image.name.rpartition("/")[0]: image.name for image in images}
-        names_of: dict[str, list[str]] = {}  # one image per folder, by the last part of the folder's path
-        for folder, name in image_of.items():
-            names_of.setdefault(loose(folder.rpartition("/")[2]), []).append(name)
-        self._images_of = {last: ImageNames.of_single_names(names) for last, names in names_of.items()}
+    Args:
+        earlier: names of the images in the splits before this one.
+        this: names of this split's images.
+        later: names of the images in the splits after this one.
+    """
 
-    def agreement(self, file_name: str) -> int:
-        """Returns the largest number of trailing folders that ``file_name`` has in common with an image folder."""
-        last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
-        fits = [self._images_of[last] for last in last_folders if last in self._images_of]
-        return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)
+    def __init__(self, earlier: Iterable[str], this: Iterable[str], later: Iterable[str]) -> None:
+        self._sizes: dict[str, SplitSizes] = {}  # number of images, by folder
+        for names, one in ((earlier, SplitSizes(1)), (this, SplitSizes(0, 1)), (later, SplitSizes(0, 0, 1))):
+            for name in names:
+                folder = folder_of(name)
+                self._sizes[folder] = self._sizes.get(folder, SplitSizes()).plus(one)
+        folders_of: dict[str, list[str]] = {}  # by the last part of the folder's path
+        for folder in self._sizes:
+            folders_of.setdefault(loose(folder.rpartition("/")[2]), []).append(folder)
+        self._folders_of = folders_of
+
+    def closest(self, file_name: str) -> frozenset[str]:
+        """Returns the folders that have the most trailing parts in common with the folders in ``file_name``, or all
+        folders if none has any."""
+        agreements = self._agreements(file_name)
+        best = max(agreements.values(), default=0)
+        return frozenset(folder for folder in agreements or self._sizes if agreements.get(folder, 0) == best)
+
+    def may_lack(self, file_name: str, missing: Iterable[str], *, has_name: bool) -> bool:
+        """Returns whether an image may be in one of the ``missing`` folders: its folders agree with one of these as
+        well as with any existing folder. If an existing image has its name (``has_name``), they must agree better."""
+        folders = [reading for name in missing for reading in readings_of(name)]
+        agreement = max(
+            (_agreement_below(folder, parts[:-1]) for folder in folders for parts in readings_of(file_name)), default=0
+        )
+        closest = max(self._agreements(file_name).values(), default=0)
+        return agreement > closest or (agreement == closest and not has_name)
+
+    def _agreements(self, file_name: str) -> dict[str, int]:
+        """Returns, by folder, how many trailing parts it has in common with the folders in ``file_name``, at least
+        one."""
+        last_parts = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
+        folders = [folder for last in last_parts for folder in self._folders_of.get(last, ())]
+        images = ImageNames.of_single_names(f"{folder}/image" for folder in folders)
+        return {folder: images.agreement(file_name, i) for i, folder in enumerate(folders)}
+
+    def sizes(self, folders: Iterable[str]) -> SplitSizes:
+        """Returns the number of images that the splits have in ``folders``."""
+        total = SplitSizes()
+        for folder in folders:
+            total = total.plus(self._sizes[folder])
+        return total
+
+
+def folder_of(name: str) -> str:
+    """Returns the folder of an image, from its name."""
+    return name.rpartition("/")[0]
 
 
 def _agreement_below(folder: Sequence[str], parents: Sequence[str]) -> int:

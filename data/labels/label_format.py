@@ -101,11 +101,14 @@ class LabelFormat:
 
 
 def first_bytes(path: str | Path) -> bytes:
-    """Returns the beginning of a file, for `LabelFiles.is_labels`, or b"" if it cannot be read."""
+    """Returns the beginning of a file, for `LabelFiles.is_labels`, or b"" if it cannot be read. Raises OSError if the
+    machine fails, because the labels in the file would be ignored."""
     try:
         with open_regular(path) as file:
             return file.read(_FIRST_BYTES)
-    except OSError:
+    except OSError as error:
+        if explain_limit(error):
+            raise
         return b""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from data.labels.absent_images import AbsentImages, Owner, SplitSizes
+from data.labels.absent_images import SplitSizes
 from data.labels.categories import Category
 from data.labels.findings import ABSENT, OF_MISSING_FOLDER, STRAY, UNLISTED, Finding
-from data.labels.image_entries import ImageEntry, MatchedEntries, Origin, UnmatchedEntry, match_entries
+from data.labels.image_entries import ImageEntry, MatchedEntries, NoImage, UnmatchedEntry, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -25,11 +25,34 @@ class SplitFile(NamedTuple):
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reasons
 
 
+class _Loss(NamedTuple):
+    """What a split loses with an entry that has labels but no image."""
+
+    image: bool
+    objects: bool
+    consequence: str = ""
+    kind: str = ABSENT
+
+
+# What is lost with an entry, by the reason why it has no image. None: nothing of this split, so it is not reported.
+_LOSSES = {
+    NoImage.NO_SPLIT: None,
+    NoImage.ELSEWHERE: None,
+    NoImage.REPEATED: _Loss(image=False, objects=False),
+    NoImage.MISSING_FOLDER: _Loss(image=False, objects=False, kind=OF_MISSING_FOLDER),
+    NoImage.LISTED: _Loss(image=False, objects=True),
+    NoImage.HERE: _Loss(image=True, objects=True),
+    NoImage.SHARED: _Loss(image=True, objects=True, consequence="counted as lost here, not in another split"),
+    NoImage.SHARED_ELSEWHERE: _Loss(image=False, objects=False, consequence="counted as lost in another split"),
+}
+
+
 class LabelsPerSplit:
     """A `LabelSource` that reads labels in pixels from one file per split. Images that it does not name are left out.
 
     Several splits may share the file, and it may name images of no split. Entries of other splits' images do not count
-    as lost here. Entries without an image, which may belong to any split, are divided among the splits.
+    as lost here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong to any
+    split, are divided among the splits.
     """
 
     normalized = False
@@ -49,7 +72,7 @@ class LabelsPerSplit:
         self.image_ids: list[int | str] = [entry.image_id for entry in self._entries]
         self.findings = [
             *self._stray_annotations(file.strays, matched),
-            *self._absent_images(matched, request),
+            *self._absent_images(matched.unmatched),
             *self._unlisted_images(request.images, matched),
         ]
 
@@ -74,44 +97,26 @@ class LabelsPerSplit:
             findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in lost_here)))
         return findings
 
-    def _absent_images(self, matched: MatchedEntries, request: LabelRequest) -> list[Finding]:
-        """Returns findings about images of the file that the split does not contain. Images that may belong to any
-        split come last: first this split's share, then the images that other splits count."""
-        absent = AbsentImages(request.images, request.others)
+    def _absent_images(self, unmatched: Sequence[UnmatchedEntry]) -> list[Finding]:
+        """Returns findings about entries without an image, of which those with labels may be lost."""
         findings = []
-        of_any_split = []
-        for unmatched in matched.unmatched:
-            owner = absent.owner(unmatched.entry.file_name)
-            if owner is Owner.UNKNOWN:
-                of_any_split.append(self._absent_image(unmatched))
-            elif owner is Owner.HERE:
-                findings.append(self._absent_image(unmatched))
-            elif owner is Owner.LISTED:
-                findings.append(self._absent_image(unmatched)._replace(lost_images=0))
-            elif owner is Owner.MISSING_FOLDER:
-                finding = self._absent_image(unmatched)
-                findings.append(finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0))
-
-        others = request.others
-        sizes = SplitSizes(len(others.earlier_splits), len(request.images), len(others.later_splits))
-        lost_here = sizes.share_of(len(of_any_split))
-        findings += of_any_split[lost_here.start : lost_here.stop]
-        lost_elsewhere = of_any_split[: lost_here.start] + of_any_split[lost_here.stop :]
-        findings += [finding._replace(lost_images=0, lost_objects=0) for finding in lost_elsewhere]
+        for entry, reason, _, text in unmatched:
+            loss = _LOSSES[reason]
+            if loss is None:
+                continue
+            finding = Finding(
+                where=f"{self._name}: image {entry.image_id}",
+                kind=loss.kind,
+                text=f"{entry.file_name.strip() or 'the empty name'} {text}",
+            )
+            if entry.num_labeled:
+                finding = finding._replace(
+                    lost_images=int(loss.image),
+                    lost_objects=entry.num_labeled if loss.objects else 0,
+                    consequence=loss.consequence,
+                )
+            findings.append(finding)
         return findings
-
-    def _absent_image(self, unmatched: UnmatchedEntry) -> Finding:
-        """Returns the finding about a nonexistent image, which counts as lost if it has labels, unless they repeat
-        those of another entry."""
-        entry = unmatched.entry
-        num_lost = 0 if unmatched.is_repeated else entry.num_labeled
-        return Finding(
-            where=f"{self._name}: image {entry.image_id}",
-            kind=ABSENT,
-            text=f"{entry.file_name.strip() or 'the empty name'} {unmatched.reason}",
-            lost_images=int(num_lost > 0),
-            lost_objects=num_lost,
-        )
 
     def _unlisted_images(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
         """Returns findings about images of the split that the file does not name."""
@@ -126,9 +131,9 @@ class LabelsPerSplit:
     ) -> UserError:
         """Returns the error about a file that names none of the split's images."""
         for other in unmatched:
-            if other.has_name:
+            if other.has_name and other.reason is not NoImage.NO_SPLIT:
                 shown = one_line(other.entry.file_name)[:200]
-                message = f"{self._name}: image {other.entry.image_id}: {shown} {other.reason}"
+                message = f"{self._name}: image {other.entry.image_id}: {shown} {other.text}"
                 return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
@@ -143,9 +148,9 @@ def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSize
     def count(entries: Iterable[ImageEntry]) -> int:
         return sum(not only_empty or not entry.num_labeled for entry in entries)
 
-    others = matched.of_other_images
+    of_no_split = [other.entry for other in matched.unmatched if other.reason is NoImage.NO_SPLIT]
     return SplitSizes(
-        earlier=count(others[Origin.EARLIER_SPLIT]),
+        earlier=count(matched.of_earlier_splits),
         this=count(matched.entry_of.values()),
-        later=count(others[Origin.LATER_SPLIT]) + count(others[Origin.NO_SPLIT]),
+        later=count(matched.of_later_splits) + count(of_no_split),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -447,6 +448,67 @@ def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
     ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")]
     assert sum(ledger.lost_images for ledger in ledgers) == 2
     assert sum(ledger.lost_objects for ledger in ledgers) == 2 + 2 * 2
+
+
+def test_a_loss_that_only_some_splits_may_have_counts_in_one_of_them(root, caplog):
+    """The JSON names an image with a folder of the second and the third split."""
+    for split, folder, start, end in (("train", "b", 0, 14), ("val", "a", 14, 17), ("test", "a", 17, 20)):
+        (root / "images" / split / folder).mkdir(parents=True)
+        for name in IMAGES[start:end]:
+            (root / "images/train" / name).rename(root / "images" / split / folder / name)
+    path = describe(root, "coco", val="images/val", test="images/test")
+    edit_json(root, lambda content: content["images"][0].update(file_name="a/gone.png"))
+    ledgers = {split: load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")}
+    lost = {split: (ledger.lost_images, ledger.lost_objects) for split, ledger in ledgers.items()}
+    assert sorted(lost.values()) == [(0, 0), (0, 0), (1, 2)]
+    assert lost["train"] == (0, 0)
+    with caplog.at_level(logging.INFO, "lockstep"):
+        for split in ("val", "test"):
+            caplog.clear()
+            load(path, split, max_bad=0.9)
+            assert "1 annotated image not found, which may belong to any of several splits: " in caplog.text
+
+
+def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):
+    """The JSON names it in the folder by a link, which is not the usual name of the other images there."""
+    (root / "images/val/cam").mkdir(parents=True)
+    for name in IMAGES[16:]:
+        (root / "images/train" / name).rename(root / "images/val/cam" / name)
+    (root / "images/val/link").symlink_to("cam")
+    path = describe(root, "coco", val="images/val")
+    edit_json(root, lambda content: content["images"][0].update(file_name="link/gone.png"))
+    ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val")]
+    assert [ledger.lost_images for ledger in ledgers] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", [4, 7, 45])
+def test_each_object_of_a_json_of_several_splits_is_used_or_lost_once(tmp_path, seed):
+    """Splits of random folders, some with a second name by a link; the JSON also names images that do not exist."""
+    rng = random.Random(seed)
+    names = []
+    content: dict[str, object] = {"names": ["a"], "annotations": "all.json"}
+    for split in ("train", "val", "test")[: rng.randint(2, 3)]:
+        content[split] = f"images/{split}"
+        for folder in rng.sample(["a", "b", "c/a"], rng.randint(1, 2)):
+            for stem in rng.sample("uvwxyz", rng.randint(1, 3)):
+                names.append(f"{split}/{folder}/{stem}.png")
+                write_image(tmp_path / "images" / names[-1], 20, 40)
+            if rng.random() < 0.5:
+                (tmp_path / "images" / split / f"l{folder[0]}").symlink_to(folder)
+    folders = ["", "a/", "la/", "val/a/", "test/b/", "nowhere/", "c/a/"]
+    names += sorted({rng.choice(folders) + rng.choice(["gone.png", "u.png", "x.png"]) for _ in range(3)})
+    rng.shuffle(names)
+    boxes = [[2, 2, 9, i + 1] for i in range(len(names))]
+    coco = {
+        "images": [{"id": i, "file_name": name} for i, name in enumerate(names)],
+        "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": box} for i, box in enumerate(boxes)],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "all.json").write_text(json.dumps(coco))
+    path = tmp_path / "data.yaml"
+    path.write_text(yaml.safe_dump(content))
+    ledgers = [load(path, split, max_bad=1.0).report.ledger for split in ("train", "val", "test") if split in content]
+    assert sum(ledger.objects for ledger in ledgers) == len(names)
 
 
 def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):

@@ -126,7 +126,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     return choices
 
 
-def _with_label_folder(folder: str, fits: Sequence[int], found: FoundLabels) -> Sequence[int]:
+def _with_label_folder(folder: str, fits: list[int], found: FoundLabels) -> list[int]:
     """Returns those of the images ``fits``, by number, whose usual label folder is ``folder``, or all if there is no
     such image."""
     real = found.candidates.folders.real

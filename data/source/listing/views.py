@@ -62,14 +62,11 @@ def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFil
     views = [_united(first[0], [image for image in named_images if image.name not in with_others])]
     views += [_united(names[0], names) for names in others]
     label = first[0].label.name
-    findings = []
-    for file in files:
-        if not file.num_objects:
-            message = f"has no labels that can be read; those in {label} are used"
-            findings.append(Finding(file.names[0].label.name, SECOND_LABEL, message))
-    for view in views[1:]:
-        message = f"{first[0].name}, which has {label}, is used a second time with these labels"
-        findings.append(Finding(view.label.name, SECOND_VIEW, message))
+    unread = [file.names[0].label.name for file in files if not file.num_objects]
+    message = f"has no labels that can be read; those in {label} are used"
+    findings = [Finding(name, SECOND_LABEL, message) for name in unread]
+    message = f"{first[0].name}, which has {label}, is used a second time with these labels"
+    findings += [Finding(view.label.name, SECOND_VIEW, message) for view in views[1:]]
     return Views(views, findings)
 
 

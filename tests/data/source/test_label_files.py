@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -891,6 +892,23 @@ def test_label_files_that_cannot_be_read_are_not_taken_for_copies_of_one(folder)
     (loss,) = index.report.ledger.losses
     assert loss.images == 1
     assert "labels may be in labels/train/03.TXT or labels/train/03.Txt; keep one of them" in loss.example
+
+
+def test_a_failing_disk_does_not_turn_labels_into_backgrounds(folder, monkeypatch):
+    """The file is in another folder than usual, so it is opened to see whether it contains labels."""
+    folder.write(but=3)
+    label = folder.label("images/train/03.txt")
+    spec = load_dataset_spec(folder.yaml())
+    open_file: Callable = os.open
+
+    def fail(path: object, *args: object, **options: object) -> int:
+        if str(path) == str(label):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        list_split(spec, "train")
 
 
 def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, caplog):
