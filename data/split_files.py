@@ -43,6 +43,7 @@ class OtherImages(NamedTuple):
     unassigned: Sequence[str] = ()  # names of images in the same folders that belong to no split
     missing: Sequence[str] = ()  # nonexistent images that the lists of this split name
     missing_elsewhere: Sequence[str] = ()  # nonexistent images that the lists of the other splits name
+    without_images: Sequence[str] = ()  # folders and lists of the other splits that are missing or name no image
 
 
 class LabelFile(NamedTuple):

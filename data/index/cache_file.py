@@ -95,8 +95,10 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
         facts.append(spec.pixels.content())
     if listing.shares_folders:  # affects the messages about images that the label file does not name
         facts.append("shares folders")
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     others = listing.others
+    if others.without_images:
+        facts.append(others.without_images)
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     other_images = [
         *chain.from_iterable(others.earlier_splits),
         *chain.from_iterable(others.later_splits),

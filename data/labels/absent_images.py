@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -18,12 +19,13 @@ class Owner(Enum):
     LISTED = auto()  # this split, where a row of a list names it and already counts as the lost image
     HERE = auto()  # this split
     ELSEWHERE = auto()  # another split
+    MISSING_FOLDER = auto()  # possibly another split, none of whose images exist
     UNKNOWN = auto()  # any split with this label file
 
 
 class AbsentImages:
     """Decides which split a nonexistent image would belong to: the split whose list names it, or whose image folders
-    match the image's folders best."""
+    match the image's folders best. If a missing folder matches at least as well, the image may be in that folder."""
 
     def __init__(self, images: Sequence[ImageFile], others: OtherImages) -> None:
         self._images = images
@@ -37,13 +39,23 @@ class AbsentImages:
             return Owner.LISTED
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
             return Owner.ELSEWHERE
-        if not self._images_of_other_splits:
+        if not self._images_of_other_splits and not self._others.without_images:
             return Owner.UNKNOWN
         here = self._folders_here.agreement(file_name)
         elsewhere = self._folders_elsewhere.agreement(file_name)
+        if self._others.without_images and self._agreement_with_missing(file_name) >= max(here, elsewhere):
+            return Owner.MISSING_FOLDER
         if here == elsewhere:
             return Owner.UNKNOWN
         return Owner.HERE if here > elsewhere else Owner.ELSEWHERE
+
+    def _agreement_with_missing(self, file_name: str) -> int:
+        """Returns the largest number of folders that ``file_name`` has in common with a missing folder or has below
+        it."""
+        folders = [reading for name in self._others.without_images for reading in readings_of(name)]
+        return max(
+            (_agreement_below(folder, parts[:-1]) for folder in folders for parts in readings_of(file_name)), default=0
+        )
 
     @cached_property
     def _missing_here(self) -> ImageNames:
@@ -97,3 +109,15 @@ class _ImageFolders:
         last_folders = {loose(parts[-2]) for parts in readings_of(file_name) if len(parts) > 1}
         fits = [self._images_of[last] for last in last_folders if last in self._images_of]
         return max((images.agreement(file_name, i) for images in fits for i in range(len(images))), default=0)
+
+
+def _agreement_below(folder: Sequence[str], parents: Sequence[str]) -> int:
+    """Returns how many of the folders ``parents`` of a file name are the last ones of ``folder``, plus those below it;
+    0 if they do not contain its last one."""
+    agreement = 0
+    for depth in range(1, len(parents) + 1):
+        pairs = zip(reversed(folder), reversed(parents[:depth]))
+        common = sum(1 for _ in itertools.takewhile(lambda pair: loose(pair[0]) == loose(pair[1]), pairs))
+        if common:
+            agreement = max(agreement, common + len(parents) - depth)
+    return agreement

@@ -25,6 +25,7 @@ FRACTIONS = "box given as fractions"
 STRAY = "annotation without an image"
 ABSENT = "annotated image not in the split"
 ORPHAN = "label file without an image"
+OF_MISSING_FOLDER = "labels of an image that a missing folder may contain"  # of another split; not counted as lost
 # Corrected or only reported:
 DUPLICATE = "duplicate box"
 CLIPPED = "box clipped"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from data.labels.absent_images import AbsentImages, Owner, SplitSizes
 from data.labels.categories import Category
-from data.labels.findings import ABSENT, STRAY, UNLISTED, Finding
+from data.labels.findings import ABSENT, OF_MISSING_FOLDER, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, Origin, UnmatchedEntry, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
@@ -88,6 +88,9 @@ class LabelsPerSplit:
                 findings.append(self._absent_image(unmatched))
             elif owner is Owner.LISTED:
                 findings.append(self._absent_image(unmatched)._replace(lost_images=0))
+            elif owner is Owner.MISSING_FOLDER:
+                finding = self._absent_image(unmatched)
+                findings.append(finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0))
 
         others = request.others
         sizes = SplitSizes(len(others.earlier_splits), len(request.images), len(others.later_splits))

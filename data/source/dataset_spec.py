@@ -123,6 +123,8 @@ class DatasetSpec:
     splits: dict[str, Split]
     source: str  # path of the YAML, for messages
     if_missing: str = "correct its paths"  # advice for missing data
+    # Optional splits that are not read because they have no images. Annotations of other splits may name their images.
+    left_out: dict[str, Split] = field(default_factory=dict)
     held_out: frozenset[str] = frozenset()  # names of the training images that form the split "val"
     label_names: tuple[str, ...] = ()  # classes in the labels, by number; empty if they are `names`
     class_of: tuple[int, ...] = ()  # number in `names`, or `IGNORED`, of each class in the labels

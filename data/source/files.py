@@ -19,28 +19,26 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ListedSplit, ShardSplit
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ListedSplit, ShardSplit, Split
 from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images
 from data.source.listing.label_files import find_label_files
 from data.source.listing.label_folders import are_all_labeled
 from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
-from data.source.listing.other_images import images_in_label_file
+from data.source.listing.other_images import has_images, images_in_label_file, share_labels
 from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
-from data.source.walk import Folders, stamp_of, walk
+from data.source.walk import Folders, stamp_of
 from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
-from utils.files.safe_io import read_text
 from utils.logger import get_logger
 
 
@@ -137,31 +135,61 @@ def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
     """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or contain no images, and logs
     each. A missing one is logged as a warning, because its name may be misspelled."""
-    suffixes = image_suffixes(spec.pixels)
-    remaining = dict(spec.splits)
+    left_out: dict[str, Split] = {}
     for name in splits:
-        if name not in remaining:
+        entries = _image_entries(spec, name) if name in spec.splits else []
+        if not entries or any(has_images(entry, image_suffixes(part.pixels)) for part, entry in entries):
             continue
-        split = remaining[name]
-        entries = split.images if isinstance(split, ListedSplit) else split.paths
-        if not entries or any(_has_images(entry, suffixes) for entry in entries):
-            continue
-        del remaining[name]
+        left_out[name] = spec.splits[name]
         consequence = "is left out"
         if name == "val":
             consequence += ", and part of 'train' is held out in its place"
-        missing = [entry for entry in entries if not entry.exists()]
+        consequence += _note_on_losses(spec, name)
+        missing = [(part, entry) for part, entry in entries if not entry.exists()]
         if missing:
-            get_logger().warning("%s; '%s' %s", spec.missing_error(missing[0]), name, consequence)
+            part, entry = missing[0]
+            get_logger().warning("%s; '%s' %s", part.missing_error(entry), name, consequence)
         else:
-            get_logger().info("%s: '%s' (%s) has no images and %s", spec.source, name, entries[0], consequence)
-    return replace(spec, splits=remaining)
+            get_logger().info("%s: '%s' (%s) has no images and %s", spec.source, name, entries[0][1], consequence)
+    remaining = {name: split for name, split in spec.splits.items() if name not in left_out}
+    return replace(spec, splits=remaining, left_out=left_out)
 
 
-def _has_images(entry: Path, suffixes: frozenset[str]) -> bool:
-    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists."""
-    if entry.is_dir():
-        return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
-    if entry.suffix.lower() == ".txt" and entry.is_file():
-        return bool(read_text(entry, max_bytes=MAX_LIST_BYTES).strip())
-    return entry.exists()
+def _image_entries(spec: DatasetSpec, split: str) -> list[tuple[DatasetSpec, Path]]:
+    """Returns the folders, lists and shards of a split, each with the data set that names it."""
+    entries: list[tuple[DatasetSpec, Path]] = []
+    for part in spec.parts_of(split):
+        part_split = part.splits[split]
+        paths = part_split.images if isinstance(part_split, ListedSplit) else part_split.paths
+        entries += [(part, path) for path in paths]
+    return entries
+
+
+def warn_of_unused_splits(spec: DatasetSpec, used: Collection[str]) -> None:
+    """Logs a warning about each split that is not in ``used`` and could not be read, or has no images although its
+    labels may be in annotations of the others. If ``used`` is empty, any split may be used: only the latter are logged.
+    """
+    for name in spec.splits:
+        note = _note_on_losses(spec, name)
+        if name in used or not (used or note):
+            continue
+        try:
+            spec.check_split(name)
+            entries = _image_entries(spec, name) if note else []
+            empty = [entry for part, entry in entries if not has_images(entry, image_suffixes(part.pixels))]
+        except UserError as error:
+            get_logger().warning("%s; '%s' is not used here%s", error, name, note)
+            continue
+        if empty:
+            get_logger().warning("%s: '%s' has no images in %s%s", spec.source, name, empty[0], note)
+
+
+def _note_on_losses(spec: DatasetSpec, split: str) -> str:
+    """Returns a note for the log if other splits have labels where those of ``split``, whose images are missing, may
+    be; else ""."""
+    listed_splits = spec.listed_splits
+    annotations = listed_splits[split].annotations if split in listed_splits else None
+    others = [other.annotations for name, other in listed_splits.items() if name != split]
+    if annotations is None or not any(share_labels(annotations, other) for other in others):
+        return ""
+    return f"; labels in {annotations} that may be of its images do not count as lost"

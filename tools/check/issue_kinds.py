@@ -58,6 +58,9 @@ ADVICE = {
     scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
+    scan_kinds.OF_MISSING_FOLDER: Advice(
+        "these labels are not used", "copy the missing folder here, or correct its path"
+    ),
     scan_kinds.ORPHAN: Advice("these labels are not used", "rename it like its image, or delete it"),
     scan_kinds.UNREAD_LABELS: Advice(
         "training leaves these images out", "convert the labels, or add an empty label file"

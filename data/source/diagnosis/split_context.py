@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
@@ -14,7 +13,13 @@ from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.listing.other_images import images_of_no_split, splits_before, splits_with_other_images
+from data.source.listing.other_images import (
+    entries_without_images,
+    images_of_no_split,
+    share_labels,
+    splits_before,
+    splits_with_other_images,
+)
 from data.source.walk import Folders
 from utils.files.paths import path_of
 
@@ -56,11 +61,16 @@ class OtherSplits:
         annotations = splits[self._split].annotations
         names: list[str] = []
         for other in self._names:
-            if _share_labels(annotations, splits[other].annotations):
+            if share_labels(annotations, splits[other].annotations):
                 names += find_images_leniently(self._spec, other, self._folders).images
         if annotations is not None:
             names += images_of_no_split(self._spec, self._split, self._folders, known=self._split_images.names)
         return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
+
+    @cached_property
+    def may_lack_images(self) -> bool:
+        """Whether images are missing whose labels may be in the annotations of this split."""
+        return bool(entries_without_images(self._spec, self._split))
 
     @cached_property
     def folders_before(self) -> frozenset[str]:
@@ -70,13 +80,6 @@ class OtherSplits:
             images = find_images_leniently(self._spec, other, self._folders).names
             names |= {name.rpartition("/")[0] for name in images}
         return frozenset(path_of(name, self._spec.root) for name in names)
-
-
-def _share_labels(first: Path | None, second: Path | None) -> bool:
-    """Returns whether the label files of two splits may be in the same folder. None: YOLO txt next to the images."""
-    if first is None or second is None:
-        return first is None and second is None
-    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.findings import ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
+from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import loose
 from data.labels.label_format import FilesPerImage
 from data.source.diagnosis.similar_names import loose_stem
@@ -63,6 +63,8 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     reasons: dict[str, Finding] = {}
     for file, explanation in unused.items():
         finding = explanation or _orphan(file, _orphan_message(similar[file]), context, images_of[file])
+        if explanation is None and not images_of[file] and others.may_lack_images:
+            finding = finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
         findings.append(finding)
         if explanation is None:
             reasons |= dict.fromkeys(images_of[file], finding)

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.source.dataset_spec import DatasetSpec
-from data.source.listing.image_list import is_image
+from data.source.dataset_spec import DatasetSpec, ListedSplit
+from data.source.listing.image_list import MAX_LIST_BYTES, is_image
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import NamesOfImage, OtherImages
-from utils.files.paths import path_of
+from utils.errors import UserError
+from utils.files.paths import path_of, relative_name
+from utils.files.safe_io import read_text
 
 _MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
 
@@ -42,6 +44,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
         unassigned=images_of_no_split(spec, split, folders, known=known),
         missing=split_images.missing,
         missing_elsewhere=missing_elsewhere,
+        without_images=[relative_name(entry, spec.root) for entry in entries_without_images(spec, split)],
     )
 
 
@@ -63,6 +66,44 @@ def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
     splits = spec.listed_splits
     others = splits_with_other_images(spec, split)
     return [other for other in others if splits[other].annotations == splits[split].annotations]
+
+
+def entries_without_images(spec: DatasetSpec, split: str) -> list[Path]:
+    """Returns the folders and lists of other splits that are missing or name no image, if the labels of their images
+    may be in the annotations of ``split``."""
+    splits = spec.listed_splits
+    annotations = splits[split].annotations
+    if annotations is None:
+        return []
+    suffixes = image_suffixes(spec.pixels)
+    others = [splits[name] for name in splits_with_other_images(spec, split)]
+    others += [other for other in spec.left_out.values() if isinstance(other, ListedSplit)]
+    entries = [entry for other in others if share_labels(annotations, other.annotations) for entry in other.images]
+    return [entry for entry in dict.fromkeys(entries) if not _shows_images(entry, suffixes)]
+
+
+def _shows_images(entry: Path, suffixes: frozenset[str]) -> bool:
+    """Returns the result of `has_images`, or False if the entry cannot be read, which is reported when it is used."""
+    try:
+        return has_images(entry, suffixes)
+    except (UserError, PermissionError):
+        return False
+
+
+def share_labels(first: Path | None, second: Path | None) -> bool:
+    """Returns whether the label files of two splits may be in the same folder. None: YOLO txt next to the images."""
+    if first is None or second is None:
+        return first is None and second is None
+    return first.is_relative_to(second) or second.is_relative_to(first)
+
+
+def has_images(entry: Path, suffixes: frozenset[str]) -> bool:
+    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists."""
+    if entry.is_dir():
+        return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
+    if entry.suffix.lower() == ".txt" and entry.is_file():
+        return bool(read_text(entry, max_bytes=MAX_LIST_BYTES).strip())
+    return entry.exists()
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
