@@ -62,13 +62,13 @@ def _find_names(
 
 
 def _annotations_of(spec: DatasetSpec, label_format: LabelFormat) -> list[Path]:
-    """Returns the annotation paths of all splits in a label format. Raises UserError if any is missing."""
+    """Returns the annotation paths of all splits in a label format, without missing ones. Raises UserError if the first
+    one, which has the names, is missing."""
     splits = [split for split in spec.listed_splits.values() if split.label_format is label_format]
     paths = [split.annotations for split in splits if split.annotations is not None]
-    for path in paths:
-        if not path.exists():
-            raise spec.missing_error(path)
-    return paths
+    if not paths[0].exists():
+        raise spec.missing_error(paths[0])
+    return [path for path in paths if path.exists()]
 
 
 def with_class_map(spec: DatasetSpec, values: dict[str, Any]) -> DatasetSpec:

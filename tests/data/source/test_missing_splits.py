@@ -15,6 +15,7 @@ from data.index.load import load_index
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from utils.distributed.context import DistributedContext
@@ -157,3 +158,17 @@ def test_a_joined_optional_split_without_images_is_left_out(tmp_path, caplog):
     assert "val" not in open_data(source, DistributedContext.single()).splits
     (warning,) = warnings(caplog)
     assert warning.startswith(f"{tmp_path}/a/images/val: not found (named by {parts[0]})")
+
+
+@pytest.mark.parametrize("missing", ["val", "train"])
+def test_names_come_from_the_json_of_the_first_split_if_another_one_is_missing(root, missing):
+    for split in SPLITS:
+        shutil.copy(root / "instances.json", root / f"{split}.json")
+    data = describe(root, annotations={split: f"{split}.json" for split in SPLITS}, names=None)
+    (root / f"{missing}.json").unlink()
+    source = DataSource(str(data), ("test",))
+    if missing == "train":
+        with refused("train.json: not found (named by .../data.yaml)..."):
+            open_data(source, DistributedContext.single())
+        return
+    assert open_data(source, DistributedContext.single()).names == ("cat",)
