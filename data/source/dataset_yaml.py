@@ -108,7 +108,8 @@ def _read_description(path: Path) -> _Description:
     else:
         values = read_yaml(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}")
+        hint = "; for a Darknet .data file, name its folder" if isinstance(values, str) and "=" in values else ""
+        raise UserError(f"{path}: expected keys (path, train, val, names), got {type(values).__name__}{hint}")
     values, lines = split_keys(values, path)
     return _Description(values, path, names_file, notes + lines)
 

@@ -144,7 +144,7 @@ def find_data(data: str) -> str:
 def _similar_data(path: Path, known: Sequence[str]) -> str:
     """Returns a hint with a known name, or the path of a YAML nearby, similar to ``path``; "" if there is none."""
     if path.stem in known:
-        return f" (did you mean '{path.stem}' of configs/data?)"
+        return f" (did you mean '{path.stem}'?)"
     folders = (("../datasets", "*/*.y*ml"), ("datasets", "*/*.y*ml"), (".", "*.y*ml"), (path.parent, "*.y*ml"))
     files = (file for folder, pattern in folders for file in Path(folder).glob(pattern))
     nearby = {file.parent.name if file.stem == "data" else file.stem: str(file) for file in files}

@@ -114,6 +114,8 @@ def _checked_names(value: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(names, list) or not names:
         raise UserError(f"{path}: names: expected a list or 'number: name' lines, got {names!r}")
     for name in names:
+        if isinstance(name, list | dict):
+            raise UserError(f"{path}: names: {name!r} is not a name; write a list of names, or 'number: name' lines")
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).strip():
             raise UserError(f"{path}: names: {name!r} is not a string in YAML; put it in quotes")
     return tuple(str(name).strip() for name in names)

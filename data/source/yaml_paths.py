@@ -22,7 +22,10 @@ def is_yaml(path: str | Path) -> bool:
 
 def checked_path(value: Any, location: str) -> Path:
     """Returns the path that a YAML entry names. Raises UserError, beginning with ``location``, if it is not a path."""
-    path = Path(os.path.expanduser(check(value, str, location).strip()))
+    text = check(value, str, location).strip()
+    if not text:
+        raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
+    path = Path(os.path.expanduser(text))
     if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
         raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
     return path
@@ -31,7 +34,7 @@ def checked_path(value: Any, location: str) -> Path:
 def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     """Returns the data set's folder for the value of the key ``path``. ``known_root``: see `DataSource`."""
     yaml_folder = yaml_path.absolute().parent
-    if value in (None, ""):
+    if value is None or (isinstance(value, str) and not value.strip()):
         return normal_path(yaml_folder)
     path = checked_path(value, f"{yaml_path}: path")
     candidates: list[Path] = []
