@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data.image_io.shards import is_shard_path
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.files import warn_of_unused_splits, without_empty
@@ -132,6 +133,8 @@ def find_data(data: str) -> str:
     if data and path.exists():
         if path.suffix.lower() in ARCHIVES and path.is_file():
             raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
+        if is_shard_path(path) and path.is_file():
+            raise UserError(f"--data {data}: an index of shards; name its folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     hint = _similar_data(path, known)
