@@ -33,8 +33,9 @@ class AbsentImages:
         other_images = (*others.earlier_splits, *others.later_splits)
         self._images_of_other_splits = [file for names in other_images for file in names]
 
-    def owner(self, file_name: str) -> Owner:
-        """Returns the owner of the image that a label file names ``file_name``."""
+    def owner(self, file_name: str, *, has_name: bool) -> Owner:
+        """Returns the owner of the image that a label file names ``file_name``. ``has_name``: an existing image has
+        this name, so that only a folder in it shows that it is of a missing folder."""
         if self._others.missing and self._missing_here.find(file_name):
             return Owner.LISTED
         if self._others.missing_elsewhere and self._missing_elsewhere.find(file_name):
@@ -43,8 +44,11 @@ class AbsentImages:
             return Owner.UNKNOWN
         here = self._folders_here.agreement(file_name)
         elsewhere = self._folders_elsewhere.agreement(file_name)
-        if self._others.without_images and self._agreement_with_missing(file_name) >= max(here, elsewhere):
-            return Owner.MISSING_FOLDER
+        if self._others.without_images:
+            missing = self._agreement_with_missing(file_name)
+            closest = max(here, elsewhere)
+            if missing > closest or (missing == closest and not has_name):
+                return Owner.MISSING_FOLDER
         if here == elsewhere:
             return Owner.UNKNOWN
         return Owner.HERE if here > elsewhere else Owner.ELSEWHERE

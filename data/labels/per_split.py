@@ -81,7 +81,7 @@ class LabelsPerSplit:
         findings = []
         of_any_split = []
         for unmatched in matched.unmatched:
-            owner = absent.owner(unmatched.entry.file_name)
+            owner = absent.owner(unmatched.entry.file_name, has_name=unmatched.has_name)
             if owner is Owner.UNKNOWN:
                 of_any_split.append(self._absent_image(unmatched))
             elif owner is Owner.HERE:
