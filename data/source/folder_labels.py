@@ -199,9 +199,10 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
     two files differ."""
     names_of: dict[Path, list[str]] = {}
     for folder in folders:
-        lists = [path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))]
-        if lists:
-            names_of[lists[0]] = [line.strip() for line in read_text(lists[0]).splitlines() if line.strip()]
+        for path in (path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))):
+            names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+            if names:
+                names_of[path] = names
         notes = folder / "notes.json"
         names = _names_in_notes(notes) if notes.is_file() else []
         if names:
