@@ -158,20 +158,18 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
     location = f"{context.path}: {split}"
     entries = _entries(value)
     if any(is_yaml(str(entry)) for entry in entries):
-        parts = tuple(_read_part(entry, split, context) for entry in entries)
-        _check_joined_once(parts, location)
         if annotations is not None:
             raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
-        return JoinedSplit(parts)
+        return _read_joined_split(entries, split, context)
     images = tuple(resolve_entry(checked_path(entry, location), context.root) for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if os.path.isdir(path) else path for path in images)
     shards = [path for path in images if is_shard_path(path)]
-    if len(images) > 1 and shards:
-        raise UserError(f"{location}: {shards[0]} must be the only entry; join data sets by their YAMLs")
-    if shards and annotations is not None:
-        raise UserError(f"{location}: {shards[0]} has labels of its own; remove the 'annotations' of this split")
     if shards:
+        if len(images) > 1:
+            raise UserError(f"{location}: {shards[0]} must be the only entry; join data sets by their YAMLs")
+        if annotations is not None:
+            raise UserError(f"{location}: {shards[0]} has labels of its own; remove the 'annotations' of this split")
         return ShardSplit(shards[0])
     label_format = format_of(annotations)
     if annotations is not None and label_format is not None and label_format.per_image is None:
@@ -182,6 +180,18 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
 def _entries(value: Any) -> list[Any]:
     """Returns the entries of a split, whose value is a single entry or a list."""
     return value if isinstance(value, list) else [value]
+
+
+def _read_joined_split(entries: Sequence[Any], split: str, context: _YamlContext) -> JoinedSplit:
+    """Reads the YAMLs of the data sets that a split joins. Raises UserError if it joins a data set twice."""
+    parts = tuple(_read_part(entry, split, context) for entry in entries)
+    sources: set[str] = set()
+    for part in parts:
+        source = os.path.realpath(part.source)
+        if source in sources:
+            raise UserError(f"{context.path}: {split}: joins {part.source} twice; name it once")
+        sources.add(source)
+    return JoinedSplit(parts)
 
 
 def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
@@ -205,16 +215,6 @@ def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
             f"{location}: {path} joins data sets itself ({listed(inner, 3)}); name those here instead of it"
         )
     return part
-
-
-def _check_joined_once(parts: Sequence[DatasetSpec], location: str) -> None:
-    """Raises UserError if a split joins a data set twice."""
-    sources: set[str] = set()
-    for part in parts:
-        source = os.path.realpath(part.source)
-        if source in sources:
-            raise UserError(f"{location}: joins {part.source} twice; name it once")
-        sources.add(source)
 
 
 def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, path: Path) -> None:

@@ -45,10 +45,9 @@ def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabe
 def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
     """Finds COCO JSON or Pascal VOC for each split. Returns None if no split has either. Without ``names``, the classes
     of Pascal VOC are the names of all its objects."""
-    coco_files = _CocoFiles(folder)
     annotations: dict[str, Path] = {}
     for split, images in splits.items():
-        path = coco_files.find(split, images) or _voc_folder(folder, images)
+        path = _find_coco(folder, split, images) or _voc_folder(folder, images)
         if path is not None:
             annotations[split] = path
     if not annotations:
@@ -81,38 +80,33 @@ class _Json(NamedTuple):
     has_boxes: bool
 
 
-class _CocoFiles:
-    """Finds the COCO JSON files of a folder's splits."""
+def _find_coco(folder: Path, split: str, images: Path) -> Path | None:
+    """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes, or None if
+    there is none."""
+    without_boxes: Path | None = None  # such as image_info_test2017.json
+    for paths in _json_candidates(folder, split, images):
+        coco = [path for path in paths if _summary_of(path).is_coco]
+        with_boxes = [path for path in coco if _summary_of(path).has_boxes]
+        if with_boxes:
+            _check_one_has_all(with_boxes, split)
+            return with_boxes[0]
+        if without_boxes is None and coco:
+            without_boxes = coco[0]
+    return without_boxes
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
-    def find(self, split: str, images: Path) -> Path | None:
-        """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes, or
-        None if there is none."""
-        without_boxes: Path | None = None  # such as image_info_test2017.json
-        for paths in self._candidates(split, images):
-            coco = [path for path in paths if _summary_of(path).is_coco]
-            with_boxes = [path for path in coco if _summary_of(path).has_boxes]
-            if with_boxes:
-                _check_one_has_all(with_boxes, split)
-                return with_boxes[0]
-            if without_boxes is None and coco:
-                without_boxes = coco[0]
-        return without_boxes
-
-    def _candidates(self, split: str, images: Path) -> list[list[Path]]:
-        """Returns the JSON files that may belong to a split: those next to its images, those named after the split, and
-        those named after no split."""
-        nearby = sorted(images.glob("*.json"))
-        if not nearby and images.name in IMAGE_FOLDERS:
-            nearby = sorted(images.parent.glob("*.json"))
-        nearby = [path for path in nearby if _split_in(path) in (split, "")]
-        nearby.sort(key=lambda path: _split_in(path) != split)  # files that name the split first
-        in_folder = [*sorted((self._folder / "annotations").glob("*.json")), *sorted(self._folder.glob("*.json"))]
-        of_split = [path for path in in_folder if _split_in(path) == split]
-        of_no_split = [path for path in in_folder if _split_in(path) == ""]
-        return [nearby, of_split, of_no_split]
+def _json_candidates(folder: Path, split: str, images: Path) -> list[list[Path]]:
+    """Returns the JSON files that may belong to a split: those next to its images, those named after the split, and
+    those named after no split."""
+    nearby = sorted(images.glob("*.json"))
+    if not nearby and images.name in IMAGE_FOLDERS:
+        nearby = sorted(images.parent.glob("*.json"))
+    nearby = [path for path in nearby if _split_in(path) in (split, "")]
+    nearby.sort(key=lambda path: _split_in(path) != split)  # files that name the split first
+    in_folder = [*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))]
+    of_split = [path for path in in_folder if _split_in(path) == split]
+    of_no_split = [path for path in in_folder if _split_in(path) == ""]
+    return [nearby, of_split, of_no_split]
 
 
 @once_per_file
@@ -199,9 +193,10 @@ def _listed_names(folders: Iterable[Path]) -> list[str]:
     two files differ."""
     names_of: dict[Path, list[str]] = {}
     for folder in folders:
-        lists = [path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))]
-        if lists:
-            names_of[lists[0]] = [line.strip() for line in read_text(lists[0]).splitlines() if line.strip()]
+        for path in (path for pattern in _NAME_LISTS for path in sorted(folder.glob(pattern))):
+            names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+            if names:
+                names_of[path] = names
         notes = folder / "notes.json"
         names = _names_in_notes(notes) if notes.is_file() else []
         if names:

@@ -115,7 +115,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     for folder in dict.fromkeys(map(candidates.folders.first_name, label_folders)):
         for file in candidates.files(folder):
             name = named_image(file.first_bytes())
-            fits: Sequence[int] = names.find(name) if name else []
+            fits = names.find(name) if name else []
             if len(fits) > 1:
                 fits = _with_label_folder(folder, fits, found)
             if len(fits) == 1 and found.images[fits[0]].status is ImageStatus.BACKGROUND:

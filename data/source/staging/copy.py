@@ -152,7 +152,13 @@ class StageCopy:
         for name, moves in by_folder.items():
             with self._opened(name) as descriptor:
                 for item, target in moves:
-                    os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=descriptor)
+                    try:
+                        os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=descriptor)
+                    except IsADirectoryError:  # names only the file in ``incoming``
+                        path = self.path(self.plan.names[item])
+                        raise UserError(
+                            f"--stage: {path}: a folder in place of a file of the copy; remove it"
+                        ) from None
                     self._written.remove(item)
         self._synced_at = time.monotonic()
 

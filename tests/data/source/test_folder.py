@@ -309,6 +309,11 @@ def two_lists_of_names(source: Path, folder: Path) -> None:
     (folder / "valid" / "_darknet.labels").write_text("dark\nlight\n")
 
 
+def two_lists_in_one_folder(source: Path, folder: Path) -> None:
+    darknet(source, folder)
+    (folder / "train" / "obj.names").write_text("dark\nlight\n")
+
+
 def notes_against_classes(source: Path, folder: Path) -> None:
     darknet(source, folder)
     (folder / "train" / "_darknet.labels").unlink()
@@ -359,6 +364,10 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         (
             two_lists_of_names,
             "valid/_darknet.labels: its classes differ from those of .../train/_darknet.labels; make them agree",
+        ),
+        (
+            two_lists_in_one_folder,
+            "train/obj.names: its classes differ from those of .../train/_darknet.labels; make them agree",
         ),
         (notes_against_classes, "notes.json: its classes differ from those of .../classes.txt; make them agree"),
         (

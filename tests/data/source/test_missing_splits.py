@@ -111,6 +111,21 @@ def test_labels_that_may_be_of_a_missing_folder_are_reported_but_not_lost(root, 
     assert warning.endswith(f"labels in {root / LABELS[labels]} that may be of its images do not count as lost")
 
 
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_second_entry_of_an_image_is_lost_although_a_folder_is_missing(root, labels):
+    """Its labels are others: they are not repeated."""
+    content = json.loads((root / "instances.json").read_text())
+    content["images"].append({"id": 7, "file_name": "00.png"})
+    if labels:
+        content["annotations"].append({**content["annotations"][0], "id": 999, "image_id": 7, "bbox": [1, 2, 9, 9]})
+    (root / "instances.json").write_text(json.dumps(content))
+    data = describe(root, annotations="instances.json")
+    before = ledgers(data)
+    assert before["train"].lost_objects == int(labels)
+    shutil.rmtree(root / "images/test")
+    assert ledgers(data) == before
+
+
 def test_losses_of_a_split_count_again_when_the_missing_folder_exists(root):
     """The cached result of one state is not used for the other."""
     data = describe(root, annotations="instances.json")

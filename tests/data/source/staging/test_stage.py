@@ -508,6 +508,15 @@ def test_a_planted_link_leads_nothing_out_of_the_copy(tmp_path, planted):
     assert sorted(outside.rglob("*")) == before
 
 
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    source = write_dataset(tmp_path / "set", train=2, val=1)
+    image = next(stage(source, tmp_path / "disk").root.rglob("*.png"))
+    image.unlink()
+    image.mkdir()
+    with refused(f"--stage: {image}: a folder in place of a file of the copy; remove it"):
+        stage(source, tmp_path / "disk")
+
+
 def test_a_link_in_place_of_a_file_is_replaced(tmp_path):
     source = write_dataset(tmp_path / "set", train=4, val=2)
     copied = stage(source, tmp_path / "disk").root
