@@ -39,9 +39,9 @@ class Reading(NamedTuple):
     def of(cls, process: int) -> Reading:
         found = list(descendants(process))
         return cls(
-            # Other pages of files count as shared or not, as it happens, with who else has mapped them.
+            # Not the other pages of files, whose count depends on which programs have mapped them, too.
             sum(megabytes(child, "Private_Dirty") for child in found),
-            sum(megabytes(child, "Pss") for child in found),
+            sum(megabytes(child, field) for child in found for field in ("Pss_Anon", "Pss_Shmem")),
             sum(_entries(child, "fd") for child in found),
             sum(_entries(child, "task") for child in found),
             len(found),
