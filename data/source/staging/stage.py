@@ -7,9 +7,8 @@ processes wait for their leader. The next run continues an interrupted copy and 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +25,6 @@ from utils.distributed.store_barrier import StoreBarrier
 from utils.errors import UserError
 from utils.files.paths import is_inside, path_of
 from utils.logger import get_logger, progress
-from utils.process.limits import explain_limit
 from utils.strings import counted, format_bytes
 
 
@@ -80,9 +78,8 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
     """Completes this node's copy and returns its YAML. Must be called by the node's leader."""
     if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in plan.folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
-    with _unwritable_refused(folder / plan.key):
-        copy = StageCopy(folder / plan.key, plan)
-    with _unwritable_refused(copy.folder), copy.lock(wait=leaders.group_size == 1):
+    copy = StageCopy(folder / plan.key, plan)
+    with copy.lock(wait=leaders.group_size == 1):
         local = copy.complete_files()
         barrier.wait_all()
         present = _gather(local, leaders)
@@ -99,23 +96,6 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
         copy.finish()
         barrier.wait_all()
     return copy.yaml
-
-
-@contextlib.contextmanager
-def _unwritable_refused(folder: Path) -> Iterator[None]:
-    """Raises UserError if the copy in ``folder`` cannot be written, such as for a file in place of one of its folders.
-    Errors that are a limit of the machine are raised as they are, because `run_main` explains them."""
-    try:
-        yield
-    except OSError as error:
-        if explain_limit(error):
-            raise
-        path = os.fsdecode(error.filename2 or error.filename or "")
-        location = f" at {path}" if path else ""
-        reason = error.strerror or error
-        raise UserError(
-            f"--stage: {folder}: cannot be written{location} ({reason}); remove it, or name another folder"
-        ) from None
 
 
 def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:

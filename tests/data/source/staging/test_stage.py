@@ -318,45 +318,6 @@ def test_a_missing_file_names_what_stores_the_path_once(tmp_path):
         assert str(caught.value).count("last.pt stores the path of this data set") == 1
 
 
-def replaced_by_file(path: Path) -> None:
-    if path.exists():
-        shutil.rmtree(path)
-    path.touch()
-
-
-def replaced_by_link(path: Path) -> None:
-    shutil.rmtree(path)
-    path.symlink_to(path.parent)
-
-
-def replaced_by_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize(
-    ("name", "harm", "reason"),
-    [
-        ("images/train", replaced_by_file, "at .../images/train (is a symbolic link or a file, not a folder)"),
-        ("images", replaced_by_link, "at .../images (is a symbolic link or a file, not a folder)"),
-        ("images/train/001.png", replaced_by_folder, "at 001.png (Is a directory)"),
-    ],
-)
-def test_a_copy_with_something_in_the_way_is_refused(tmp_path, name, harm, reason):
-    source = write_dataset(tmp_path / "set", train=2, val=1)
-    spec = stage(source, tmp_path / "stage")
-    harm(spec.root / name)
-    with refused(f"--stage: .../stage/data-...: cannot be written {reason}; remove it, or name another folder"):
-        stage(source, tmp_path / "stage")
-
-
-def test_a_file_in_place_of_the_staging_folder_is_refused(tmp_path):
-    source = write_dataset(tmp_path / "set", train=2, val=1)
-    (tmp_path / "stage").touch()
-    with refused("--stage: .../stage/data-...: cannot be written at .../stage (File exists); ..."):
-        stage(source, tmp_path / "stage")
-
-
 @pytest.mark.parametrize("year_s", [14_830_000_000, 0, -1_000_000_000])  # 2439, 1970, 1938
 def test_files_of_a_clock_that_was_wrong_are_copied(tmp_path, year_s):
     source = write_dataset(tmp_path / "set", train=4, val=2)
