@@ -19,7 +19,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, end_on_signals, prepare, run, stored_result
+from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, end_on_signals, prepare, stored_result, train_and_score
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from utils.errors import UserError
@@ -72,7 +72,7 @@ def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> No
 
     def one(seed: int, source: Path, variant: Variant) -> None:
         folder = bench.folder(variant, source.stem, seed)
-        result = run(bench, variant, copies[source, variant.subset], seed)
+        result = train_and_score(bench, variant, copies[source, variant.subset], seed)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
         print(f"{folder.relative_to(bench.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
 

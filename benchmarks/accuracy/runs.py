@@ -130,7 +130,7 @@ def _declaration(variant: Variant) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(variant)))
 
 
-def run(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict:
+def train_and_score(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict:
     """Trains and scores; the result is also written to result.json in the run's folder.
 
     Raises SystemExit, with the end of the output, if a process fails.
@@ -205,7 +205,7 @@ def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
 
 
 def end_on_signals() -> None:
-    """Installs signal handlers: SIGTERM and Ctrl-C end the processes that `run` has started, and raise SystemExit."""
+    """Installs signal handlers: SIGTERM and Ctrl-C end the running commands, and raise SystemExit."""
 
     def end(number: int, _: object) -> None:
         _stopping.set()

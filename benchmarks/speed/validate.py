@@ -46,7 +46,7 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(options.rounds + 1):
         for name, command in commands.items():
-            spent = run(command)
+            spent = time_process(command)
             if turn:  # the first one scans
                 seconds[name].append(spent)
     index = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "index"), progress=False))
@@ -79,7 +79,7 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[
     return [*command, "exist_ok=True"]
 
 
-def run(command: Sequence[str]) -> float:
+def time_process(command: Sequence[str]) -> float:
     """Runs a whole process and returns its seconds; SystemExit with its last lines of output if it fails."""
     started = time.perf_counter()
     done = subprocess.run(

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import checks, equal, profile, scripts, syncs
+from benchmarks.gpu import checks, equal, profile, scores, syncs, trainings
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
 from benchmarks.gpu.parts import DRY, Part, Parts, Sizes, flags
 from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
@@ -412,9 +412,9 @@ def lines_and_failure(check: Callable, options: Namespace) -> tuple[list[str], s
     ids=["equal", "a file returns zeros", "all return zeros"],
 )
 def test_exported_files_have_to_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aps: dict, failure: str):
-    monkeypatch.setattr(scripts, "run", Scripts(aps).run)
+    monkeypatch.setattr(scores, "run_script", Scripts(aps).run)
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
-    lines, reason = lines_and_failure(scripts.exported, options)
+    lines, reason = lines_and_failure(scores.exported, options)
     assert len(lines) == 4
     assert reason.startswith(failure)
     assert bool(reason) == bool(failure)
@@ -422,10 +422,10 @@ def test_exported_files_have_to_find_objects(tmp_path: Path, monkeypatch: pytest
 
 def test_exported_files_are_compared_without_the_packages_of_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stand_in = Scripts({".torchscript": 0.8, ".pt2": 0.8, ".pt": 0.8})
-    monkeypatch.setattr(scripts, "run", stand_in.run)
-    monkeypatch.setattr(scripts.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(scores, "run_script", stand_in.run)
+    monkeypatch.setattr(scores.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
-    lines, reason = lines_and_failure(scripts.exported, options)
+    lines, reason = lines_and_failure(scores.exported, options)
     assert lines[0] == "no ONNX file: onnxscript not installed"
     assert reason == ""
     assert "onnx" not in stand_in.commands[0]
@@ -435,9 +435,9 @@ def test_exported_files_are_compared_without_the_packages_of_onnx(tmp_path: Path
 def test_a_poor_detector_fails_the_comparison_of_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ap: float, failure: str
 ):
-    monkeypatch.setattr(scripts, "run", Scripts({".pt": ap}).run)
+    monkeypatch.setattr(scores, "run_script", Scripts({".pt": ap}).run)
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.7, device="0", variants=False)
-    lines, reason = lines_and_failure(scripts.validate, options)
+    lines, reason = lines_and_failure(scores.validate, options)
     assert len(lines) == 2  # on the device and on the CPU
     assert reason.startswith(failure)
     assert bool(reason) == bool(failure)
@@ -448,7 +448,7 @@ def test_untrained_weights_fail_the_comparison_of_their_scores(tmp_path: Path):
     data = str(write_dataset(tmp_path / "set", train=4, val=2))
     options = Namespace(weights=weights, data=data, imgsz=64, batch_size=2, device="cpu", at_least=0.4)
     with pytest.raises(SystemExit, match=r"at least 0\.4 expected of trained weights"):
-        list(scripts.score_of_weights(options))
+        list(scores.score_of_weights(options))
 
 
 def training_options(**changes) -> Namespace:
@@ -470,9 +470,9 @@ def test_our_rate_leaves_out_the_first_epoch_and_the_validation_after_the_last(m
         assert command[command.index("--epochs") + 1] == "4"
         write_results(Path(command[command.index("--project") + 1], "exp"), [10, 12, 14, 99])
 
-    monkeypatch.setattr(scripts, "run", run)
-    monkeypatch.setattr(scripts, "training_images", lambda data: 100)
-    assert scripts.our_speed(training_options(), []) == (50.0, 0.25)
+    monkeypatch.setattr(trainings, "run_script", run)
+    monkeypatch.setattr(trainings, "training_images", lambda data: 100)
+    assert trainings.our_speed(training_options(), []) == (50.0, 0.25)
 
 
 def test_the_peers_rate_is_that_of_the_same_epochs(monkeypatch: pytest.MonkeyPatch):
@@ -481,17 +481,17 @@ def test_the_peers_rate_is_that_of_the_same_epochs(monkeypatch: pytest.MonkeyPat
         write_results(Path(command[command.index("--project") + 1], "train"), [10, 12, 14, 99])
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(scripts.subprocess, "run", run)
-    monkeypatch.setattr(scripts, "training_images", lambda data: 100)
-    assert scripts.peer_speed(training_options()) == 50.0
+    monkeypatch.setattr(trainings.subprocess, "run", run)
+    monkeypatch.setattr(trainings, "training_images", lambda data: 100)
+    assert trainings.peer_speed(training_options()) == 50.0
 
 
 @pytest.mark.parametrize(("ours", "peer"), [(900.0, 890.0), (100.0, 900.0)])
 def test_speeds_are_reported_and_never_fail(monkeypatch: pytest.MonkeyPatch, ours: float, peer: float):
-    monkeypatch.setattr(scripts, "step_rate", lambda options: 1000.0)
-    monkeypatch.setattr(scripts, "our_speed", lambda options, feed: (ours, 0.5))
-    monkeypatch.setattr(scripts, "peer_speed", lambda options: peer)
-    lines, reason = lines_and_failure(scripts.time_training, training_options(peer="python"))
+    monkeypatch.setattr(trainings, "step_rate", lambda options: 1000.0)
+    monkeypatch.setattr(trainings, "our_speed", lambda options, feed: (ours, 0.5))
+    monkeypatch.setattr(trainings, "peer_speed", lambda options: peer)
+    lines, reason = lines_and_failure(trainings.time_training, training_options(peer="python"))
     assert reason == ""
     assert f"{ours / 1000:.2f} of the step alone" in lines[1]
     assert lines[2].endswith(f"{peer:.0f} images/s; ours is {ours / peer:.2f} times as fast")
@@ -503,10 +503,10 @@ def test_a_training_that_fails_is_reported_after_the_others(monkeypatch: pytest.
             sys.exit("no memory")
         return 500.0, 0.5
 
-    monkeypatch.setattr(scripts, "step_rate", lambda options: 1000.0)
-    monkeypatch.setattr(scripts, "our_speed", our_speed)
-    monkeypatch.setattr(scripts, "peer_speed", lambda options: sys.exit("no network"))
-    lines, reason = lines_and_failure(scripts.time_training, training_options(peer="python"))
+    monkeypatch.setattr(trainings, "step_rate", lambda options: 1000.0)
+    monkeypatch.setattr(trainings, "our_speed", our_speed)
+    monkeypatch.setattr(trainings, "peer_speed", lambda options: sys.exit("no network"))
+    lines, reason = lines_and_failure(trainings.time_training, training_options(peer="python"))
     assert "no cache: 500 images/s" in lines[1]
     assert reason == "images from workers, cache ram: no memory; Ultralytics: no network"
 
@@ -524,10 +524,10 @@ def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypa
     """The part is judged by the log of train.py."""
     lose_evaluating_process("rank 1: no fp16 on CPUs")
     settings = training_options(amp="fp16", folder=tmp_path)
-    monkeypatch.setattr(scripts, "run", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
-    assert lines_and_failure(scripts.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")
-    monkeypatch.setattr(scripts, "run", Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run)
-    assert lines_and_failure(scripts.validate_elsewhere, settings) == (caplog.messages, caplog.messages[0])
+    monkeypatch.setattr(scores, "run_script", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
+    assert lines_and_failure(scores.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")
+    monkeypatch.setattr(scores, "run_script", Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run)
+    assert lines_and_failure(scores.validate_elsewhere, settings) == (caplog.messages, caplog.messages[0])
 
 
 class Replicas:
