@@ -100,7 +100,7 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
             "--time and --patience as they were"
         )
-    settings = replace(merged.settings, config=replace(config, epochs=max(epochs, config.epochs)))
+    settings = merged.settings.with_epochs(max(epochs, config.epochs))
     check_unchanged(folder, merged.before, settings, end_reason, StoredLabels.of_best(folder))
     return EndedRun(
         folder=folder,

@@ -68,7 +68,7 @@ def resume(path: Path) -> None:
     flags = TrainConfig()
     stored = RunSettings(checkpoint.description.config, checkpoint.description.hyp)
     config = merge_config(stored.config, flags, ())
-    merge_hyperparameters(stored, flags, (), messages=[])
+    merge_hyperparameters(stored, flags, ())
     adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, identity=DataIdentity()))
 
 
