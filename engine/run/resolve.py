@@ -183,9 +183,10 @@ def follow(stored: RunSettings, command: TrainCommand) -> FollowedPaths:
         elif match is not FileMatch.OTHER:
             kept[name] = before
         if match is FileMatch.CHANGED:
+            # Not that this has no effect: a teacher that has changed is refused when it is opened.
             messages.append(
-                f"{flag}: has changed since the run began, which has no effect on it; to use the file as it is now, "
-                "start a new run with another --name"
+                f"{flag}: has changed since the run began; to use the file as it is now, start a new run with another "
+                "--name"
             )
         elif match is FileMatch.BOTH_GONE:
             messages.append(f"{flag}: no such file; the run has {before}, which has gone, too")
