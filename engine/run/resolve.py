@@ -118,12 +118,17 @@ def typed_paths(typed: TrainConfig) -> dict[str, str]:
 
 
 def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str] = _RUN_PATHS) -> NamedFiles:
-    """Returns ``files`` with the checksums of those that the settings ``names`` of ``config`` (resolved) have now."""
+    """Returns ``files`` with the checksums of those that the settings ``names`` of ``config`` (resolved) have now.
+    Raises UserError for a file that cannot be read."""
     sha256 = {name: checksum for name, checksum in files.sha256.items() if name not in names}
     for name in sorted(names):
         path = getattr(config, name)
         if name != "data" and os.path.isabs(path) and os.path.isfile(path):
-            sha256[name] = sha256_of(Path(path))
+            try:
+                sha256[name] = sha256_of(Path(path))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise UserError(f"{flag_name(name)} {path}: cannot be read ({reason})") from None
     return replace(files, sha256=sha256)
 
 

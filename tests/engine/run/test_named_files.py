@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import ExitStack
@@ -171,6 +172,18 @@ def test_a_file_that_has_changed_in_its_place_is_named(here, name, typed, has_la
         f"--{name} {here / typed}: has changed since the run began; to use the file as it is now, start a new run with "
         "another --name"
     )
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_file_that_cannot_be_read_is_named(here, monkeypatch, is_resumed):
+    def refuse(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if is_resumed:
+        begin_run(plan_of(teacher="best.pt").settings)
+    monkeypatch.setattr(resolve, "sha256_of", refuse)
+    with pytest.raises(UserError, match=f"^--teacher {here}/ckpt/best.pt: cannot be read \\(permission denied\\)$"):
+        plan_of(teacher="ckpt/best.pt")
 
 
 def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
