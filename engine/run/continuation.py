@@ -93,12 +93,12 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
     last.pt has been removed. Raises UserError if the command may add epochs."""
     merged = merge_settings(newest.settings, command)
-    end_reason = "there is no last.pt to continue from; to continue, restore it"
+    end_reason = "there is no last.pt to continue from; restore it to continue"
     config = merged.settings.config
     if may_add_epochs(merged.before.config, config, epochs):
         raise UserError(
-            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
-            "--time and --patience as they were"
+            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or repeat the "
+            "command with the earlier --epochs, --time and --patience"
         )
     settings = merged.settings.with_epochs(max(epochs, config.epochs))
     check_unchanged(folder, merged.before, settings, end_reason, StoredLabels.of_best(folder))

@@ -119,7 +119,7 @@ def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, expli
         ended = f"--epochs {config.epochs}: {done} are done already"
     else:
         ended = f"all epochs are done ({done})"
-    return f"{ended}; to continue, set more: {resume_flag(started_from.path)} {more}"
+    return f"{ended}; to train longer: {resume_flag(started_from.path)} {more}"
 
 
 def _reason_without_patience(started_from: StartedFrom, config: TrainConfig) -> str:
