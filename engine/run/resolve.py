@@ -18,7 +18,7 @@ from data.source.dataset_spec import DEMO
 from data.source.folder import yaml_of_folder
 from data.source.open import known_by_name
 from engine.checkpoint.description import NamedFiles
-from engine.run.run import RunSettings, TrainCommand
+from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from models.spec import built_in_models
 from models.weights.catalog import catalog_name, known_weights
 from utils.config.flags import flag_name
@@ -30,8 +30,6 @@ from utils.files.paths import normal_path
 from utils.files.url import is_http
 
 ConfigT = TypeVar("ConfigT", bound=TrainConfig)
-
-_RUN_PATHS = names_with(TrainConfig, is_path=True)
 
 
 def resolve(config: ConfigT) -> ConfigT:
@@ -110,14 +108,14 @@ def typed_paths(typed: TrainConfig) -> dict[str, str]:
     """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
     which is the built-in data set in each folder, and URLs stay as they are."""
     paths = {}
-    for name in sorted(_RUN_PATHS):
+    for name in sorted(PATH_SETTINGS):
         value = os.path.expanduser(getattr(typed, name))
         if value:
             paths[name] = value if value == DEMO or is_http(value) else str(normal_path(value))
     return paths
 
 
-def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str] = _RUN_PATHS) -> NamedFiles:
+def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str] = PATH_SETTINGS) -> NamedFiles:
     """Returns ``files`` with the checksums of those that the settings ``names`` of ``config`` (resolved) have now.
     Raises UserError for a file that cannot be read."""
     sha256 = {name: checksum for name, checksum in files.sha256.items() if name not in names}
@@ -178,7 +176,7 @@ def follow(stored: RunSettings, command: TrainCommand) -> FollowedPaths:
     moved = []
     kept: dict[str, Any] = {}  # stored paths, by setting
     messages = []
-    named = _RUN_PATHS.intersection(command.explicit_flags)
+    named = PATH_SETTINGS.intersection(command.explicit_flags)
     for name in sorted(named):
         before = getattr(stored.config, name)
         flag = f"{flag_name(name)} {getattr(command.config, name)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_paths
-from engine.run.run import RunSettings, TrainCommand
+from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -27,7 +27,6 @@ _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 _LOCATION = ("project", "name", "exist_ok")
 
 _CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
-_PATHS = names_with(TrainConfig, is_path=True)
 # The sources of hyper-parameters, which are compared by value.
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
@@ -53,7 +52,7 @@ def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings
     current = followed.command.config
     config = merge_config(before.config, current, command.explicit_flags)
     hyp, recipe_messages = merge_hyperparameters(before, current, command.explicit_flags)
-    changed_paths = [name for name in _PATHS if getattr(config, name) != getattr(before.config, name)]
+    changed_paths = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(before.config, name)]
     files = with_paths(before, changed_paths, followed.command).files
     return MergedSettings(
         before=before,
@@ -143,7 +142,7 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     for name, value in planned.by_name().items():
         if name in left_out or value == before[name] or is_unset(name, value):
             continue
-        if name not in _PATHS:
+        if name not in PATH_SETTINGS:
             return False
         if compare_file(name, stored, planned.config, planned.files) not in (FileMatch.SAME, FileMatch.MOVED):
             return False

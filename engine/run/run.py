@@ -13,6 +13,9 @@ from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
+# Settings that name files.
+PATH_SETTINGS = names_with(TrainConfig, is_path=True)
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -90,7 +93,7 @@ class NewRun(_Plan):
     engine/assembly/choices.py chooses.
     """
 
-    own_paths: frozenset[str] = names_with(TrainConfig, is_path=True)
+    own_paths: frozenset[str] = PATH_SETTINGS
     launchers: list[str]  # see `TrainCommand`
     folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
 
