@@ -62,8 +62,13 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
-    labels = StoredLabels.of(plan.started_from.description)
-    check_unchanged(last.parent, plan.before, plan.settings, end_reason, labels)
+    check_unchanged(
+        last.parent,
+        before=plan.before,
+        settings=plan.settings,
+        end_reason=end_reason,
+        labels=StoredLabels.of(plan.started_from.description),
+    )
     if is_reported:
         return EndedRun(
             folder=last.parent,
@@ -101,7 +106,9 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
             "command with the earlier --epochs, --time and --patience"
         )
     settings = merged.settings.with_epochs(max(epochs, config.epochs))
-    check_unchanged(folder, merged.before, settings, end_reason, StoredLabels.of_best(folder))
+    check_unchanged(
+        folder, before=merged.before, settings=settings, end_reason=end_reason, labels=StoredLabels.of_best(folder)
+    )
     return EndedRun(
         folder=folder,
         run_id=newest.run_id,

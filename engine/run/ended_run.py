@@ -75,7 +75,7 @@ class StoredLabels:
 
 
 def check_unchanged(
-    folder: Path, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
+    folder: Path, *, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
 ) -> None:
     """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
     rank 0 calls this.
