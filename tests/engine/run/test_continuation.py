@@ -16,7 +16,7 @@ from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
 from engine.run import plan as plan_module
 from engine.run import restore
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from engine.run.ended_run import may_add_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
@@ -44,7 +44,7 @@ def report(folder: Path, config: TrainConfig, epochs: int, run_id: str = "") -> 
     """Makes ``folder`` that of a run with ``config`` which has written its report after ``epochs``."""
     stored = {"run_id": run_id or None, "config": asdict(config), "hyp": asdict(Hyperparameters())}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_complete(folder, run_id, epochs)
+    note_reported(folder, run_id, epochs)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
 from engine.run import resolve
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.run_checkpoints import saved
@@ -61,7 +61,7 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     if not has_last:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
-    note_complete(folder, "exp", 3)
+    note_reported(folder, "exp", 3)
 
 
 def begin_run(settings: RunSettings) -> None:
