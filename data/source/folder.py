@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +164,15 @@ def _content_summary(folder: Path, splits: dict[str, Path]) -> str:
     advice = labels_without_images(folder)
     if advice:
         return advice.removeprefix("; ")
+    summary = _entries_summary(folder, entries)
+    if any(has_yolo_rows(images) for images in splits.values()):
+        return f"{summary}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
+    convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
+    return f"{summary}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"
+
+
+def _entries_summary(folder: Path, entries: Sequence[Path]) -> str:
+    """Returns the number of images and the kinds of files among ``entries``, and the subfolders of ``folder``."""
     num_images = sum(path.suffix.lower() in IMAGE_SUFFIXES for path in entries)
     suffixes = {path.suffix.lower() for path in entries if path.is_file() and path.suffix} - IMAGE_SUFFIXES
     others = f"files of {', '.join(sorted(suffixes))}" if suffixes else "no other files"
@@ -172,7 +181,4 @@ def _content_summary(folder: Path, splits: dict[str, Path]) -> str:
     if folders:
         shown = folders if len(folders) <= 5 else [*folders[:5], "..."]
         summary += f", folders {', '.join(shown)}"
-    if any(has_yolo_rows(images) for images in splits.values()):
-        return f"{summary}; YOLO txt needs the names of the classes: add classes.txt with one name a line, or a YAML"
-    convert = f"{COMMANDS['convert'].typed} {shlex.join([str(folder), f'{folder.name}.json'])}"
-    return f"{summary}; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; for the export of another tool: {convert}"
+    return summary

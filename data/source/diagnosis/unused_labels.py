@@ -4,9 +4,9 @@ and files in other formats that seem to contain the labels of an image.
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
 objects. The steps:
 
-1. collect the unused label files, in the folders where they are expected (`_collect_expected`) and nearby
-   (`_collect_misplaced`);
-2. explain files whose image is known (`_collect_file_of`): the image has another label file, or is not read;
+1. find the unused label files, in the folders where they are expected (`_in_expected_folders`) and nearby
+   (`_misplaced_files`);
+2. explain files whose image is known (`_file_of_images`): the image has another label file, or is not read;
 3. leave out the images whose names resemble the name of an unexplained file (`_assign_images_once`);
 4. leave out the images that seem to have labels in another format (`unread_labels`).
 """
@@ -47,9 +47,6 @@ class _Unused(NamedTuple):
     images: Sequence[ListedImage] = ()  # unlabeled images that the file names in its content
 
 
-_UnusedFiles = dict[Candidate, _Unused]
-
-
 def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
     """Reports the label files that are not used by exactly one image of the split, and labels in other formats.
 
@@ -60,10 +57,8 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     """
     context = SplitContext.of(found, split_folders, others)
     groups_by_folder = expected_folders(found)
-    unused: _UnusedFiles = {}
-    _collect_expected(unused, groups_by_folder, context)
-    _collect_misplaced(unused, context, expected=groups_by_folder)
-
+    unused = dict(_in_expected_folders(groups_by_folder, context))
+    unused |= dict.fromkeys(_misplaced_files(context, expected=groups_by_folder), _Unused())
     similar = {
         file: state.images or context.unlabeled.resembling(loose_stem(file.name))
         for file, state in unused.items()
@@ -73,14 +68,11 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
     for file, state in unused.items():
-        if state.explanation is not None:
-            findings.append(state.explanation)
-            continue
-        finding = _of_unknown_image(file, similar[file], images_of[file], context)
-        if not images_of[file] and others.may_lack_images:
-            finding = finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
+        finding = state.explanation
+        if finding is None:
+            finding = _of_unknown_image(file, similar[file], images_of[file], context)
+            reasons |= dict.fromkeys(images_of[file], finding)
         findings.append(finding)
-        reasons |= dict.fromkeys(images_of[file], finding)
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
@@ -102,10 +94,10 @@ def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> d
 # Expected folders (see `label_folders`)
 
 
-def _collect_expected(
-    unused: _UnusedFiles, groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
-) -> None:
-    """Adds the unused label files in the folders where label files are expected."""
+def _in_expected_folders(
+    groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
+) -> Iterator[tuple[Candidate, _Unused]]:
+    """Yields the unused label files in the folders where label files are expected."""
     candidates = context.candidates
     label_format = candidates.label_format
     for folder in _folders_to_search(groups_by_folder, context):
@@ -117,10 +109,13 @@ def _collect_expected(
             named = label_format.named_image(first_bytes) if label_format.named_image is not None else ""
             stems = _stems_of_its_image(file, named)
             names = _closest(named, context.images_on_disk.find(stems, image_folders))
+            state: _Unused | None = None
             if names:
-                _collect_file_of(unused, names, file, context)
+                state = _file_of_images(names, file, context)
             elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
-                unused[file] = _Unused()
+                state = _Unused()
+            if state is not None:
+                yield file, state
 
 
 def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
@@ -157,39 +152,42 @@ def _closest(named: str, images: list[str]) -> list[str]:
     return [images[i] for i in ImageNames.of_single_names(images).find(named)] or images
 
 
-def _collect_file_of(unused: _UnusedFiles, names: Sequence[str], file: Candidate, context: SplitContext) -> None:
-    """Adds an unused label file of one of the existing images ``names``, unless the file can be ignored."""
+def _file_of_images(names: Sequence[str], file: Candidate, context: SplitContext) -> _Unused | None:
+    """Returns what is known about an unused label file of one of the existing images ``names``, or None if the file can
+    be ignored."""
     images = [context.image_of_name[name] for name in names if name in context.image_of_name]
     images = list({image.name: image for image in images}.values())  # links may give one image several of the names
     unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
     labeled = [image for image in images if image.status is ImageStatus.LABELED]
     root = context.candidates.folders.root
     if any(context.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in labeled):
-        return  # a copy
+        return None  # a copy
     if unlabeled:
-        unused[file] = _Unused(images=unlabeled)
-    elif labeled:
+        return _Unused(images=unlabeled)
+    if labeled:
         message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
-        unused[file] = _Unused(Finding(context.candidates.full_name(file), SECOND_LABEL, message))
-    elif not images and os.path.splitext(names[0])[1].lower() not in IMAGE_SUFFIXES:
-        # An image of a supported kind is in no list, or has a finding already.
-        unused[file] = _Unused(_without_image(file, f"its image, {names[0]}, is not read", context))
+        return _Unused(Finding(context.candidates.full_name(file), SECOND_LABEL, message))
+    if images or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
+        return None  # an image of a supported kind is in no list, or has a finding already
+    return _Unused(_without_image(file, f"its image, {names[0]}, is not read", context))
 
 
 # Nearby folders
 
 
-def _collect_misplaced(unused: _UnusedFiles, context: SplitContext, expected: Container[str]) -> None:
-    """Adds the label files of a split that are in nearby folders. ``expected``: folders already searched."""
+def _misplaced_files(context: SplitContext, expected: Container[str]) -> list[Candidate]:
+    """Returns the label files of a split that are in nearby folders. ``expected``: folders already searched."""
     candidates = context.candidates
+    misplaced: dict[Candidate, None] = {}  # an ordered set: a folder may be near several folders of the split
     for nearby in nearby_folders(context.split_folders, candidates):
         folder = candidates.folders.first_name(nearby.label_folder)
         if folder in expected:
             continue
-        for file in candidates.files(folder):  # a folder may be near several folders of the split
-            is_new = file not in unused and _is_misplaced(file, nearby, context)
+        for file in candidates.files(folder):
+            is_new = file not in misplaced and _is_misplaced(file, nearby, context)
             if is_new and candidates.is_label_file(file):
-                unused[file] = _Unused()
+                misplaced[file] = None
+    return list(misplaced)
 
 
 def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
@@ -234,16 +232,20 @@ def _of_unknown_image(
     ``left_out``: names of the images that are left out because of it, and not already because of another file, if any
     image of the split is labeled.
     """
-    if not similar:
-        return _without_image(file, "belongs to no image; rename it like its image, or remove it", context)
-    first = similar[0]
-    return Finding(
-        where=context.candidates.full_name(file),
-        kind=ORPHAN,
-        text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
-        lost_images=len(left_out) if context.found.is_any_labeled else 0,
-        lost_objects=context.candidates.num_objects(file) if left_out else 0,
-    )
+    if similar:
+        first = similar[0]
+        finding = Finding(
+            where=context.candidates.full_name(file),
+            kind=ORPHAN,
+            text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
+            lost_images=len(left_out) if context.found.is_any_labeled else 0,
+            lost_objects=context.candidates.num_objects(file) if left_out else 0,
+        )
+    else:
+        finding = _without_image(file, "belongs to no image; rename it like its image, or remove it", context)
+    if not left_out and context.others.may_lack_images:
+        return finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
+    return finding
 
 
 def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:
