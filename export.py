@@ -15,14 +15,15 @@ from collections.abc import Sequence
 
 from utils.config.settings import ExportConfig
 from utils.process.entrypoint import run_main
-from utils.run_command import CommandResult, run_command
+from utils.process.result_file import write_result
+from utils.run_command import run_command
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     run_command("export", _export, argv)
 
 
-def _export(config: ExportConfig) -> CommandResult:
+def _export(config: ExportConfig) -> None:
     from engine.commands.input_files import check_scoring_files
     from engine.export.options import check_flags
 
@@ -30,7 +31,7 @@ def _export(config: ExportConfig) -> CommandResult:
     check_scoring_files(config.weights, config.data)
     from engine.commands.export import export  # imports torch, once the flags and files are known to be valid
 
-    return CommandResult({"files": [str(path) for path in export(config)]})
+    write_result(files=[str(path) for path in export(config)])
 
 
 if __name__ == "__main__":

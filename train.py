@@ -21,36 +21,38 @@ from utils.process.launch import Launch, is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.train.trainer import CompletedRun
+    from engine.train.trainer import FinishedRun
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
-        completed = _start(sys.argv[1:] if argv is None else list(argv), signals)
-        if completed is not None and completed.run.config.export:
+        finished = _start(sys.argv[1:] if argv is None else list(argv), signals)
+        if finished is not None and finished.run.config.export:
             signals.ignore_requeue()  # also when only exports are left to do
-            _export(completed)
-    if completed is not None and completed.failure is not None:
-        raise completed.failure
+            _export(finished)
+    if finished is not None and finished.failure is not None:
+        raise finished.failure
 
 
-def _export(completed: CompletedRun) -> None:
-    """Exports the best checkpoint of a run. If its report has failed, too, that is the error of the command."""
+def _export(finished: FinishedRun) -> None:
+    """Exports the best checkpoint of a run. If a callback has failed before, that is the error of the command."""
     from engine.commands.export import export_best
     from utils.errors import ExplainedError
     from utils.logger import get_logger
 
+    if finished.failure is not None:
+        get_logger().warning("%s", finished.failure)  # already now: the export may take long, or be killed
     try:
-        export_best(completed.run.folder, completed.run.config)
+        export_best(finished.run.folder, finished.run.config)
     except Exception as error:
-        if completed.failure is None:
+        if finished.failure is None:
             raise
         get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
 
 
-def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
+def _start(argv: list[str], signals: StopSignals) -> FinishedRun | None:
     """Runs this process's part of the command: training, validation for the training processes (``--eval-ranks``), or
-    starting the processes of ``--spawn``. Returns the completed run on rank 0, else None."""
+    starting the processes of ``--spawn``. Returns the finished run on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
@@ -73,7 +75,7 @@ def _start(argv: list[str], signals: StopSignals) -> CompletedRun | None:
 
 def _train(
     launch: Launch | None, config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals
-) -> CompletedRun | None:
+) -> FinishedRun | None:
     # Modules that import torch are loaded only after the flags and files have been checked.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
@@ -89,16 +91,16 @@ def _train(
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import EndedRun
-        from engine.train.completed import open_completed
+        from engine.train.finished import open_finished
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
         if isinstance(plan, EndedRun):
-            completed = open_completed(ctx, plan)
+            finished = open_finished(ctx, plan)
         else:
-            completed = build_training(ctx, plan, watchdog, stack).fit()
-    return completed if ctx.is_main else None
+            finished = build_training(ctx, plan, watchdog, stack).fit()
+    return finished if ctx.is_main else None
 
 
 if __name__ == "__main__":

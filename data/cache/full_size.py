@@ -1,4 +1,8 @@
-"""Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`)."""
+"""Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`).
+
+Only the size of the file is checked. Unlike in `--cache disk`, an image has no checksum, because a tile reads a small
+part of it: bytes that change after the file is complete are not found.
+"""
 
 from __future__ import annotations
 

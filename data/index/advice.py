@@ -16,7 +16,7 @@ from data.labels.label_format import LabelSource
 from data.labels.misread import ids_from_1, too_dark
 from data.labels.rows import CLASS
 from data.source.dataset_spec import DatasetSpec
-from data.source.files import Listing
+from data.source.listing.listing import Listing
 from utils.errors import UserError, one_line
 from utils.strings import counted
 

@@ -20,7 +20,7 @@ from data.labels.findings import Finding
 from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
 from data.source.dataset_spec import DatasetSpec
-from data.source.files import Listing
+from data.source.listing.listing import Listing
 from data.split_files import ImageFile, LabelFile
 from utils.files.array_file import CacheError, open_arrays, write_arrays
 from utils.files.paths import path_of

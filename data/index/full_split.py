@@ -8,7 +8,7 @@ from pathlib import Path
 from data.index.index import DatasetIndex, Scan
 from data.labels.ledger import refusal_message
 from data.source.dataset_spec import DatasetSpec
-from data.source.files import Listing
+from data.source.listing.listing import Listing
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from data.labels.findings import NO_LABEL, ORPHAN, SECOND_LABEL, SECOND_VIEW, SH
 from data.labels.ledger import loss_warning
 from data.labels.report import ScanReport
 from data.source.dataset_spec import DatasetSpec
-from data.source.files import Listing
 from data.source.listing.images import unread_files
+from data.source.listing.listing import Listing
 from utils.files.paths import path_of
 from utils.logger import get_logger
 from utils.strings import counted, listed, look_alike

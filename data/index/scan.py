@@ -23,7 +23,7 @@ from data.labels.misread import misread_boxes
 from data.labels.report import ScanReport
 from data.labels.sizes import fit_to_images
 from data.source.dataset_spec import DatasetSpec, class_names
-from data.source.files import Listing
+from data.source.listing.listing import Listing
 from utils.flat_strings import FlatStrings
 
 

@@ -15,7 +15,7 @@ from data.labels.absent_images import ImageFolders, folder_of
 from data.labels.image_names import ImageNames
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
-from data.split_files import ImageFile, NamesOfImage, OtherImages
+from data.split_files import NamesOfImage, OtherImages
 
 ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
@@ -80,6 +80,19 @@ class MatchedEntries(NamedTuple):
     unmatched: list[UnmatchedEntry]  # all other entries
 
 
+class _EntryWithoutImage(NamedTuple):
+    """An entry that is used for no image of any split."""
+
+    entry: ImageEntry
+    fits: list[NamedOrigin]  # images that it matches by name
+    used_entry: ImageEntry | None  # the entry that is used for the only image in ``fits``, if it is one
+
+    @property
+    def has_name(self) -> bool:
+        """Whether an image has the same file name."""
+        return bool(self.fits)
+
+
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first entries whose file name is an image's name in the split, then all others by
     name."""
@@ -104,14 +117,18 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
             matched.of_later_splits.append(entries[number])
 
     with_image = set(entry_of.values())
-    fits_of_unmatched = {number: fits for number, fits in fits_of.items() if number not in with_image}
-    reason_of = _reasons(entries, entry_of, fits_of_unmatched, images, request.others)
-    for number, fits in fits_of_unmatched.items():
-        reason = reason_of[number]
-        text = ""
-        if reason is not NoImage.NO_SPLIT:
-            text = _reason_text(entries[number], [images[i].names[0] for i in fits], names)
-        matched.unmatched.append(UnmatchedEntry(entries[number], reason, has_name=bool(fits), text=text))
+    rest = [
+        _EntryWithoutImage(
+            entry=entries[number],
+            fits=[images[i] for i in fits],
+            used_entry=entries[entry_of[fits[0]]] if len(fits) == 1 else None,
+        )
+        for number, fits in fits_of.items()
+        if number not in with_image
+    ]
+    for without_image, reason in zip(rest, _reasons(rest, images, request.others)):
+        text = "" if reason is NoImage.NO_SPLIT else _reason_text(without_image, names)
+        matched.unmatched.append(UnmatchedEntry(without_image.entry, reason, without_image.has_name, text))
     return matched
 
 
@@ -181,91 +198,53 @@ def _match_names(
     return entry_of
 
 
-def _reasons(
-    entries: Sequence[ImageEntry],
-    entry_of: Mapping[ImageNumber, EntryNumber],
-    fits_of: Mapping[EntryNumber, Sequence[ImageNumber]],
-    images: Sequence[NamedOrigin],
-    others: OtherImages,
-) -> dict[EntryNumber, NoImage]:
-    """Returns why entries belong to no image. ``fits_of``: the images that each of these entries matches by name."""
-    if not fits_of:
-        return {}
+def _reasons(rest: Sequence[_EntryWithoutImage], images: Sequence[NamedOrigin], others: OtherImages) -> list[NoImage]:
+    """Returns why each of the entries ``rest`` has no image. ``images``: images of all splits."""
+    if not rest:
+        return []
     of_no_split = ImageNames.of_single_names(others.unassigned)
     missing_here = ImageNames.of_single_names(others.missing)
     missing_elsewhere = ImageNames.of_single_names(others.missing_elsewhere)
-    reason_of: dict[EntryNumber, NoImage] = {}
-    undecided: dict[EntryNumber, ImageEntry] = {}
     folders = _folders_of_splits(images)
-    for number, fits in fits_of.items():
-        entry = entries[number]
-        if _is_of_no_split(entry, of_no_split, has_name=bool(fits)):
-            reason_of[number] = NoImage.NO_SPLIT
-        elif len(fits) == 1 and _is_repeated(entry, entries[entry_of[fits[0]]], images[fits[0]].names):
-            is_here = images[fits[0]].origin is Origin.THIS_SPLIT
-            reason_of[number] = NoImage.REPEATED if is_here else NoImage.ELSEWHERE
-        elif missing_here.find(entry.file_name):
-            reason_of[number] = NoImage.LISTED
-        elif missing_elsewhere.find(entry.file_name):
-            reason_of[number] = NoImage.ELSEWHERE
-        elif others.without_images and folders.may_lack(entry.file_name, others.without_images, has_name=bool(fits)):
-            reason_of[number] = NoImage.MISSING_FOLDER
+    reason_of: dict[int, NoImage] = {}  # by position in ``rest``
+    undecided: dict[int, _EntryWithoutImage] = {}
+    for i, without_image in enumerate(rest):
+        file_name = without_image.entry.file_name
+        has_name = without_image.has_name
+        if _is_of_no_split(file_name, of_no_split, has_name=has_name):
+            reason_of[i] = NoImage.NO_SPLIT
+        elif _is_repeated(without_image):
+            is_here = without_image.fits[0].origin is Origin.THIS_SPLIT
+            reason_of[i] = NoImage.REPEATED if is_here else NoImage.ELSEWHERE
+        elif missing_here.find(file_name):
+            reason_of[i] = NoImage.LISTED
+        elif missing_elsewhere.find(file_name):
+            reason_of[i] = NoImage.ELSEWHERE
+        elif others.without_images and folders.may_lack(file_name, others.without_images, has_name=has_name):
+            reason_of[i] = NoImage.MISSING_FOLDER
         else:
-            undecided[number] = entry
-    return reason_of | _divided(undecided, fits_of, images, folders)
+            undecided[i] = without_image
+    reason_of |= _divided(undecided, folders)
+    return [reason_of[i] for i in range(len(rest))]
 
 
-def _folders_of_splits(images: Sequence[NamedOrigin]) -> ImageFolders:
-    names_of: dict[Origin, list[str]] = {origin: [] for origin in Origin}
-    for image in images:
-        names_of[image.origin] += [file.name for file in image.names]
-    return ImageFolders(names_of[Origin.EARLIER_SPLIT], names_of[Origin.THIS_SPLIT], names_of[Origin.LATER_SPLIT])
-
-
-def _divided(
-    entries: Mapping[EntryNumber, ImageEntry],
-    fits_of: Mapping[EntryNumber, Sequence[ImageNumber]],
-    images: Sequence[NamedOrigin],
-    folders: ImageFolders,
-) -> dict[EntryNumber, NoImage]:
-    """Returns whether nonexistent images would belong to this split or to another.
-
-    An image belongs to the splits whose image folders agree best with its own, and among these, to the splits with an
-    image that its entry matches by name. Images that may belong to several splits are divided among them.
-    """
-    numbers_of: dict[frozenset[str], list[EntryNumber]] = {}  # by the folders that agree best
-    for number, entry in entries.items():
-        closest = folders.closest(entry.file_name)
-        of_fits = {folder_of(file.name) for i in fits_of[number] for file in images[i].names}
-        numbers_of.setdefault(closest & of_fits or closest, []).append(number)
-    reason_of: dict[EntryNumber, NoImage] = {}
-    for closest, numbers in numbers_of.items():
-        sizes = folders.sizes(closest)
-        lost_here = sizes.share_of(len(numbers))
-        for position, number in enumerate(numbers):
-            if not sizes.this:
-                reason_of[number] = NoImage.ELSEWHERE
-            elif not sizes.earlier and not sizes.later:
-                reason_of[number] = NoImage.HERE
-            else:
-                reason_of[number] = NoImage.SHARED if position in lost_here else NoImage.SHARED_ELSEWHERE
-    return reason_of
-
-
-def _is_of_no_split(entry: ImageEntry, images_of_no_split: ImageNames, *, has_name: bool) -> bool:
+def _is_of_no_split(file_name: str, images_of_no_split: ImageNames, *, has_name: bool) -> bool:
     """Returns whether an entry belongs to an image of no split. If an image of a split also has its file name
     (``has_name``), the folders must agree with those of the image of no split."""
-    fits = images_of_no_split.find(entry.file_name)
+    fits = images_of_no_split.find(file_name)
     if has_name:
-        return any(images_of_no_split.agreement(entry.file_name, image) for image in fits)
+        return any(images_of_no_split.agreement(file_name, image) for image in fits)
     return bool(fits)
 
 
-def _is_repeated(entry: ImageEntry, used_entry: ImageEntry, names: NamesOfImage) -> bool:
-    """Returns whether an entry has the labels of the one that is used for an image, under another of its ``names``."""
-    file_name = os.path.normpath(entry.file_name)
-    is_of_image = any(file_name in (file.name, file.name_in_split) for file in names)
-    return is_of_image and _have_same_labels(entry, used_entry)
+def _is_repeated(without_image: _EntryWithoutImage) -> bool:
+    """Returns whether an entry has the labels of the one that is used for an image, under another name of the image."""
+    used_entry = without_image.used_entry
+    if used_entry is None:
+        return False
+    file_name = os.path.normpath(without_image.entry.file_name)
+    is_of_image = any(file_name in (file.name, file.name_in_split) for file in without_image.fits[0].names)
+    return is_of_image and _have_same_labels(without_image.entry, used_entry)
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
@@ -281,13 +260,45 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
     return sorted(row[:column] + row[column + 1 :] for row in rows)
 
 
-def _reason_text(entry: ImageEntry, fits: Sequence[ImageFile], names: ImageNames) -> str:
-    """Returns why an entry has no image, as text to follow its file name. ``fits``: the images that it matches by
-    name."""
+def _folders_of_splits(images: Sequence[NamedOrigin]) -> ImageFolders:
+    names_of: dict[Origin, list[str]] = {origin: [] for origin in Origin}
+    for image in images:
+        names_of[image.origin] += [file.name for file in image.names]
+    return ImageFolders(names_of[Origin.EARLIER_SPLIT], names_of[Origin.THIS_SPLIT], names_of[Origin.LATER_SPLIT])
+
+
+def _divided(undecided: Mapping[int, _EntryWithoutImage], folders: ImageFolders) -> dict[int, NoImage]:
+    """Returns whether nonexistent images would belong to this split or to another, by the keys of ``undecided``.
+
+    An image belongs to the splits whose image folders agree best with its own, and among these, to the splits with an
+    image that its entry matches by name. Images that may belong to several splits are divided among them.
+    """
+    members_of: dict[frozenset[str], list[int]] = {}  # keys, by the folders that agree best
+    for key, without_image in undecided.items():
+        closest = folders.closest(without_image.entry.file_name)
+        of_fits = {folder_of(file.name) for image in without_image.fits for file in image.names}
+        members_of.setdefault(closest & of_fits or closest, []).append(key)
+    reason_of: dict[int, NoImage] = {}
+    for closest, members in members_of.items():
+        sizes = folders.sizes(closest)
+        lost_here = sizes.share_of(len(members))
+        for position, key in enumerate(members):
+            if not sizes.this:
+                reason_of[key] = NoImage.ELSEWHERE
+            elif not sizes.earlier and not sizes.later:
+                reason_of[key] = NoImage.HERE
+            else:
+                reason_of[key] = NoImage.SHARED if position in lost_here else NoImage.SHARED_ELSEWHERE
+    return reason_of
+
+
+def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:
+    """Returns why an entry has no image, as text to follow its file name. ``names``: names of all images."""
+    fits = [image.names[0].name for image in without_image.fits]
     if len(fits) > 1:
-        return f"fits {len(fits)} of the split's images, such as {fits[0].name} and {fits[1].name}"
+        return f"fits {len(fits)} of the split's images, such as {fits[0]} and {fits[1]}"
     if fits:
-        return f"would be {fits[0].name}, which another entry names"
-    other = names.same_stem(entry.file_name)
+        return f"would be {fits[0]}, which another entry names"
+    other = names.same_stem(without_image.entry.file_name)
     hint = f", but {other} is" if other else ""
     return f"is not among the split's images{hint}"

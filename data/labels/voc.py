@@ -6,6 +6,7 @@ pixels. ``difficult`` objects are treated like all others.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import os
 import re
@@ -159,14 +160,20 @@ def is_voc(head: bytes) -> bool:
 
 def named_image(head: bytes) -> str:
     """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
-    text = head.decode("utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", "replace")
+    text = head.decode("utf-16" if _is_utf16(head) else "utf-8-sig", "replace")
     match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
     return unescape(match[1]) if match else ""
 
 
 def _without_image_name(data: bytes) -> bytes:
-    """Returns the content of a file without the elements that name its image, unless it is UTF-16."""
+    """Returns the content of a file, as UTF-8 if it is UTF-16, without the elements that name its image."""
+    if _is_utf16(data):
+        data = data.decode("utf-16", "replace").encode()
     return re.sub(rb"<(folder|filename|path)>[^<]*</\1>", b"", data)
+
+
+def _is_utf16(data: bytes) -> bool:
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 def _num_objects(data: bytes) -> int:

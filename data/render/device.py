@@ -4,6 +4,9 @@ Every canvas pixel is mapped back into the source of the patch that covers it (t
 Four neighbors are gathered and weighted; pixel operations and mixing follow. All arithmetic is elementwise, so on a
 given device an image does not depend on the rest of its batch. `data.render.opencv` renders the same image, except for
 interpolation.
+
+Legend: B images of height H and width W, L layers, and P source pixels of C channels, as in `data.render.table`, which
+also explains the frames.
 """
 
 from __future__ import annotations
@@ -121,23 +124,10 @@ def paint_layers(
 
     The arguments are the fields of `RenderTable`, and source pixels (P, C).
     """
-    source = _find_sources(geometry, address, canvas_hw)
-    x_floor = source.x.floor()
-    y_floor = source.y.floor()
-    right_weight = (source.x - x_floor).unsqueeze(-1)
-    lower_weight = (source.y - y_floor).unsqueeze(-1)
-    upper = source.origin + source.pitch * y_floor.long()
-    lower = source.origin + source.pitch * source.y.ceil().long()
-    left = x_floor.long()
-    right = source.x.ceil().long()
-    samples = _indexable(pixels)
+    sources = _find_sources(geometry, address, canvas_hw)
     largest = 255.0 if pixels.dtype == torch.uint8 else 65535.0
-
-    def interpolated_row(start: Tensor) -> Tensor:
-        return _float(samples[start + left]) * (1 - right_weight) + _float(samples[start + right]) * right_weight
-
-    value = interpolated_row(upper) * (1 - lower_weight) + interpolated_row(lower) * lower_weight
-    value = torch.where(source.is_covered.unsqueeze(-1), (value + 0.5).floor(), GRAY * largest / 255)
+    value = (_interpolated(_indexable(pixels), sources) + 0.5).floor()
+    value = torch.where(sources.is_covered.unsqueeze(-1), value, GRAY * largest / 255)
     for operation, values in zip(operations, parameters):
         value = operation(value, values)
     return (value.clamp(0, largest) + 0.5).to(pixels.dtype)
@@ -146,15 +136,15 @@ def paint_layers(
 class _Sources(NamedTuple):
     """The source of every canvas pixel, as tensors (L, H, W)."""
 
-    x: Tensor  # float32, in the source; integers are pixel centers
+    x: Tensor  # float32, on the level that the patch reads; integers are pixel centers
     y: Tensor
-    origin: Tensor  # int64, address of the source's pixel (0, 0)
-    pitch: Tensor  # int64, pixels per row of the source
+    origin: Tensor  # int64, address of the level's pixel (0, 0)
+    pitch: Tensor  # int64, pixels per row of the level
     is_covered: Tensor  # bool, whether any patch covers the canvas pixel
 
 
 def _find_sources(geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int]) -> _Sources:
-    """Finds the source of every canvas pixel."""
+    """Finds the source of every canvas pixel. See `RenderTable` for the arguments."""
     height, width = canvas_hw
     device = geometry.device
     layers = len(geometry)
@@ -181,6 +171,26 @@ def _find_sources(geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int])
         pitch = torch.where(is_hit, address[:, slot, 1, None, None], pitch)
         covered = covered | is_hit
     return _Sources(x, y, origin, pitch, covered)
+
+
+def _interpolated(samples: Tensor, sources: _Sources) -> Tensor:
+    """Interpolates the four neighbors of every source bilinearly. Returns float32 (L, H, W, C).
+
+    ``samples``: (P, C), as `_indexable` returns them.
+    """
+    x_floor = sources.x.floor()
+    y_floor = sources.y.floor()
+    right_weight = (sources.x - x_floor).unsqueeze(-1)
+    lower_weight = (sources.y - y_floor).unsqueeze(-1)
+    left = x_floor.long()
+    right = sources.x.ceil().long()
+    upper = sources.origin + sources.pitch * y_floor.long()
+    lower = sources.origin + sources.pitch * sources.y.ceil().long()
+
+    def interpolated_row(start: Tensor) -> Tensor:
+        return _float(samples[start + left]) * (1 - right_weight) + _float(samples[start + right]) * right_weight
+
+    return interpolated_row(upper) * (1 - lower_weight) + interpolated_row(lower) * lower_weight
 
 
 def render_table(table: RenderTable, pixels: Tensor, paint: Painter = paint_layers) -> Tensor:

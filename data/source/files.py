@@ -1,31 +1,37 @@
 """Lists the files of a split: its images and their label files, or the one label file for all. An image that is left
 out stays in the listing, with the reason.
 
-The sizes and modification times of these files reveal whether the split has changed. The steps are in `listing`:
+The sizes and modification times of these files reveal whether the split has changed. The steps, in order, are modules
+of `listing`; the result is defined in listing.py, and stored for a copy by stored.py.
+
+All splits:
 
     images.py          finds the images in the folders and .txt lists (image_list.py) of the split, each under one name;
                        aliases.py finds images that symbolic links show under several names
+
+A split with a label file for each image:
+
     label_files.py     finds each image's label file among the files of its label folder (candidate_files.py)
     unusual_labels.py  finds label files in other folders or with other names, for images without one
-    views.py           unites the names of an image, which may have different label files
+                       (both unite the names of an image, which may have different label files, by views.py)
     label_folders.py   checks the folders that may contain label files for files that belong to no image
-    other_images.py    lists the data set's other images, which one label file for all may name
-    listing.py         defines the result, all images with their status; stored.py stores it for a copy
 
-If an image has no label file, or a label file no image, `diagnosis.unused_labels` finds the unused label files and
+If an image has no label file, or a label file no image, `diagnosis.unused_labels` then finds the unused label files and
 leaves out the images to which one of them may belong.
+
+A split with one label file for all images:
+
+    other_images.py    lists the images of other splits (other_splits.py) and of none, which the label file may name
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-from data.image_io.file_kinds import image_suffixes
-from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ListedSplit, ShardSplit, Split
+from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
 from data.source.diagnosis.split_context import OtherSplits
 from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
 from data.source.listing.candidate_files import CandidateFiles
@@ -33,14 +39,13 @@ from data.source.listing.images import SplitImages, find_images
 from data.source.listing.label_files import find_label_files
 from data.source.listing.label_folders import are_all_labeled
 from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
-from data.source.listing.other_images import has_images, images_in_label_file, share_labels
+from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
 from data.source.listing.unusual_labels import find_unusual_labels
 from data.source.walk import Folders, stamp_of
 from data.split_files import LabelFile
 from utils.errors import UserError
 from utils.files.paths import relative_name
-from utils.logger import get_logger
 
 
 def list_split(spec: DatasetSpec, split: str) -> Listing:
@@ -63,26 +68,6 @@ def list_split(spec: DatasetSpec, split: str) -> Listing:
         if isinstance(split_spec, JsonSplit):
             return _list_with_one_file(split_images, split_spec, spec, split)
         return _list_with_own_files(split_images, split_spec, spec, split)
-
-
-@contextlib.contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pauses cyclic garbage collection. A listing creates several objects per image, none of them in a cycle, and each
-    collection visits all of them, which takes a sixth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserError:
-    """Returns the error about annotations that are missing or in no known format."""
-    if annotations is not None and not annotations.exists():
-        return spec.missing_error(annotations)
-    return UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
 def _list_with_one_file(split_images: SplitImages, split_spec: JsonSplit, spec: DatasetSpec, split: str) -> Listing:
@@ -133,64 +118,21 @@ def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec
     return listing
 
 
-def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or contain no images, and logs
-    each. A missing one is logged as a warning, because its name may be misspelled."""
-    left_out: dict[str, Split] = {}
-    for name in splits:
-        entries = _image_entries(spec, name) if name in spec.splits else []
-        if not entries or any(has_images(entry, image_suffixes(part.pixels)) for part, entry in entries):
-            continue
-        left_out[name] = spec.splits[name]
-        consequence = "is left out"
-        if name == "val":
-            consequence += ", and part of 'train' is held out in its place"
-        consequence += _note_on_losses(spec, name)
-        missing = [(part, entry) for part, entry in entries if not entry.exists()]
-        if missing:
-            part, entry = missing[0]
-            get_logger().warning("%s; '%s' %s", part.missing_error(entry), name, consequence)
-        else:
-            get_logger().info("%s: '%s' (%s) has no images and %s", spec.source, name, entries[0][1], consequence)
-    remaining = {name: split for name, split in spec.splits.items() if name not in left_out}
-    return replace(spec, splits=remaining, left_out=left_out)
+def _unusable_annotations(annotations: Path | None, spec: DatasetSpec) -> UserError:
+    """Returns the error about annotations that are missing or in no known format."""
+    if annotations is not None and not annotations.exists():
+        return spec.missing_error(annotations)
+    return UserError(f"{annotations}: neither a COCO .json nor a folder of VOC .xml (named by {spec.source})")
 
 
-def _image_entries(spec: DatasetSpec, split: str) -> list[tuple[DatasetSpec, Path]]:
-    """Returns the folders, lists and shards of a split, each with the data set that names it."""
-    entries: list[tuple[DatasetSpec, Path]] = []
-    for part in spec.parts_of(split):
-        part_split = part.splits[split]
-        paths = part_split.images if isinstance(part_split, ListedSplit) else part_split.paths
-        entries += [(part, path) for path in paths]
-    return entries
-
-
-def warn_of_unused_splits(spec: DatasetSpec, used: Collection[str]) -> None:
-    """Logs a warning about each split that is not in ``used`` and could not be read, or has no images although its
-    labels may be in annotations of the others. If ``used`` is empty, any split may be used: only the latter are logged.
-    """
-    for name in spec.splits:
-        note = _note_on_losses(spec, name)
-        if name in used or not (used or note):
-            continue
-        try:
-            spec.check_split(name)
-            entries = _image_entries(spec, name) if note else []
-            empty = [entry for part, entry in entries if not has_images(entry, image_suffixes(part.pixels))]
-        except UserError as error:
-            get_logger().warning("%s; '%s' is not used here%s", error, name, note)
-            continue
-        if empty:
-            get_logger().warning("%s: '%s' has no images in %s%s", spec.source, name, empty[0], note)
-
-
-def _note_on_losses(spec: DatasetSpec, split: str) -> str:
-    """Returns a note for the log if other splits have labels where those of ``split``, whose images are missing, may
-    be; else ""."""
-    listed_splits = spec.listed_splits
-    annotations = listed_splits[split].annotations if split in listed_splits else None
-    others = [other.annotations for name, other in listed_splits.items() if name != split]
-    if annotations is None or not any(share_labels(annotations, other) for other in others):
-        return ""
-    return f"; labels in {annotations} that may be of its images do not count as lost"
+@contextlib.contextmanager
+def _paused_collector() -> Iterator[None]:
+    """Pauses cyclic garbage collection. A listing creates several objects per image, none of them in a cycle, and each
+    collection visits all of them, which takes a sixth of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

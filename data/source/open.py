@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from data.image_io.shards import is_shard_path
 from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
-from data.source.files import warn_of_unused_splits, without_empty
 from data.source.missing_data import nearby_paths_hint
+from data.source.missing_splits import warn_of_unused_splits, without_empty
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
 from utils.errors import UserError
@@ -65,15 +65,8 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
             get_logger().info("%s", line)
         for split in source.splits:  # report missing data before weights are read
             spec.check_split(split)
-        _warn_of_unused_splits(spec, {*source.splits, *source.optional})
+        warn_of_unused_splits(spec, {*source.splits, *source.optional})
     return replace(spec, if_missing=spec.if_missing + stored_note)
-
-
-def _warn_of_unused_splits(spec: DatasetSpec, used: Collection[str]) -> None:
-    """Calls `warn_of_unused_splits` for a data set and those that its splits in ``used`` join."""
-    joined = [part for name in used if name in spec.splits for part in spec.parts_of(name)]
-    for each in {part.source: part for part in (spec, *joined)}.values():
-        warn_of_unused_splits(each, used)
 
 
 def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:

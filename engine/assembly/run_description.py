@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from data.index.index import DatasetIndex
 from engine.assembly.run_data import RunData
 from engine.assembly.starting_model import StartingModel
+from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.optim.build import LoadedParameters
 from engine.run.run import TrainingRun
@@ -12,19 +15,14 @@ from utils.distributed.context import DistributedContext, broadcast_object
 from utils.files.data_location import describe_location
 
 
-def data_identity(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> dict[str, str]:
-    """Returns the fingerprint and the label digests of a run's data, see `RunDescription.data`. All ranks get those of
-    rank 0, because fingerprints depend on modification times, which differ between copies on several machines.
-
-    ``train``, ``val``: indexes of the samples, which are tiles for data with tiles.
-    """
-    fingerprint = f"{train.fingerprint_as_used()}-{val.fingerprint_as_used()}"
-    digests = {"train_labels": train.label_digest(), "val_labels": val.label_digest()}
-    return broadcast_object(ctx, {"fingerprint": fingerprint, **digests})
+def identify_data(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> DataIdentity:
+    """Identifies the samples of a run. All ranks get the identity of rank 0, because fingerprints depend on
+    modification times, which differ between copies on several machines."""
+    return broadcast_object(ctx, DataIdentity.of(train, val))
 
 
 def describe_run(
-    run: TrainingRun, data: RunData, starting_model: StartingModel, loaded: LoadedParameters, identity: dict[str, str]
+    run: TrainingRun, data: RunData, starting_model: StartingModel, loaded: LoadedParameters, identity: DataIdentity
 ) -> RunDescription:
     """Returns the description of a run's settings, data and model that all of its checkpoints store."""
     spec = data.spec
@@ -43,7 +41,7 @@ def describe_run(
         hyp=run.hyp,
         config=run.config,
         files=run.settings.files,
-        data=describe_location(spec.source, root, run.folder) | identity,
+        data=describe_location(spec.source, root, run.folder) | asdict(identity),
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},

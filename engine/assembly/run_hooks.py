@@ -44,7 +44,7 @@ def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources
     services = open_services(config.tracker) if ctx.is_main else []
     if not config.noplots and ctx.is_main:
         check_plots()
-    callbacks = load_callbacks(config.callbacks) if config.callbacks else None
+    callbacks = load_callbacks(config.callbacks, results) if config.callbacks else None
     return HookResources(results=results, services=services, callbacks=callbacks)
 
 

@@ -168,6 +168,11 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
     if started_from is not None and teacher.sha256 != started_from.description.teacher.get("sha256"):
         stored_path = started_from.description.teacher.get("path", "")
+        if stored_path == teacher.path:
+            raise UserError(
+                f"{flag}: {source} has changed since the run began; restore it, or give a copy of it as it was: "
+                "--teacher PATH"
+            )
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
     return teacher
 

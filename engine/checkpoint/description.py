@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.checkpoint.data_identity import DataIdentity
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
-# The settings that decide what each step computes. Files are compared by content: the data by its fingerprint, the
+# The settings that decide what each step computes. Files are compared by content: the data by its identity, the
 # teacher by its checksum. The recipe is compared by its values.
 _STEP_SETTINGS = names_with(TrainConfig, scope="result") - names_with(TrainConfig, is_path=True) - {"patience"}
 
@@ -34,9 +35,7 @@ class RunDescription:
     config: TrainConfig
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)
-    # Location (`utils.files.data_location`) and fingerprint of the data set, and the label digests of its training and
-    # validation images.
-    data: dict[str, str]
+    data: dict[str, str]  # location of the data set (`utils.files.data_location`), and its `DataIdentity`
     val_images: list[str] = field(default_factory=list)  # held out by --val-fraction: names in the data set's folder
     tile: int = 0  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]] = field(default_factory=dict)  # parameters from weights, and their random rows
@@ -45,23 +44,17 @@ class RunDescription:
     teacher: dict[str, str] = field(default_factory=dict)  # path of the model that teaches it, sha256 of its tensors
 
     @property
-    def fingerprint(self) -> str:
-        """Identifies the images and labels; "" if the checkpoint does not store it."""
-        return self.data.get("fingerprint", "")
+    def identity(self) -> DataIdentity:
+        """Identifies the images and labels."""
+        return DataIdentity.stored_in(self.data)
 
     def trains_like(self, other: RunDescription) -> bool:
         """Returns True if a run with this description computes the same steps as the run of ``other``."""
         same_config = all(getattr(self.config, name) == getattr(other.config, name) for name in _STEP_SETTINGS)
         same_teacher = self.teacher.get("sha256") == other.teacher.get("sha256")
-        same_data = self.fingerprint == other.fingerprint
+        same_data = self.identity.is_same(other.identity) and self.bits == other.bits
         return same_config and same_teacher and same_data and self.hyp == other.hyp
 
     def validates_like(self, other: RunDescription) -> bool:
-        """Returns True if the scores of both runs are comparable: on the same images, at the same size.
-
-        Images count as the same if their labels are. The fingerprint does not decide, because it depends on
-        modification times, which change when a data set is copied to another machine.
-        """
-        digests = {self.data.get("val_labels", ""), other.data.get("val_labels", "")}
-        digests.discard("")  # not known
-        return len(digests) < 2 and self.imgsz == other.imgsz
+        """Returns True if the scores of both runs are comparable: on the same images, at the same size."""
+        return self.identity.may_validate_alike(other.identity) and self.imgsz == other.imgsz

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.hooks.hook import Epoch, Hook, Training
+from engine.run.results_csv import ResultsTable
 from models.detector import Detector
 from utils.distributed.context import broadcast_object
 from utils.errors import UserError
@@ -46,9 +47,9 @@ class RunState:
     metrics: dict[str, float] = field(default_factory=dict)  # the newest row of results.csv, on every rank
 
 
-def load_callbacks(source: str) -> UserCallbacks:
+def load_callbacks(source: str, results: ResultsTable) -> UserCallbacks:
     """Returns the hook for the object that ``source`` (MODULE:OBJECT) names, imported from PYTHONPATH or the working
-    folder. Raises UserError if that fails, or if the object has no callback."""
+    folder. ``results``: see `UserCallbacks`. Raises UserError if that fails, or if the object has no callback."""
     flag = f"--callbacks {source}"
     module_name, _, attribute = source.partition(":")
     if not module_name or not attribute:
@@ -67,7 +68,7 @@ def load_callbacks(source: str) -> UserCallbacks:
         raise UserError(f"{flag}: '{unknown[0]}' is not a callback{suggestion(unknown[0], POINTS)}; {known}")
     if not callbacks:
         raise UserError(f"{flag}: has no callback; {known}")
-    return UserCallbacks(flag, callbacks, module.__file__)
+    return UserCallbacks(flag, callbacks, module.__file__, results)
 
 
 def _callbacks_of(owner: Any) -> dict[str, Callback]:
@@ -95,14 +96,17 @@ def _located_message(error: BaseException, path: str | None) -> str:
 
 
 class UserCallbacks(Hook):
-    """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends."""
+    """Calls the callbacks of a run, from the file ``path``, on this rank. Once one has raised, the run ends.
 
-    def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None) -> None:
+    ``results``: on rank 0 the content of results.csv, of which an earlier hook keeps the epochs before this start.
+    """
+
+    def __init__(self, flag: str, callbacks: dict[str, Callback], path: str | None, results: ResultsTable) -> None:
         self._flag = flag
         self._callbacks = callbacks
         self._path = path
+        self._results = results
         self._failure = ""
-        self._row: dict[str, float] = {}
 
     def start(self, trainer: Training) -> None:
         self._state = RunState(
@@ -113,6 +117,7 @@ class UserCallbacks(Hook):
             is_main=trainer.ctx.is_main,
             model=trainer.step.ema.module,
             stop=trainer.control.request_stop,
+            metrics=broadcast_object(trainer.ctx, _newest_row(self._results)),
         )
         self._call("on_start", trainer)
 
@@ -120,10 +125,9 @@ class UserCallbacks(Hook):
         self._call("on_step", trainer)
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
-        self._row = epoch.row
+        self._state.metrics = broadcast_object(trainer.ctx, epoch.row)
 
     def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
-        self._state.metrics = broadcast_object(trainer.ctx, self._row)
         self._call("on_epoch", trainer)
 
     def finish(self, trainer: Training) -> None:
@@ -154,3 +158,9 @@ class UserCallbacks(Hook):
                 file.write("".join(traceback.format_exception(error)))
             self._failure += f"; the traceback is in {path}"
         trainer.control.fail(self._failure, error)
+
+
+def _newest_row(results: ResultsTable) -> dict[str, float]:
+    """Returns the columns of the newest epoch, without its number; none if there is no epoch yet."""
+    cells = results.rows[max(results.rows)] if results.rows else {}
+    return {name: float(cell) for name, cell in cells.items() if name != "epoch"}

@@ -58,8 +58,8 @@ class RunControl:
     """
 
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
-        self.is_stopped = False  # whether the ranks have agreed to stop
-        self.exit_code = 0  # of the signal that stopped them, or 0
+        self.exit_code = 0  # of the signal that has stopped the ranks, or 0
+        self.does_final_work = False  # see `begin_final_work`
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
@@ -70,7 +70,6 @@ class RunControl:
         self._cause: BaseException | None = None  # the error behind it
         self._polled_at = 0.0
         self._validation_stopped = False
-        self._is_complete = False
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool]) -> Iterator[None]:
@@ -79,21 +78,21 @@ class RunControl:
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
 
-    def complete(self) -> Action:
-        """Called when the last step and its save are done. Returns `Action.STOP` if Ctrl-C has reached any rank since.
-        Otherwise what follows, such as the report, is completed in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
+    def begin_final_work(self) -> Action:
+        """Called when no step or validation is left. Returns `Action.STOP` if Ctrl-C has reached any rank by then.
+        Otherwise the final work, such as the report, is done in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
         once."""
         if max_over_ranks(self._ctx, int(self._signals.interrupt)):
             return self._stop(INTERRUPTED)
-        self._is_complete = True
+        self.does_final_work = True
         self._signals.ignore_requeue()
         self._watchdog.remove_stop_limit()
         return Action.CONTINUE
 
     @property
     def has_signal(self) -> bool:
-        """True if a signal to stop has reached this rank, and the run is not complete (`complete`)."""
-        return self._signals.received and not self._is_complete
+        """True if a signal to stop has reached this rank before the final work (`begin_final_work`)."""
+        return self._signals.received and not self.does_final_work
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
@@ -104,11 +103,15 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error: `raise_if_stopped` raises it, or, if the run is complete already,
+        """Stops the run, which ends with this error: `raise_if_stopped` raises it, or, if the hook fails after that,
         `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
+
+    def has_failed(self) -> bool:
+        """Returns True if a hook has failed on any rank. Every rank must call this."""
+        return max_over_ranks(self._ctx, int(bool(self._failure))) > 0
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
@@ -173,7 +176,7 @@ class RunControl:
 
     def raise_if_stopped(self, position: str, continuation: str) -> None:
         """Raises an error if a signal or a failure has stopped the run. Returns if all epochs are done, or if a
-        callback has ended the run.
+        callback has ended the run. Every rank must call this.
 
         Args:
             position: progress text, such as ``2 epochs``.
@@ -182,24 +185,21 @@ class RunControl:
         Raises Stopped if a signal to any rank has stopped the run, UserError if a hook has failed on this rank, and
         `PeerFailure` if one has failed on another rank only.
         """
-        has_failed = max_over_ranks(self._ctx, int(bool(self._failure)))
         if self.exit_code:
             log.info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)
-        if has_failed:
+        if self.has_failed():
             if not self._failure:
                 raise PeerFailure("a callback failed on another rank")
-            raise UserError(f"{self._failure}; when it is fixed, {continuation}") from self._cause
+            raise _failure_error(self._failure, continuation) from self._cause
 
-    def late_failure(self) -> UserError | None:
-        """Returns the error of a hook that failed on any rank after the run was complete; None if there is none, and on
-        all ranks but 0. Every rank must call this. The error is logged at once, because the remaining work may fail as
-        well."""
+    def late_failure(self, continuation: str) -> UserError | None:
+        """Returns the error of a hook that failed on any rank after `raise_if_stopped`; None if there is none, and on
+        all ranks but 0. Every rank must call this. ``continuation``: see `raise_if_stopped`."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
             return None
-        log.warning("%s", messages[0])
-        error = UserError(messages[0])
+        error = _failure_error(messages[0], continuation)
         error.__cause__ = self._cause
         return error
 
@@ -216,6 +216,9 @@ class RunControl:
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code
-        self.is_stopped = True
         self._watchdog.remove_stop_limit()
         return Action.STOP
+
+
+def _failure_error(message: str, continuation: str) -> UserError:
+    return UserError(f"{message}; when it is fixed, {continuation}")

@@ -62,8 +62,13 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
-    labels = StoredLabels.of(plan.started_from.description)
-    check_unchanged(last.parent, plan.before, plan.settings, end_reason, labels)
+    check_unchanged(
+        last.parent,
+        before=plan.before,
+        settings=plan.settings,
+        end_reason=end_reason,
+        labels=StoredLabels.of(plan.started_from.description),
+    )
     if is_reported:
         return EndedRun(
             folder=last.parent,
@@ -93,15 +98,17 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
     last.pt has been removed. Raises UserError if the command may add epochs."""
     merged = merge_settings(newest.settings, command)
-    end_reason = "there is no last.pt to continue from; to continue, restore it"
+    end_reason = "there is no last.pt to continue from; restore it to continue"
     config = merged.settings.config
     if may_add_epochs(merged.before.config, config, epochs):
         raise UserError(
-            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or leave --epochs, "
-            "--time and --patience as they were"
+            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or repeat the "
+            "command with the earlier --epochs, --time and --patience"
         )
-    settings = replace(merged.settings, config=replace(config, epochs=max(epochs, config.epochs)))
-    check_unchanged(folder, merged.before, settings, end_reason, StoredLabels.of_best(folder))
+    settings = merged.settings.with_epochs(max(epochs, config.epochs))
+    check_unchanged(
+        folder, before=merged.before, settings=settings, end_reason=end_reason, labels=StoredLabels.of_best(folder)
+    )
     return EndedRun(
         folder=folder,
         run_id=newest.run_id,

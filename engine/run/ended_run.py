@@ -9,6 +9,7 @@ from data.folds.held_out import hold_out_validation
 from data.loading.open_reader import open_run_val_reader, open_train_reader
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.run.resume_settings import as_flag
@@ -47,23 +48,12 @@ class StoredLabels:
     """The classes, images and labels of a run, as its checkpoints describe them."""
 
     names: list[str] = field(default_factory=list)  # of the classes
-    train_digest: str = ""  # see `RunDescription.data`; "": not known
-    val_digest: str = ""
+    identity: DataIdentity = field(default_factory=DataIdentity)
     val_images: list[str] = field(default_factory=list)  # see `RunDescription.val_images`
-
-    @property
-    def are_known(self) -> bool:
-        """False if the run has stored no digests."""
-        return self.train_digest != "" and self.val_digest != ""
 
     @staticmethod
     def of(description: RunDescription) -> StoredLabels:
-        return StoredLabels(
-            names=description.names,
-            train_digest=description.data.get("train_labels", ""),
-            val_digest=description.data.get("val_labels", ""),
-            val_images=description.val_images,
-        )
+        return StoredLabels(names=description.names, identity=description.identity, val_images=description.val_images)
 
     @staticmethod
     def of_best(folder: Path) -> StoredLabels:
@@ -77,17 +67,15 @@ class StoredLabels:
             val_images = read_part(best, "val_images", check_sums=False)
         except UserError:
             return StoredLabels()
-        digests = data if isinstance(data, dict) else {}
         return StoredLabels(
             names=names if isinstance(names, list) else [],
-            train_digest=str(digests.get("train_labels", "")),
-            val_digest=str(digests.get("val_labels", "")),
+            identity=DataIdentity.stored_in(data if isinstance(data, dict) else {}),
             val_images=val_images if isinstance(val_images, list) else [],
         )
 
 
 def check_unchanged(
-    folder: Path, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
+    folder: Path, *, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
 ) -> None:
     """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
     rank 0 calls this.
@@ -102,7 +90,7 @@ def check_unchanged(
         if name not in _DECIDE_RESULTS or value == before_by_name[name]:
             continue
         reason = ""
-        if name == "data" and labels.are_known:
+        if name == "data" and labels.identity.has_label_digests:
             reason = _label_difference(labels, settings)
             if not reason:
                 log_when_configured(f"--data {value}: has the classes, image sizes and labels of the run")
@@ -131,6 +119,6 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
         return str(error).removeprefix(f"--data {config.data}: ")
     if list(val.names) != stored.names:
         return "its classes differ"
-    if (train.label_digest(), val.label_digest()) != (stored.train_digest, stored.val_digest):
+    if not DataIdentity.of(train, val).is_same(stored.identity):
         return "its images or labels differ"
     return ""

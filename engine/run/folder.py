@@ -22,7 +22,7 @@ from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resolve import settings_as_stored
+from engine.run.resolve import load_settings
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -127,7 +127,7 @@ def read_stored_run(folder: Path) -> StoredRun | None:
         files = build(NamedFiles, stored.get("files", {}), f"{path}: files")
     except (UserError, TypeError, KeyError):
         return None
-    return StoredRun(run_id, settings_as_stored(config, hyp, files))
+    return StoredRun(run_id, load_settings(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

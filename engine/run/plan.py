@@ -20,13 +20,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from engine.checkpoint.description import NamedFiles
 from engine.run.continuation import check_not_lost, plan_continued
 from engine.run.find_checkpoint import find_checkpoint
 from engine.run.folder import SAVING_PATIENCE_S, ReadOnlyFolder, lock_folder
 from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
-from engine.run.resolve import resolve, typed_paths, with_checksums
+from engine.run.resolve import resolve, resolve_command, with_checksums
 from engine.run.resume import plan_from_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
@@ -49,26 +48,15 @@ def plan_run(
     Raises UserError when there is nothing to resume from, no folder can be made, another process trains the run, or the
     run cannot have these settings.
     """
-    if config.resume == AUTO:  # the run is in the folder --project/--name, at each of its starts
-        config = replace(config, exist_ok=True)
-    typed = TrainCommand(
-        config=config,
-        explicit_flags=explicit_flags,
-        launchers=all_objects(ctx, ctx.launcher),
-        world_size=ctx.world_size,
-        device_type=ctx.device.type,
-    )
-    plan = result_of_main(ctx, lambda: _plan(_resolved(typed), stack))
-    return _with_local_settings(plan, typed)
-
-
-def _resolved(typed: TrainCommand) -> TrainCommand:
-    """Returns the command with absolute paths, and with what was typed."""
-    return replace(typed, config=resolve(typed.config), files=NamedFiles(typed=typed_paths(typed.config)))
+    # With --resume auto, the run is in the folder --project/--name at each of its starts.
+    typed = replace(config, exist_ok=True) if config.resume == AUTO else config
+    launchers = all_objects(ctx, ctx.launcher)
+    plan = result_of_main(ctx, lambda: _plan(resolve_command(ctx, typed, explicit_flags, launchers), stack))
+    return _with_local_settings(plan, typed, explicit_flags)
 
 
 def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
-    """Plans the run of a command whose settings are resolved. Only rank 0 calls this."""
+    """Plans the run of a command. Only rank 0 calls this."""
     config = command.config
     restarted_folder = find_run_of_launchers(config, command.launchers)
     if restarted_folder is not None:
@@ -125,15 +113,15 @@ def _plan_named(command: TrainCommand, path: Path) -> ContinuedRun:
     return plan
 
 
-def _with_local_settings(plan: RunPlan | EndedRun, typed: TrainCommand) -> RunPlan | EndedRun:
+def _with_local_settings(
+    plan: RunPlan | EndedRun, typed: TrainConfig, explicit_flags: Collection[str]
+) -> RunPlan | EndedRun:
     """Returns the plan of rank 0 with the settings that are this rank's own: those of scope "machine", and the paths
     that the plan leaves to each process. The content of their files is compared later."""
     names = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
-        names &= names_with(TrainConfig, on_resume="current") | frozenset(typed.explicit_flags)
-    if not isinstance(plan, EndedRun):
-        names |= plan.own_paths
-    local = resolve(typed.config)
-    local_settings = {name: getattr(local, name) for name in names}
+        names &= names_with(TrainConfig, on_resume="current") | frozenset(explicit_flags)
+    local = resolve(typed)
+    local_settings = {name: getattr(local, name) for name in names | plan.own_paths}
     settings = replace(plan.settings, config=replace(plan.settings.config, **local_settings))
     return replace(plan, settings=settings)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +18,18 @@ from data.source.dataset_spec import DEMO
 from data.source.folder import yaml_of_folder
 from data.source.open import known_by_name
 from engine.checkpoint.description import NamedFiles
-from engine.run.run import RunSettings, TrainCommand
+from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from models.spec import built_in_models
 from models.weights.catalog import catalog_name, known_weights
 from utils.config.flags import flag_name
 from utils.config.settings import WEIGHTS_SUFFIXES, Hyperparameters, TrainConfig, names_with
+from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checksum import sha256_of
 from utils.files.paths import normal_path
 from utils.files.url import is_http
 
 ConfigT = TypeVar("ConfigT", bound=TrainConfig)
-
-_RUN_PATHS = names_with(TrainConfig, is_path=True)
 
 
 def resolve(config: ConfigT) -> ConfigT:
@@ -82,33 +81,52 @@ def _resolve_data(data: str) -> str:
     return str(path if yaml is None else yaml)
 
 
-def settings_as_stored(config: TrainConfig, hyp: Hyperparameters, files: NamedFiles) -> RunSettings:
-    """Returns stored settings, whose paths stay as they are. Only those of an earlier version, which has stored what
-    was typed, are resolved."""
-    if not files.typed:
-        config = resolve(config)
-        files = NamedFiles(typed=typed_paths(config))
-    return RunSettings(config, hyp, files)
+def resolve_command(
+    ctx: DistributedContext, typed: TrainConfig, explicit_flags: Collection[str], launchers: list[str]
+) -> TrainCommand:
+    """Returns the command line whose settings are ``typed``, with absolute paths. The other arguments are those of
+    `TrainCommand`."""
+    return TrainCommand(
+        config=resolve(typed),
+        explicit_flags=explicit_flags,
+        files=NamedFiles(typed=typed_paths(typed)),
+        launchers=launchers,
+        world_size=ctx.world_size,
+        device_type=ctx.device.type,
+    )
+
+
+def load_settings(config: TrainConfig, hyp: Hyperparameters, files: NamedFiles) -> RunSettings:
+    """Returns stored settings; resolves paths only if an earlier version stored them as typed."""
+    if files.typed:
+        return RunSettings(config, hyp, files)
+    resolved = resolve(config)
+    return RunSettings(resolved, hyp, NamedFiles(typed=typed_paths(resolved)))
 
 
 def typed_paths(typed: TrainConfig) -> dict[str, str]:
     """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
     which is the built-in data set in each folder, and URLs stay as they are."""
     paths = {}
-    for name in sorted(_RUN_PATHS):
+    for name in sorted(PATH_SETTINGS):
         value = os.path.expanduser(getattr(typed, name))
         if value:
             paths[name] = value if value == DEMO or is_http(value) else str(normal_path(value))
     return paths
 
 
-def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str] = _RUN_PATHS) -> NamedFiles:
-    """Returns ``files`` with the checksums of those that the settings ``names`` of ``config`` (resolved) have now."""
+def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str] = PATH_SETTINGS) -> NamedFiles:
+    """Returns ``files`` with the checksums of those that the settings ``names`` of ``config`` (resolved) have now.
+    Raises UserError for a file that cannot be read."""
     sha256 = {name: checksum for name, checksum in files.sha256.items() if name not in names}
     for name in sorted(names):
         path = getattr(config, name)
         if name != "data" and os.path.isabs(path) and os.path.isfile(path):
-            sha256[name] = sha256_of(Path(path))
+            try:
+                sha256[name] = sha256_of(Path(path))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise UserError(f"{flag_name(name)} {path}: cannot be read ({reason})") from None
     return replace(files, sha256=sha256)
 
 
@@ -117,7 +135,8 @@ class FileMatch(enum.Enum):
 
     SAME = "same"  # the same path, or typed in the same way in the same working folder
     CHANGED = "changed"  # the same, but the file has another content now
-    MOVED = "moved"  # another path to the same file, or to one of the same content
+    # Another path to the same file, to one of the same content, or to the YAML that a folder has in place of the run's.
+    MOVED = "moved"
     BOTH_GONE = "both gone"  # neither exists, so they cannot be compared
     OTHER = "other"
 
@@ -131,47 +150,65 @@ def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: Nam
     before = getattr(stored.config, name)
     now = getattr(config, name)
     typed = files.typed.get(name, "")
-    is_repeated = typed != "" and typed == stored.files.typed.get(name, before)
-    if is_repeated and _is_missing(before) and _is_there(now):  # the YAML of a folder has another name now
+    is_typed_alike = typed != "" and typed == stored.files.typed.get(name, before)
+    if is_typed_alike and _is_missing(before) and _is_there(now):  # the YAML of a folder has another name now
         return FileMatch.MOVED
-    if is_repeated or now == before:
+    if is_typed_alike or now == before:
         return FileMatch.CHANGED if _has_content(name, before, stored) is False else FileMatch.SAME
-    if not _is_there(now):
-        return FileMatch.BOTH_GONE if _is_missing(before) and _is_missing(now) else FileMatch.OTHER
-    is_one_file = _is_there(before) and os.path.samefile(before, now)
+    if _is_missing(before) and _is_missing(now):
+        return FileMatch.BOTH_GONE
+    is_one_file = _is_there(before) and _is_there(now) and os.path.samefile(before, now)
     return FileMatch.MOVED if is_one_file or _has_content(name, now, stored) else FileMatch.OTHER
 
 
-def follow(stored: RunSettings, command: TrainCommand) -> tuple[RunSettings, TrainCommand, list[str]]:
-    """Makes the paths of a run and of a command that continues it equal where they mean the same file.
+@dataclass(frozen=True, kw_only=True)
+class FollowedPaths:
+    """The settings of a run, and of a command that continues it, with equal paths where they mean the same file."""
 
-    Returns the settings ``stored`` with files that have moved at their new paths, the command with the stored paths of
-    the others, and a message for each file that has changed or can no longer be compared.
-    """
+    stored: RunSettings  # of the run; files that have moved have their new paths
+    command: TrainCommand  # with the stored paths of the run's other files
+    own_paths: frozenset[str]  # settings whose paths are as the command names them
+    messages: list[str]  # about each file that has changed or can no longer be compared
+
+
+def follow(stored: RunSettings, command: TrainCommand) -> FollowedPaths:
+    """Makes the paths of a run and of a command that continues it equal where they mean the same file."""
+    moved = []
+    kept: dict[str, Any] = {}  # stored paths, by setting
     messages = []
-    for name in sorted(_RUN_PATHS.intersection(command.explicit_flags)):
+    named = PATH_SETTINGS.intersection(command.explicit_flags)
+    for name in sorted(named):
         before = getattr(stored.config, name)
         flag = f"{flag_name(name)} {getattr(command.config, name)}"
         match = compare_file(name, stored, command.config, command.files)
         if match is FileMatch.MOVED:
-            stored = with_path(stored, name, command)
+            moved.append(name)
         elif match is not FileMatch.OTHER:
-            command = replace(command, config=replace(command.config, **{name: before}))
+            kept[name] = before
         if match is FileMatch.CHANGED:
+            # Not that this has no effect: a teacher that has changed is refused when it is opened.
             messages.append(
-                f"{flag}: has changed since the run began, which has no effect on it; to use the file as it is now, "
-                "start a new run with another --name"
+                f"{flag}: has changed since the run began; to use the file as it is now, start a new run with another "
+                "--name"
             )
         elif match is FileMatch.BOTH_GONE:
             messages.append(f"{flag}: no such file; the run has {before}, which has gone, too")
-    return stored, command, messages
+    config = replace(command.config, **kept)
+    return FollowedPaths(
+        stored=with_paths(stored, moved, command),
+        command=replace(command, config=config),
+        own_paths=frozenset(name for name in named if getattr(config, name) == getattr(command.config, name)),
+        messages=messages,
+    )
 
 
-def with_path(settings: RunSettings, name: str, command: TrainCommand) -> RunSettings:
-    """Returns ``settings`` with the path that the command names for the setting ``name``, and the stored checksum."""
-    config = replace(settings.config, **{name: getattr(command.config, name)})
-    typed = {**settings.files.typed, name: command.files.typed.get(name, "")}
-    return replace(settings, config=config, files=replace(settings.files, typed=typed))
+def with_paths(settings: RunSettings, names: Iterable[str], command: TrainCommand) -> RunSettings:
+    """Returns ``settings`` with the paths that the command names for the settings ``names``, and the stored
+    checksums."""
+    paths = {name: getattr(command.config, name) for name in names}
+    typed = {name: command.files.typed.get(name, "") for name in paths}
+    files = replace(settings.files, typed=settings.files.typed | typed)
+    return replace(settings, config=replace(settings.config, **paths), files=files)
 
 
 def _has_content(name: str, path: str, stored: RunSettings) -> bool | None:

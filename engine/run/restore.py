@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
+from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
@@ -28,11 +29,11 @@ class EpochData:
 
     batches: int  # in an epoch, on each rank
     images: int  # or tiles of them
-    fingerprint: str  # of the data set, see `RunDescription.data`
+    identity: DataIdentity
 
     @staticmethod
-    def of(train: InfiniteDataLoader, *, fingerprint: str) -> EpochData:
-        return EpochData(batches=len(train), images=len(train.samples), fingerprint=fingerprint)
+    def of(train: InfiniteDataLoader, *, identity: DataIdentity) -> EpochData:
+        return EpochData(batches=len(train), images=len(train.samples), identity=identity)
 
 
 def read_run_checkpoint(ctx: DistributedContext, plan: RunPlan) -> Checkpoint | None:
@@ -131,7 +132,7 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     stored = checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
-    if checkpoint.description.fingerprint != data.fingerprint:
+    if not _has_same_data(checkpoint, data):
         messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
     start = choose_epoch_start(checkpoint, config, data)
     if start is EpochStart.END:
@@ -158,9 +159,14 @@ def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Pro
     )
 
 
+def _has_same_data(checkpoint: Checkpoint, data: EpochData) -> bool:
+    """Returns whether the run has the images and labels that it had so far."""
+    return checkpoint.description.identity.is_same(data.identity)
+
+
 def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:
     """Returns whether an epoch has as many images as in the run so far, even if not the same ones."""
-    return checkpoint.description.fingerprint == data.fingerprint or checkpoint.header.run.images == data.images
+    return _has_same_data(checkpoint, data) or checkpoint.header.run.images == data.images
 
 
 def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:
@@ -174,7 +180,7 @@ def _has_same_order(checkpoint: Checkpoint, config: TrainConfig, data: EpochData
     if any(getattr(stored.config, name) != getattr(config, name) for name in names):
         return False
     depends_on_content = config.rect or config.image_weights or config.repeat_factor > 0 or stored.tile > 0
-    return stored.fingerprint == data.fingerprint or not depends_on_content
+    return not depends_on_content or _has_same_data(checkpoint, data)
 
 
 def _takes_same_steps(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> bool:

@@ -11,10 +11,10 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resolve import settings_as_stored
+from engine.run.resolve import load_settings
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
-from utils.config.settings import TrainConfig, names_with
+from utils.config.settings import TrainConfig
 from utils.files.data_location import find_location
 from utils.program import resume_flag
 from utils.strings import counted
@@ -31,26 +31,21 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     check_is_newest(started_from)
     stored = stored_settings(started_from)
     merged = merge_settings(stored, command)
-    config = merged.settings.config
-    config = replace(config, epochs=choose_epochs(started_from, config, command.explicit_flags))
-    end_reason = reason_to_end(started_from, config, command.explicit_flags)
-    # The run has no fewer epochs than it has trained.
-    config = replace(config, epochs=max(config.epochs, started_from.progress.epoch))
-    settings = replace(merged.settings, config=config)
+    epochs = choose_epochs(started_from, merged.settings.config, command.explicit_flags)
+    wanted = merged.settings.with_epochs(epochs)
+    settings = wanted.with_epochs(max(epochs, started_from.progress.epoch))  # no fewer than it has trained
     _, known_root = find_location(started_from.description.data, path)
-    named_paths = names_with(TrainConfig, is_path=True).intersection(command.explicit_flags)
-    own_paths = [name for name in named_paths if getattr(config, name) == getattr(command.config, name)]
-    names_other_data = config.data != stored.config.data
+    names_other_data = settings.config.data != stored.config.data
     return ContinuedRun(
         settings=settings,
         before=merged.before,
         launchers=command.launchers,
-        own_paths=frozenset(own_paths),
+        own_paths=merged.own_paths,
         started_from=started_from,
         known_root="" if names_other_data else known_root,
-        end_reason=end_reason,
+        end_reason=reason_to_end(started_from, wanted.config, command.explicit_flags),
         startup_messages=[
-            f"resuming {path} after {_describe_position(started_from, config)}",
+            f"resuming {path} after {_describe_position(started_from, settings.config)}",
             *merged.messages,
             *describe_changes(stored, settings),
             *_machine_changes(command, started_from.conditions),
@@ -65,7 +60,7 @@ def stored_settings(started_from: StartedFrom) -> RunSettings:
     if config.data != DEMO:
         source, _ = find_location(stored.data, started_from.path)
         config = replace(config, data=source)
-    return settings_as_stored(config, stored.hyp, stored.files)
+    return load_settings(config, stored.hyp, stored.files)
 
 
 def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> int:
@@ -124,7 +119,7 @@ def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, expli
         ended = f"--epochs {config.epochs}: {done} are done already"
     else:
         ended = f"all epochs are done ({done})"
-    return f"{ended}; to continue, set more: {resume_flag(started_from.path)} {more}"
+    return f"{ended}; to train longer: {resume_flag(started_from.path)} {more}"
 
 
 def _reason_without_patience(started_from: StartedFrom, config: TrainConfig) -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_path
-from engine.run.run import RunSettings, TrainCommand
+from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_paths
+from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -27,7 +27,6 @@ _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 _LOCATION = ("project", "name", "exist_ok")
 
 _CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
-_PATHS = names_with(TrainConfig, is_path=True)
 # The sources of hyper-parameters, which are compared by value.
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
@@ -41,21 +40,26 @@ class MergedSettings:
 
     before: RunSettings  # as stored, but files that have moved have their new paths
     settings: RunSettings  # with those of the command line
+    own_paths: frozenset[str]  # see `FollowedPaths`
     messages: list[str]  # to be logged, about files and a recipe that the command names
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings:
     """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
     change."""
-    before, command, messages = follow(stored, command)
-    config = merge_config(before.config, command.config, command.explicit_flags)
-    hyp = merge_hyperparameters(before, command.config, command.explicit_flags, messages)
-    changed_paths = [name for name in _PATHS if getattr(config, name) != getattr(before.config, name)]
-    settings = before
-    for name in changed_paths:
-        settings = with_path(settings, name, command)
-    settings = RunSettings(config, hyp, with_checksums(settings.files, config, changed_paths))
-    return MergedSettings(before=before, settings=settings, messages=messages)
+    followed = follow(stored, command)
+    before = followed.stored
+    current = followed.command.config
+    config = merge_config(before.config, current, command.explicit_flags)
+    hyp, recipe_messages = merge_hyperparameters(before, current, command.explicit_flags)
+    changed_paths = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(before.config, name)]
+    files = with_paths(before, changed_paths, followed.command).files
+    return MergedSettings(
+        before=before,
+        settings=RunSettings(config, hyp, with_checksums(files, config, changed_paths)),
+        own_paths=followed.own_paths,
+        messages=[*followed.messages, *recipe_messages],
+    )
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
@@ -94,11 +98,12 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 
 
 def merge_hyperparameters(
-    stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str], messages: list[str]
-) -> Hyperparameters:
-    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top. ``messages``
-    receives the lines to log about the recipe."""
+    stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str]
+) -> tuple[Hyperparameters, list[str]]:
+    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top, and messages
+    to be logged about the recipe."""
     base = stored.hyp
+    messages: list[str] = []
     if "hyp" in explicit_flags and _is_missing_recipe(stored.config, current):
         messages.append(f"--hyp {current.hyp}: no such file any more; the run keeps its hyper-parameters")
     elif "hyp" in explicit_flags:
@@ -108,7 +113,7 @@ def merge_hyperparameters(
     hyp = with_overrides(base, current.override if "override" in explicit_flags else ())
     if is_unset("lr_mult", hyp.lr_mult):
         hyp = replace(hyp, lr_mult=stored.hyp.lr_mult)
-    return hyp
+    return hyp, messages
 
 
 def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
@@ -137,7 +142,7 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     for name, value in planned.by_name().items():
         if name in left_out or value == before[name] or is_unset(name, value):
             continue
-        if name not in _PATHS:
+        if name not in PATH_SETTINGS:
             return False
         if compare_file(name, stored, planned.config, planned.files) not in (FileMatch.SAME, FileMatch.MOVED):
             return False

@@ -13,6 +13,9 @@ from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 
+# Settings that name files.
+PATH_SETTINGS = names_with(TrainConfig, is_path=True)
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -22,6 +25,10 @@ class RunSettings:
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)  # empty: not known, an earlier version has stored the run
 
+    def with_epochs(self, epochs: int) -> RunSettings:
+        """Returns the settings with another number of epochs."""
+        return replace(self, config=replace(self.config, epochs=epochs))
+
     def by_name(self) -> dict[str, Any]:
         """Returns all flags and hyper-parameters by name."""
         return {**asdict(self.config), **asdict(self.hyp)}
@@ -29,11 +36,11 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand:
-    """A command line that starts or restarts a run, and its processes."""
+    """A command line that starts or restarts a run, and its processes, on rank 0."""
 
-    config: TrainConfig  # settings of the command line; rank 0 resolves them (resolve.py)
+    config: TrainConfig  # settings of the command line, resolved (resolve.py)
     explicit_flags: Collection[str]  # names of the settings that the command line gives
-    files: NamedFiles = field(default_factory=NamedFiles)  # without checksums; filled in with `config`
+    files: NamedFiles  # without checksums
     launchers: list[str]  # torchrun processes that started the ranks; "" without one
     world_size: int
     device_type: str
@@ -69,22 +76,26 @@ class StartedFrom:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewRun:
+class _Plan:
+    """What every plan has."""
+
+    settings: RunSettings
+    # Settings whose paths each process resolves itself: the same content may be in another folder on another node.
+    own_paths: frozenset[str] = frozenset()
+    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun(_Plan):
     """The plan of a run that starts from the beginning.
 
     Its settings may leave the batch size (-1), ``lr_mult`` (None) and the optimizer (auto) open, which
     engine/assembly/choices.py chooses.
     """
 
-    settings: RunSettings
-    launchers: list[str]  # torchrun processes that started this command; "" without one
+    own_paths: frozenset[str] = PATH_SETTINGS
+    launchers: list[str]  # see `TrainCommand`
     folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
-    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
-
-    @property
-    def own_paths(self) -> frozenset[str]:
-        """See `ContinuedRun`."""
-        return names_with(TrainConfig, is_path=True)
 
     @property
     def data_source(self) -> DataSource:
@@ -100,19 +111,14 @@ class NewRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuedRun:
+class ContinuedRun(_Plan):
     """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
-    settings: RunSettings
     before: RunSettings  # of the run so far; files that have moved have their new paths
-    launchers: list[str]  # as in `NewRun`
-    # Settings whose files the command line names. Each process resolves these paths itself: the same content may be in
-    # another folder on another node.
-    own_paths: frozenset[str]
+    launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
-    startup_messages: list[str] = field(default_factory=list)  # as in `NewRun`
 
     @property
     def only_reports(self) -> bool:
@@ -138,15 +144,13 @@ class ContinuedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndedRun:
+class EndedRun(_Plan):
     """The plan of a finished run; at most exports are missing. It needs no last.pt."""
 
     folder: Path  # locked, unless it is read-only
     run_id: str
-    settings: RunSettings
     epochs: int  # number that it has trained
     end_reason: str  # why no epoch is left, and how to train on
-    startup_messages: list[str]  # as in `NewRun`
 
 
 # The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines and

@@ -31,8 +31,8 @@ class EpochResults:
         step.optimizer.set_rates(schedule, progress.updates - 1)  # a resumed run may have taken no step
         return {f"train/{name}": value for name, value in losses.items()} | step.optimizer.rates()
 
-    def complete(self, ctx: DistributedContext, epoch: Epoch, progress: Progress, *, seconds: float) -> None:
-        """Completes the row of an epoch, with its scores if it was validated. Records in ``progress`` the scores that
+    def fill_in(self, ctx: DistributedContext, epoch: Epoch, progress: Progress, *, seconds: float) -> None:
+        """Fills in the row of an epoch, with its scores if it was validated. Records in ``progress`` the scores that
         the run needs later. Every rank must call this.
 
         ``seconds``: how long the run has trained, for a row without a time.

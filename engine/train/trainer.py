@@ -20,12 +20,12 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from engine.run.run import TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
-from utils.errors import ExplainedError, UserError
+from utils.errors import ExplainedError, Stopped, UserError
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
@@ -75,8 +75,8 @@ class Validator(Protocol):
 
 
 @dataclass(frozen=True)
-class CompletedRun:
-    """A run whose files are all written."""
+class FinishedRun:
+    """A run of which nothing is left to do but exports."""
 
     run: TrainingRun
     failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised when nothing is left to do
@@ -114,10 +114,10 @@ class Trainer:
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._stopped = False  # this process takes no more steps
-        self._last_completed = Epoch(progress.epoch)
+        self._last_concluded = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
-            self._last_completed.metrics = run.started_from.metrics
+            self._last_concluded.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
@@ -127,48 +127,77 @@ class Trainer:
         self.epochs = steps.epochs
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
-    def fit(self) -> CompletedRun:
-        """Runs the remaining epochs. Raises as `RunControl.raise_if_stopped` does, after the same step on all ranks."""
-        with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
-            try:
+    def fit(self) -> FinishedRun:
+        """Runs what is left of the run. Raises as `RunControl.raise_if_stopped` does, after the same step on all
+        ranks."""
+        try:
+            with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
                 self._train()
-            except Exception as error:
-                if isinstance(error, ExplainedError) or not self.control.has_signal:
-                    raise
-                self.call_hooks("after_steps")
-                self.control.end_interrupted(error, self.checkpointer.last)
-            finally:
-                self.checkpointer.wait()
-        self.call_hooks("finish")
-        failure = self.control.late_failure()
-        if self.ctx.is_main and failure is None:
-            note_complete(self.run.folder, self.run.run_id, self.progress.epoch)
-        return CompletedRun(self.run, failure)
+            return self._finish()
+        except Stopped:
+            if self.control.does_final_work:  # else the ranks have stopped together, and it is logged
+                log.info("stopped by a signal; %s", self._continuation())
+            raise
 
     def _train(self) -> None:
-        """Runs the epochs, then the hooks of the end, and ends the run as the ranks have agreed."""
+        """Trains, and ends the run as the ranks have agreed. All files are written afterwards."""
+        try:
+            self._start()
+            if not self.control.has_failed():
+                self._train_epochs()
+                self._finish_training()
+            self.checkpointer.flush()
+            self._raise_if_stopped()
+        except Exception as error:
+            if isinstance(error, ExplainedError) or not self.control.has_signal:
+                raise
+            self.call_hooks("after_steps")
+            self.control.end_interrupted(error, self.checkpointer.last)
+        finally:
+            self.checkpointer.wait()
+
+    def _start(self) -> None:
         self.loader.start_at(self.progress.epoch, self.progress.batch)
         self.call_hooks("start")
         self._follow(self.control.agree())
+
+    def _train_epochs(self) -> None:
+        """Runs the remaining epochs. First concludes an epoch of an earlier start, or repeats its report."""
         if self.run.only_reports:
             self._report_again()
         elif not self._stopped:
-            self._complete_pending(saves_last=True)  # an epoch of an earlier start
+            self._conclude_pending(saves_last=True)
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
             self._train_epoch(batches)
             if not self._stopped:
                 self._end_epoch()
+
+    def _finish_training(self) -> None:
+        """Does what follows the last step, unless a signal leaves it to a resumed run."""
         self.call_hooks("after_steps")
-        if not self.control.exit_code:
-            self._complete_pending(saves_last=True)  # the last epoch, if a callback has ended the run
-        if not self.control.exit_code and not self._follow(self.control.complete()).breaks_off:
-            self.call_hooks("after_training")
-        self.checkpointer.flush()
+        if self.control.exit_code:
+            return
+        if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
+            return
+        if self._follow(self.control.begin_final_work()).breaks_off:
+            return
+        self.call_hooks("after_training")
+
+    def _raise_if_stopped(self) -> None:
+        """Raises as `RunControl.raise_if_stopped` does. Logs how to continue a run that a callback has ended."""
         position = self.progress.describe(len(self.loader))
         self.control.raise_if_stopped(position, self._continuation())
-        if self.control.is_stopped and not self._has_ended():
+        if self._stopped and not self._has_ended():
             log.info("ended by a callback after %s; %s", position, self._continuation())
+
+    def _finish(self) -> FinishedRun:
+        """Calls the hooks that come last, and records that the run has been reported."""
+        self.call_hooks("finish")
+        failure = self.control.late_failure(self._continuation())
+        if self.ctx.is_main and failure is None:
+            note_reported(self.run.folder, self.run.run_id, self.progress.epoch)
+        return FinishedRun(self.run, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""
@@ -241,13 +270,13 @@ class Trainer:
         epoch = Epoch(self.progress.epoch + 1, row)
         if self.call_hooks("after_last_step", epoch).breaks_off:
             return
-        if self._complete_pending().breaks_off:  # its scores decide whether this epoch may be the last
+        if self._conclude_pending().breaks_off:  # its scores decide whether this epoch may be the last
             return
         if self._validate(epoch).breaks_off:
             return
         self.progress.complete_epoch()
         if self.validator.pending is None:
-            self._complete(epoch)
+            self._conclude(epoch)
         else:
             self.save_epoch(epoch)
         self.call_hooks("after_epoch", epoch)
@@ -280,23 +309,23 @@ class Trainer:
             ema=copy_to_cpu(self.step.ema.module.state_dict()) if self.ctx.is_main else {},
         )
 
-    def _complete(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
+    def _conclude(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
         """Scores, records, saves and reports an epoch whose validation is done, or not due.
 
         ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has continued since,
         so only the files of a pending epoch itself are saved.
         """
-        self.results.complete(self.ctx, epoch, self.progress, seconds=self.seconds())
+        self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
-        self._last_completed = epoch
+        self._last_concluded = epoch
         if pending is None:
             self.save_epoch(epoch)
         else:
             self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
         self.call_hooks("report", epoch)
 
-    def _complete_pending(self, *, saves_last: bool = False) -> Action:
-        """Completes the pending epoch, if there is one. A signal that ends its validation leaves it pending.
+    def _conclude_pending(self, *, saves_last: bool = False) -> Action:
+        """Concludes the pending epoch, if there is one. A signal that ends its validation leaves it pending.
 
         ``saves_last``: saves the run with its scores at once, because no other epoch ends now.
         """
@@ -309,7 +338,7 @@ class Trainer:
         action = self._follow(self.validator.collect(epoch, is_closing=self.is_closing))
         if action.breaks_off:
             return action
-        self._complete(epoch, pending)
+        self._conclude(epoch, pending)
         if saves_last:
             self.save_last()
         return action
@@ -363,8 +392,8 @@ class Trainer:
             epoch_batches=len(self.loader),
             images=len(self.loader.samples),
         )
-        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_completed.number
-        metrics = self._last_completed.metrics if is_at_end_of_epoch else {}
+        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_concluded.number
+        metrics = self._last_concluded.metrics if is_at_end_of_epoch else {}
         return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
 
     def seconds(self) -> float:

@@ -1,5 +1,5 @@
 """The two validators of a run: the training processes validate an epoch at once, or evaluating processes do so
-(``--eval-ranks``) while the next epoch is trained. The trainer decides when, and completes the epochs: it scores,
+(``--eval-ranks``) while the next epoch is trained. The trainer decides when, and concludes the epochs: it scores,
 records, saves and reports them."""
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from tests.helpers.scripts import ROOT, SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -95,7 +95,7 @@ def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path)
     folder.mkdir()
     stored = {"run_id": "run", "config": asdict(TrainConfig(project=".", epochs=3)), "hyp": asdict(Hyperparameters())}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_complete(folder, "run", epochs=3)
+    note_reported(folder, "run", epochs=3)
     flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]
     result = run_python(ROOT / "train.py", *flags, folder=tmp_path, torchrun=2, timeout=120)
     assert "exp: complete after 3 epochs" in result.stdout

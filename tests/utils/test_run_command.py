@@ -1,4 +1,4 @@
-"""A command's settings, and its result in the process that has started it."""
+"""A command gets the settings of its command line, and what it cannot run with is refused before."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ import pytest
 from tests.helpers.messages import refused
 from utils.config.tool_settings import DemoConfig
 from utils.process.launch import torchrun_variables
-from utils.process.result_file import read_result
-from utils.run_command import CommandResult, run_command
+from utils.run_command import run_command
 
 
-def test_the_work_gets_the_settings_of_the_command_line(result_file):
+def test_the_work_gets_the_settings_of_the_command_line():
     seen: list[DemoConfig] = []
     run_command("demo", seen.append, ["folder"])
     assert seen == [DemoConfig(out="folder")]
-    assert read_result(result_file) == {}
-
-
-@pytest.mark.parametrize("exit_status", [0, 1])
-def test_a_result_is_written_before_the_command_exits(result_file, exit_status):
-    def work(_: DemoConfig) -> CommandResult:
-        return CommandResult({"issues": ["blurred"]}, exit_status)
-
-    if exit_status:
-        with pytest.raises(SystemExit, match="1"):
-            run_command("demo", work, ["folder"])
-    else:
-        run_command("demo", work, ["folder"])
-    assert read_result(result_file) == {"issues": ["blurred"]}
 
 
 def test_mistakes_and_several_processes_are_refused_before_the_work(monkeypatch):

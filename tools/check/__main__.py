@@ -27,7 +27,7 @@ from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
 from utils.process.exit_codes import CHECK_FAILED
 from utils.process.result_file import write_result
-from utils.run_command import CommandResult, run_command
+from utils.run_command import run_command
 
 if TYPE_CHECKING:
     from tools.check.result import CheckResult
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_command("check", _check, argv)
 
 
-def _check(config: CheckConfig) -> CommandResult:
+def _check(config: CheckConfig) -> None:
     """Checks the data set, prints the summary or the JSON, and draws the page."""
     from engine.commands.input_files import check_scoring_files
 
@@ -50,15 +50,17 @@ def _check(config: CheckConfig) -> CommandResult:
     if not config.json:
         for line in result.summary():
             get_logger().info("%s", line)
-    write_result(**result.content(None))  # stored even if the page cannot be drawn
     report = None
     try:
         report = _draw(config, result)
-    finally:
-        if config.json:  # printed last, because it names the page, and even if the page cannot be drawn
-            json.dump(result.content(report), sys.stdout, indent=1)
+    finally:  # the result names the page, and is not lost if the page cannot be drawn
+        content = result.content(report)
+        write_result(**content)
+        if config.json:
+            json.dump(content, sys.stdout, indent=1)
             print()
-    return CommandResult(result.content(report), exit_status=CHECK_FAILED if result.issues else 0)
+    if result.issues:
+        raise SystemExit(CHECK_FAILED)
 
 
 def _draw(config: CheckConfig, result: CheckResult) -> Path | None:

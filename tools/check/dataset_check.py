@@ -15,7 +15,7 @@ from tools.check.checks.box_pairs import box_pairs
 from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.class_use import class_use
 from tools.check.checks.duplicates import image_issues
-from tools.check.checks.label_errors import examine_labels
+from tools.check.checks.examine_labels import examine_labels
 from tools.check.checks.scan import scan_dataset, scan_issues, scan_readable
 from tools.check.out_folder import make_out
 from tools.check.result import CheckResult, LabelErrors

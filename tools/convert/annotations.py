@@ -172,6 +172,12 @@ class Annotations:
         write_whole(path, content)
         return path
 
+    def remove_left_out(self) -> None:
+        """Removes the images that `extract_image` has written and that are left out."""
+        for annotated in self._images.values():
+            if annotated.is_left_out and annotated.path.is_relative_to(self._extracted):
+                annotated.path.unlink()
+
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
         """Returns the images of each split that has any, sorted by path, without those that are left out."""
         used = [annotated for _, annotated in sorted(self._images.items()) if not annotated.is_left_out]

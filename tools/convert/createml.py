@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import image_name, numbers, objects_in
+from tools.convert.values import image_name, name_of, numbers, objects_in
 from utils.schema import check
 
 
@@ -19,6 +19,7 @@ def read_createml(file: Path, annotations: Annotations) -> None:
         for annotation in objects_in(entry, "annotation" if "annotation" in entry else "annotations", location):
             coordinates = check(annotation.get("coordinates"), dict, location)
             x, y, w, h = numbers(coordinates, ("x", "y", "width", "height"), location)
-            boxes.append(AnnotatedBox.of_xywh(str(annotation.get("label") or ""), x - w / 2, y - h / 2, w, h))
+            name = name_of(annotation.get("label"), f"{location}: label")
+            boxes.append(AnnotatedBox.of_xywh(name, x - w / 2, y - h / 2, w, h))
         image = image_name(entry.get("image", entry.get("imagefilename")), location)
         annotations.add(Entry(image=image, boxes=boxes, location=location, file=file, is_complete=True))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.source.folder_splits import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, number, parse_flag, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, name_of, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -221,14 +221,16 @@ def _size(path: Path, location: str) -> tuple[int, int]:
 def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:
     """Returns the names of the categories by column, for the columns that the file's metadata describes."""
     try:
-        return dict(_class_labels(json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]))
+        feature = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]
     except (KeyError, TypeError):
         return {}
     except (ValueError, RecursionError):
         raise UserError(f"{file}: its 'huggingface' metadata is not JSON") from None
+    labels = _class_labels(feature)
+    return {column: [name_of(name, f"{file}: names of {column}") for name in names] for column, names in labels}
 
 
-def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[str]]]:
+def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[Any]]]:
     """Yields the columns with class labels in ``feature``, the description of the column ``objects``, and their class
     names."""
     if isinstance(feature, list):  # with the description of its elements
@@ -236,7 +238,7 @@ def _class_labels(feature: Any, column: str = "") -> Iterator[tuple[str, list[st
             yield from _class_labels(element, column)
     elif isinstance(feature, dict):
         if feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list):
-            yield column, [str(name) for name in feature["names"]]
+            yield column, feature["names"]
             return
         for key, value in feature.items():
             yield from _class_labels(value, column if key == "feature" else key)

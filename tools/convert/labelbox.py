@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon
-from tools.convert.values import MAX_FILE_BYTES, numbers, objects_in, parse_object, parse_size
+from tools.convert.values import MAX_FILE_BYTES, name_of, numbers, objects_in, parse_object, parse_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.schema import check
@@ -65,9 +65,9 @@ def _is_skipped(label: dict[str, Any]) -> bool:
 
 def _image_name(data: dict[str, Any], location: str) -> str:
     """Returns the name of a row's image, or the path in the URL that it was uploaded from. Raises UserError."""
-    name = data.get("external_id") or data.get("global_key")
+    name = name_of(data.get("external_id") or data.get("global_key"), f"{location}: external_id")
     if name:
-        return str(name)
+        return name
     url = str(data.get("row_data") or "")
     try:
         return urlsplit(url).path
@@ -77,7 +77,7 @@ def _image_name(data: dict[str, Any], location: str) -> str:
 
 def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> AnnotatedBox | None:
     """Returns the box around an object; None for one without area."""
-    name = str(shape.get("name") or shape.get("value") or "")
+    name = name_of(shape.get("name") or shape.get("value"), f"{location}: name")
     if "bounding_box" in shape:
         sides = check(shape["bounding_box"], dict, f"{location}: bounding_box")
         return AnnotatedBox.of_xywh(name, *numbers(sides, ("left", "top", "width", "height"), location))

@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.coco import load_json
 from data.labels.image_names import loose
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
-from tools.convert.values import image_name, parse_size, points_of
+from tools.convert.values import image_name, name_of, parse_size, points_of
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -37,7 +37,7 @@ def read_labelme(file: Path, annotations: Annotations) -> None:
 def _box(entry: Any, location: str, annotations: Annotations) -> AnnotatedBox | None:
     """Returns the box around a shape; None for one without area."""
     shape = check(entry, dict, location)
-    name = str(shape.get("label") or "")
+    name = name_of(shape.get("label"), f"{location}: label")
     kind = one_line(str(shape.get("shape_type") or "polygon"))[:60]
     points = points_of(shape.get("points"), location)
     if kind in _WITHOUT_AREA:

@@ -74,11 +74,24 @@ def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None
     return int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))
 
 
-def image_name(value: Any, location: str) -> str:
-    """Returns the name of an image. Raises UserError if it is missing."""
-    if value in (None, ""):
-        raise UserError(f"{location}: names no image")
+def name_of(value: Any, location: str) -> str:
+    """Returns the name of a class or an image: text, or a whole number in digits; "" if it is missing (None). Raises
+    UserError for other values."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if type(value) is not int:
+        raise UserError(f"{location}: expected a name, got {one_line(json.dumps(value))[:60]}")
     return str(value)
+
+
+def image_name(value: Any, location: str) -> str:
+    """Returns the name of an image. Raises UserError if it is missing, or no name."""
+    name = name_of(value, location)
+    if not name:
+        raise UserError(f"{location}: names no image")
+    return name
 
 
 def image_size(path: Path) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import image_name, numbers, objects_in, parse_size
+from tools.convert.values import image_name, name_of, numbers, objects_in, parse_size
 from utils.errors import UserError, one_line
 from utils.schema import check
 
@@ -47,4 +47,4 @@ def _boxes(region: dict[str, Any], location: str, annotations: Annotations) -> l
         return [annotations.skip(kind, location)]
     sides = check(region.get("boundingBox"), dict, location)
     xywh = numbers(sides, ("left", "top", "width", "height"), location)
-    return [AnnotatedBox.of_xywh(str(tag), *xywh) for tag in tags]
+    return [AnnotatedBox.of_xywh(name_of(tag, f"{location}: tags"), *xywh) for tag in tags]

@@ -13,9 +13,9 @@ from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.label_files import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
-from data.source.listing.other_images import (
+from data.source.listing.other_images import images_of_no_split
+from data.source.listing.other_splits import (
     entries_without_images,
-    images_of_no_split,
     share_labels,
     splits_before,
     splits_with_other_images,

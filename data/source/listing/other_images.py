@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
-from data.source.dataset_spec import DatasetSpec, ListedSplit
-from data.source.listing.image_list import MAX_LIST_BYTES, is_image
+from data.source.dataset_spec import DatasetSpec
+from data.source.listing.image_list import is_image
 from data.source.listing.images import SplitImages, find_images_leniently
+from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
 from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import NamesOfImage, OtherImages
-from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
-from utils.files.safe_io import read_text
 
 _MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
 
@@ -48,62 +46,11 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     )
 
 
-def splits_before(spec: DatasetSpec, split: str) -> list[str]:
-    """Returns the splits that the data set names before ``split``."""
-    return list(itertools.takewhile(lambda name: name != split, spec.splits))
-
-
-def splits_with_other_images(spec: DatasetSpec, split: str) -> list[str]:
-    """Returns the splits that name other folders or lists than ``split``. This excludes the training split for a "val"
-    that is held out from it, and vice versa."""
-    splits = spec.listed_splits
-    own_paths = _real_paths(splits[split].images)
-    return [name for name, other in splits.items() if _real_paths(other.images) != own_paths]
-
-
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
     """Returns the splits that have the same label file as ``split`` but other images."""
     splits = spec.listed_splits
     others = splits_with_other_images(spec, split)
     return [other for other in others if splits[other].annotations == splits[split].annotations]
-
-
-def entries_without_images(spec: DatasetSpec, split: str) -> list[Path]:
-    """Returns the folders and lists of other splits that are missing or name no image, if the labels of their images
-    may be in the annotations of ``split``."""
-    splits = spec.listed_splits
-    annotations = splits[split].annotations
-    if annotations is None:
-        return []
-    suffixes = image_suffixes(spec.pixels)
-    others = [splits[name] for name in splits_with_other_images(spec, split)]
-    others += [other for other in spec.left_out.values() if isinstance(other, ListedSplit)]
-    entries = [entry for other in others if share_labels(annotations, other.annotations) for entry in other.images]
-    return [entry for entry in dict.fromkeys(entries) if not _shows_images(entry, suffixes)]
-
-
-def _shows_images(entry: Path, suffixes: frozenset[str]) -> bool:
-    """Returns the result of `has_images`, or False if the entry cannot be read, which is reported when it is used."""
-    try:
-        return has_images(entry, suffixes)
-    except (UserError, PermissionError):
-        return False
-
-
-def share_labels(first: Path | None, second: Path | None) -> bool:
-    """Returns whether the label files of two splits may be in the same folder. None: YOLO txt next to the images."""
-    if first is None or second is None:
-        return first is None and second is None
-    return first.is_relative_to(second) or second.is_relative_to(first)
-
-
-def has_images(entry: Path, suffixes: frozenset[str]) -> bool:
-    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists."""
-    if entry.is_dir():
-        return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
-    if entry.suffix.lower() == ".txt" and entry.is_file():
-        return bool(read_text(entry, max_bytes=MAX_LIST_BYTES).strip())
-    return entry.exists()
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
@@ -133,7 +80,3 @@ def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> I
     for entry in entries:
         if none_if_missing(entry.is_dir) and Path(entry.path) not in split_entries:
             yield from walk(Path(entry.path))
-
-
-def _real_paths(entries: Iterable[Path]) -> list[str]:
-    return sorted(map(os.path.realpath, entries))

@@ -6,11 +6,12 @@ suffix (``0003.jpg.txt``), and the image that the label file itself names. A mat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
@@ -20,6 +21,13 @@ from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
 from data.split_files import ImageFile
+
+
+class _NamingFile(NamedTuple):
+    """A file that names its image in its content."""
+
+    file: Candidate
+    image_name: str  # as written in the file
 
 
 def find_unusual_labels(found: FoundLabels) -> FoundLabels:
@@ -105,48 +113,55 @@ def _files_named_like(image: ImageFile, group: ImageGroup, candidates: Candidate
 def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     """Returns, by a name of each image without a label file, the files that name it in their content, if the format can
     do so."""
-    candidates = found.candidates
-    named_image = candidates.label_format.named_image
-    if named_image is None:
-        return {}
-    names = ImageNames([file.name for file in image.names] for image in found.images)
-    files_of: dict[int, list[tuple[str, Candidate]]] = {}  # files by image, each with the name that it gives the image
-    label_folders = [folder for group in found.groups for folder in group.label_folders]
-    for folder in dict.fromkeys(map(candidates.folders.first_name, label_folders)):
-        for file in candidates.files(folder):
-            name = named_image(file.first_bytes())
-            fits = names.find(name) if name else []
-            if len(fits) > 1:
-                fits = _with_label_folder(folder, fits, found)
-            if len(fits) == 1 and found.images[fits[0]].status is ImageStatus.BACKGROUND:
-                files_of.setdefault(fits[0], []).append((name, file))
+    files_of: dict[int, list[_NamingFile]] = {}  # by position in ``found.images``
+    images = ImageNames([file.name for file in image.names] for image in found.images)
+    for naming in _naming_files(found):
+        matches = images.find(naming.image_name)
+        if len(matches) > 1:
+            matches = _with_label_folder(naming.file.folder, matches, found)
+        if len(matches) == 1 and found.images[matches[0]].status is ImageStatus.BACKGROUND:
+            files_of.setdefault(matches[0], []).append(naming)
     choices: dict[str, Sequence[Candidate]] = {}
-    for i, named_files in files_of.items():
-        choices |= _choices_of_image(found.images[i], named_files, candidates)
+    for i, files in files_of.items():
+        choices |= _choices_by_name(found.images[i], files, found.candidates)
     return choices
 
 
-def _with_label_folder(folder: str, fits: list[int], found: FoundLabels) -> list[int]:
-    """Returns those of the images ``fits``, by number, whose usual label folder is ``folder``, or all if there is no
-    such image."""
+def _naming_files(found: FoundLabels) -> Iterator[_NamingFile]:
+    """Yields the files that name an image, in all label folders, each folder under one name."""
+    candidates = found.candidates
+    named_image = candidates.label_format.named_image
+    if named_image is None:
+        return
+    label_folders = [folder for group in found.groups for folder in group.label_folders]
+    for folder in dict.fromkeys(map(candidates.folders.first_name, label_folders)):
+        for file in candidates.files(folder):
+            image_name = named_image(file.first_bytes())
+            if image_name:
+                yield _NamingFile(file, image_name)
+
+
+def _with_label_folder(folder: str, matches: list[int], found: FoundLabels) -> list[int]:
+    """Returns those of the images ``matches``, by position, whose usual label folder is ``folder``, or all if there is
+    no such image."""
     real = found.candidates.folders.real
     groups = [group for group in found.groups if real(group.usual_label_folder) == real(folder)]
-    near = {name for group in groups for name in group.names}
-    return [i for i in fits if any(file.name in near for file in found.images[i].names)] or fits
+    names = {name for group in groups for name in group.names}
+    return [i for i in matches if any(file.name in names for file in found.images[i].names)] or matches
 
 
-def _choices_of_image(
-    image: ListedImage, named_files: Sequence[tuple[str, Candidate]], candidates: CandidateFiles
+def _choices_by_name(
+    image: ListedImage, files: Sequence[_NamingFile], candidates: CandidateFiles
 ) -> dict[str, Sequence[Candidate]]:
     """Returns the files that name an image, by its usual name if they have the same labels, else by the name that they
-    give it: links may show an image in two folders, each with its own labels. ``named_files``: names and files."""
-    files = candidates.without_copies([file for _, file in named_files])
-    if len(files) == 1:
-        return {image.name: files}
+    give it: links may show an image in two folders, each with its own labels."""
+    different = candidates.without_copies([naming.file for naming in files])
+    if len(different) == 1:
+        return {image.name: different}
     files_of_name: dict[str, list[Candidate]] = {}
-    for name, file in named_files:
-        files_of_name.setdefault(_closest_name(image, name), []).append(file)
-    return {name: candidates.without_copies(files) for name, files in files_of_name.items()}
+    for naming in files:
+        files_of_name.setdefault(_closest_name(image, naming.image_name), []).append(naming.file)
+    return {name: candidates.without_copies(same_name) for name, same_name in files_of_name.items()}
 
 
 def _closest_name(image: ListedImage, name: str) -> str:

@@ -31,6 +31,10 @@ class _FoundFile(NamedTuple):
     labels: bytes | None  # see `CandidateFiles.labels`
     num_objects: int
 
+    @property
+    def label_name(self) -> str:
+        return self.names[0].label.name
+
 
 def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFiles) -> Views:
     """Returns an image once for each label file that has objects and differs from the others, under the first name with
@@ -38,36 +42,53 @@ def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFil
 
     ``named_images``: the image under each of its names, the usual one first, with the label file found under that name.
     """
-    names_of_file: dict[str, list[ListedImage]] = {}  # by the real path of the label file
+    names_of_file = _names_by_label_file(named_images, candidates)
+    if len(names_of_file) <= 1:  # fast path for the usual case: the file need not be read
+        with_file = next(iter(names_of_file.values()), named_images)
+        return Views([_united(with_file[0], named_images)], [])
+    files = [_read(path, names, candidates) for path, names in names_of_file.items()]
+    names_of_views = _names_by_labels(files)
+    if names_of_views:
+        views = _views_under(names_of_views, named_images)
+        return Views(views, [*_unread_files(files, views[0]), *_second_views(views)])
+    # If a file cannot be read, an empty one beside it doesn't show that the image is a background.
+    file = next((file for file in files if file.labels is None), files[0])
+    return Views([_united(file.names[0], named_images)], [])
+
+
+def _names_by_label_file(
+    named_images: Sequence[ListedImage], candidates: CandidateFiles
+) -> dict[str, list[ListedImage]]:
+    """Groups the names of an image by the real path of their label file, without names that have none."""
+    names_of_file: dict[str, list[ListedImage]] = {}
     for image in named_images:
         if image.status is not ImageStatus.BACKGROUND:
             path = os.path.realpath(path_of(image.label.name, candidates.folders.root))
             names_of_file.setdefault(path, []).append(image)
-    if len(names_of_file) <= 1:  # fast path for the usual case: the file need not be read
-        with_file = next(iter(names_of_file.values()), named_images)
-        return Views([_united(with_file[0], named_images)], [])
+    return names_of_file
 
-    files = [_read(path, names, candidates) for path, names in names_of_file.items()]
+
+def _read(path: str, names: list[ListedImage], candidates: CandidateFiles) -> _FoundFile:
+    """Reads a label file. ``names``: the image under the names with which the file is found."""
+    labels = candidates.labels(path)
+    return _FoundFile(names, labels, candidates.label_format.num_objects(labels) if labels else 0)
+
+
+def _names_by_labels(files: Sequence[_FoundFile]) -> list[list[ListedImage]]:
+    """Groups the names of an image by the labels in their files, without files that have no objects."""
     names_of_labels: dict[bytes | None, list[ListedImage]] = {}
     for file in files:
         if file.num_objects:
             names_of_labels.setdefault(file.labels, []).extend(file.names)
-    if not names_of_labels:
-        # If a file cannot be read, an empty one beside it doesn't show that the image is a background.
-        file = next((file for file in files if file.labels is None), files[0])
-        return Views([_united(file.names[0], named_images)], [])
+    return list(names_of_labels.values())
 
-    first, *others = names_of_labels.values()
-    with_others = {image.name for names in others for image in names}
-    views = [_united(first[0], [image for image in named_images if image.name not in with_others])]
-    views += [_united(names[0], names) for names in others]
-    label = first[0].label.name
-    unread = [file.names[0].label.name for file in files if not file.num_objects]
-    message = f"has no labels that can be read; those in {label} are used"
-    findings = [Finding(name, SECOND_LABEL, message) for name in unread]
-    message = f"{first[0].name}, which has {label}, is used a second time with these labels"
-    findings += [Finding(view.label.name, SECOND_VIEW, message) for view in views[1:]]
-    return Views(views, findings)
+
+def _views_under(names_of_views: Sequence[list[ListedImage]], named_images: Sequence[ListedImage]) -> list[ListedImage]:
+    """Returns the views of an image. Names without objects of their own become aliases of the first."""
+    first, *others = names_of_views
+    names_of_others = {image.name for names in others for image in names}
+    names_of_first = [image for image in named_images if image.name not in names_of_others]
+    return [_united(first[0], names_of_first), *(_united(names[0], names) for names in others)]
 
 
 def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedImage:
@@ -75,7 +96,14 @@ def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedIm
     return image._replace(aliases=tuple(other.file for other in named_images if other.name != image.name))
 
 
-def _read(path: str, names: list[ListedImage], candidates: CandidateFiles) -> _FoundFile:
-    """Reads a label file. ``names``: the image under the names with which the file is found."""
-    labels = candidates.labels(path)
-    return _FoundFile(names, labels, candidates.label_format.num_objects(labels) if labels else 0)
+def _unread_files(files: Sequence[_FoundFile], first_view: ListedImage) -> list[Finding]:
+    """Returns findings about the files without objects, in place of which those of the first view are used."""
+    message = f"has no labels that can be read; those in {first_view.label.name} are used"
+    return [Finding(file.label_name, SECOND_LABEL, message) for file in files if not file.num_objects]
+
+
+def _second_views(views: Sequence[ListedImage]) -> list[Finding]:
+    """Returns findings about the label files of all views but the first."""
+    first, *others = views
+    message = f"{first.name}, which has {first.label.name}, is used a second time with these labels"
+    return [Finding(view.label.name, SECOND_VIEW, message) for view in others]

@@ -192,9 +192,13 @@ def test_whole_groups_are_held_out(config):
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
     one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
-    with refused("--val-fraction: the 3 training images are near-duplicates of each other"):
+    with refused(
+        "--val-fraction: 3 training images: near-duplicates and copies stay together, so none can be held out"
+    ):
         validation_images(one, 0.2)
     assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
+    with refused("--val-fraction: 1 training image: near-duplicates and copies stay together, so none can be held out"):
+        validation_images(index.take(np.array([0])), 0.2)
 
 
 def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
@@ -218,6 +222,8 @@ def label_of(image: str) -> str:
     ("groups", "message"),
     [
         ("(", "--groups (: not a regular expression (missing ), unterminated subpattern at position 0)"),
+        ("a{99999999999}", "--groups a{99999999999}: not a regular expression (the repetition number is too large)"),
+        ("(" * 999 + ")" * 999, "not a regular expression (maximum recursion depth exceeded...)"),
         ("patient", "--groups patient: does not match 18 of 18 images, such as images/train/000.png"),
         ("no.csv", "no.csv: no such file"),
     ],
@@ -225,6 +231,22 @@ def label_of(image: str) -> str:
 def test_groups_that_cannot_be_used(config, groups, message):
     with refused(message):
         groups_of(pool_of(config), groups, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name,group\na.png,1\n", "groups.csv: the first line must name the columns image and group"),
+        ("image,group\na.png,1\na.png,1\n./a.png,2\n", "groups.csv:4: a.png is in two groups, 1 and 2"),
+        (f"image,group\na.png,{'1' * 200_000}\n", "groups.csv: not a CSV file (field larger than...)"),
+        ("image,group\na.png,1\n", "groups.csv: has no group for 18 of 18 images, such as images/train/000.png ..."),
+    ],
+)
+def test_files_of_groups_that_cannot_be_used(config, tmp_path, content, message):
+    file = tmp_path / "groups.csv"
+    file.write_text(content)
+    with refused(message):
+        groups_of(pool_of(config), str(file), False)
 
 
 def test_rare_classes_are_named(config):

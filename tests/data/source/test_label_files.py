@@ -675,6 +675,18 @@ def test_a_copy_of_a_label_file_labels_no_image_of_the_same_name_in_another_fold
     assert [len(index.labels(i)) for i in range(2)] == [1, 0]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_copies_of_a_voc_file_that_write_the_name_of_the_image_in_two_ways_label_it(folder, encoding):
+    folder.more = "annotations: voc\n"
+    folder.image("images/train/a/x.png")
+    for copy, name in (("one.xml", "x.png"), ("two.xml", "a/x.png")):
+        text = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", f"<annotation><filename>{name}</filename>")
+        folder.label(f"voc/{copy}", text).write_bytes(text.encode(encoding))
+    index = folder.index(max_bad=0.0)
+    assert len(index.labels(0)) == 1
+    assert index.report.problems == 0
+
+
 def test_a_voc_file_names_the_image_of_its_own_folder(folder):
     text = write_one_labeled_of_two(folder)
     folder.label("voc/b/other.xml", text.replace(">30<", ">31<"))

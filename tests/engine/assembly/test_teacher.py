@@ -107,6 +107,17 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     assert "does not label light" in capsys.readouterr().out
 
 
+def test_a_teacher_that_has_changed_in_its_place_is_named_with_the_way_out(tmp_path):
+    path = tmp_path / "teacher.pt"
+    write_detector(path, build_detector(TINY_MODEL, 2))
+    begun = checkpoint_of(teacher={"path": str(path), "sha256": "of its earlier tensors"})
+    with refused(
+        "--teacher: .../teacher.pt has changed since the run began; restore it, or give a copy of it as it was: "
+        "--teacher PATH"
+    ):
+        open_teacher(DistributedContext.single(), TrainConfig(teacher=str(path)), StartedFrom.of(begun))
+
+
 def test_a_model_with_kept_classes_is_scored_on_those_that_it_learned(world, tmp_path):
     """--classes names those that its data set labels; val.py scores no others, although the model has them."""
     arguments = [

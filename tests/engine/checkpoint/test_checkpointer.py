@@ -106,7 +106,7 @@ def test_what_is_read_is_what_was_described(tmp_path):
     save(tmp_path, parts())
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     assert checkpoint.description == DESCRIPTION
-    assert (checkpoint.header.run, checkpoint.description.fingerprint) == (CONDITIONS, "x")
+    assert (checkpoint.header.run, checkpoint.description.identity.fingerprint) == (CONDITIONS, "x")
     stored = read_checkpoint(tmp_path / "last.pt")
     content = checkpoint.content()
     assert content.keys() == stored.keys() - {"format", "version", "program"}

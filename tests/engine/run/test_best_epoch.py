@@ -40,10 +40,13 @@ LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)
         ({"best": replace(BEFORE, epoch=3)}, {"data": {"val_labels": "other"}}, -1, ["best3.pt"]),
         ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other", "val_labels": "y"}}, 3, []),  # a copy
         ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other"}}, 3, []),  # an earlier version
+        ({"best": LATER}, {"data": {"fingerprint": "other", "train_labels": "z", "val_labels": "y"}}, -1, []),  # a copy
+        ({"best": LATER}, {"data": {"train_labels": "other", "val_labels": "y"}}, -1, ["best9.pt"]),
+        ({"best": LATER}, {"data": {"fingerprint": "other"}}, -1, ["best9.pt"]),  # an earlier version
     ],
 )
 def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, files, changes, best, aside):
-    stored = {"imgsz": 64, "data": {"fingerprint": "x", "val_labels": "y"}}
+    stored = {"imgsz": 64, "data": {"fingerprint": "x", "train_labels": "z", "val_labels": "y"}}
     for name, progress in files.items():
         saved(tmp_path / f"{name}.pt", progress, **stored)
     checkpoint = saved(tmp_path / "epoch4.pt", BEFORE, **stored)

@@ -16,7 +16,7 @@ from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
 from engine.run import plan as plan_module
 from engine.run import restore
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from engine.run.ended_run import may_add_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
@@ -44,7 +44,7 @@ def report(folder: Path, config: TrainConfig, epochs: int, run_id: str = "") -> 
     """Makes ``folder`` that of a run with ``config`` which has written its report after ``epochs``."""
     stored = {"run_id": run_id or None, "config": asdict(config), "hyp": asdict(Hyperparameters())}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_complete(folder, run_id, epochs)
+    note_reported(folder, run_id, epochs)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, pro
     if epochs is None:
         report(folder, TrainConfig(project=str(folder.parent), **stored), progress.epoch)
         assert isinstance(plan_of(folder.parent, **settings), EndedRun)
-        with pytest.raises(UserError, match="; to continue, "):  # a checkpoint that is named is to train
+        with pytest.raises(UserError, match=r"; to (train longer|continue, wait for longer): "):  # it is named to train
             plan_of(folder.parent, resume=str(folder / "last.pt"), **settings)
 
 
@@ -163,7 +163,7 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
     ("flags", "message"),
     [
         ({"data": "other.yaml"}, "--data .../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
-         "new run with another --name; this one: ...; to continue, ..."),
+         "new run with another --name; this one: ... to ..."),
         ({"imgsz": 320}, "--imgsz 320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
@@ -276,8 +276,8 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
         assert (plan.run_id, plan.epochs) == ("run", 3)
     for given in ({"epochs": 20}, {"patience": 5}, {"time": 2.0}):
         with refused(
-            ".../exp: the run has ended after 3 epochs, and there is no last.pt to continue from; to continue, "
-            "restore it, or leave --epochs, --time and --patience as they were"
+            ".../exp: the run has ended after 3 epochs, and there is no last.pt to continue from; restore it to "
+            "continue, or repeat the command with the earlier --epochs, --time and --patience"
         ):
             plan_of(folder.parent, given, **given)
     claim(folder, "new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from engine.checkpoint.description import NamedFiles
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
 from engine.run import resolve
-from engine.run.complete_record import note_complete
+from engine.run.complete_record import note_reported
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.run_checkpoints import saved
@@ -60,7 +61,7 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     if not has_last:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
-    note_complete(folder, "exp", 3)
+    note_reported(folder, "exp", 3)
 
 
 def begin_run(settings: RunSettings) -> None:
@@ -162,12 +163,27 @@ def test_a_command_means_the_file_of_the_run(here, name, typed, change, retyped,
 @pytest.mark.parametrize("has_last", [True, False])
 @pytest.mark.parametrize(("name", "typed"), [("weights", "best.pt"), ("teacher", "best.pt"), ("model", "my.yaml")])
 def test_a_file_that_has_changed_in_its_place_is_named(here, name, typed, has_last):
-    """The run has ended, or has its own weights: it does not use the new content."""
+    """It may have no effect, or be refused as the teacher of more epochs."""
     end_run(plan_of(**{name: typed}).settings, has_last=has_last)
     assert not any("has changed" in message for message in plan_of(**{name: typed}).startup_messages)
     (here / typed).write_text("other content")
     (line,) = [line for line in plan_of(**{name: typed}).startup_messages if "has changed" in line]
-    assert line.startswith(f"--{name} {here / typed}: has changed since the run began, which has no effect on it; ")
+    assert line == (
+        f"--{name} {here / typed}: has changed since the run began; to use the file as it is now, start a new run with "
+        "another --name"
+    )
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_file_that_cannot_be_read_is_named(here, monkeypatch, is_resumed):
+    def refuse(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    if is_resumed:
+        begin_run(plan_of(teacher="best.pt").settings)
+    monkeypatch.setattr(resolve, "sha256_of", refuse)
+    with pytest.raises(UserError, match=f"^--teacher {here}/ckpt/best.pt: cannot be read \\(permission denied\\)$"):
+        plan_of(teacher="ckpt/best.pt")
 
 
 def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):

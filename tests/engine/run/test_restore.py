@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
+from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.restore import EpochData, adapt_progress, pending_epoch, warn_of_lost_results
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
@@ -22,11 +24,13 @@ def resumed(
     epoch_batches: int = 10,
     images: int = 80,
     fingerprint: str = "x",
-    stored: dict | None = None,
-    **settings,
+    labels: str = "",
+    stored: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> tuple[Progress, list[str]]:
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
-    data = EpochData(batches=epoch_batches, images=images, fingerprint=fingerprint)
+    identity = DataIdentity(fingerprint=fingerprint, train_labels=labels, val_labels=labels)
+    data = EpochData(batches=epoch_batches, images=images, identity=identity)
     return adapt_progress(checkpoint_of(progress=progress, **(stored or {})), config, data)
 
 
@@ -106,6 +110,28 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
     else:
         assert (position.epoch, position.batch, position.loss_sums) == (2, 0, [])
         assert "resume: begins epoch 3 again" in lines
+
+
+@pytest.mark.parametrize(
+    ("stored_labels", "labels", "is_same"),
+    [
+        ("a", "a", True),  # a copy, whose files have other times
+        ("a", "b", False),
+        ("", "a", False),  # the checkpoint of an earlier version: the fingerprints differ
+    ],
+)
+@pytest.mark.parametrize("content_setting", [{"rect": True}, {"image_weights": True}, {"repeat_factor": 0.1}])
+def test_a_copy_of_the_data_is_the_same_data(content_setting, stored_labels, labels, is_same):
+    stored = {
+        "config": dataclasses.replace(STORED["config"], **content_setting),
+        "data": {"fingerprint": "x", "train_labels": stored_labels, "val_labels": stored_labels},
+    }
+    position, lines = resumed(inside(), fingerprint="y", labels=labels, stored=stored, **content_setting)
+    if is_same:
+        assert (position, lines) == (inside(), [])
+    else:
+        assert position.batch == 0
+        assert "have changed since the run began" in lines[0]
 
 
 def test_an_epoch_whose_steps_are_done_repeats_none_in_another_order():

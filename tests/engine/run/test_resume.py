@@ -16,8 +16,8 @@ from utils.config.settings import TrainConfig
 @pytest.mark.parametrize(
     ("epoch", "settings", "given", "message"),
     [
-        (10, {}, (), r"all epochs are done \(10\); to continue, set more: --resume RUN --epochs N$"),
-        (10, {"epochs": 9}, ("epochs",), "--epochs 9: 10 are done already; .* set more: --resume RUN --epochs N$"),
+        (10, {}, (), r"all epochs are done \(10\); to train longer: --resume RUN --epochs N$"),
+        (10, {"epochs": 9}, ("epochs",), "--epochs 9: 10 are done already; to train longer: --resume RUN --epochs N$"),
         (10, {"time": 2.0}, (), r"--time 2: no other epoch fits \(10 epochs took 2 hours\); .* RUN --time HOURS "
                                 r"\(of the whole run\) or --epochs N$"),
         (7, {"patience": 4}, (), r"stopped early after epoch 7: no better AP in 4 epochs \(--patience 4\); to "

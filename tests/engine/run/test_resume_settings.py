@@ -26,9 +26,8 @@ def merged_hyp(
 ) -> tuple[Hyperparameters, list[str]]:
     """The hyper-parameters of a run with the settings ``run``, and what is logged."""
     before = RunSettings(TrainConfig(**run), stored)
-    lines: list[str] = []
-    hyp = merge_hyperparameters(before, command, given, lines)
-    return hyp, lines + describe_changes(before, RunSettings(before.config, hyp))
+    hyp, messages = merge_hyperparameters(before, command, given)
+    return hyp, messages + describe_changes(before, RunSettings(before.config, hyp))
 
 
 def test_epochs_replace_a_time():

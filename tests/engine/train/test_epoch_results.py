@@ -57,7 +57,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
         epoch = Epoch(progress.epoch, results.training_row(step, schedule=schedule, progress=progress))
         if ap is not None:
             epoch.result = result_of(ap)
-        results.complete(MAIN, epoch, progress, seconds=5.0)
+        results.fill_in(MAIN, epoch, progress, seconds=5.0)
         bests.append(epoch.is_best)
         scores = [] if ap is None else [*SCORES, "metrics/confidence", "val/box"]
         assert list(epoch.row) == ["time", *losses, *scores, *rates]
@@ -68,7 +68,7 @@ def test_the_best_epoch_is_noted_and_its_row_begins_with_time_losses_and_scores(
 
 def test_the_row_of_a_pending_epoch_keeps_its_time():
     epoch = Epoch(1, {"time": 1.5})
-    EpochResults(Fitness.parse("AP", ["a"])).complete(MAIN, epoch, Progress(epoch=2), seconds=9.0)
+    EpochResults(Fitness.parse("AP", ["a"])).fill_in(MAIN, epoch, Progress(epoch=2), seconds=9.0)
     assert epoch.row == {"time": 1.5}
 
 
@@ -79,6 +79,6 @@ def test_the_line_of_an_epoch_fits_into_80_columns(capsys, fitness, rest):
     metrics = {metric.name: 0.5 for metric in METRICS}
     result = replace(result_of(0.5), metrics=metrics, class_metrics={"AP": np.ones(2), "f1": np.array([1.0, 0.0])})
     epoch = Epoch(1, result=result)
-    EpochResults(Fitness.parse(fitness, ["dog", "cat"])).complete(MAIN, epoch, Progress(epoch=1), seconds=1.0)
+    EpochResults(Fitness.parse(fitness, ["dog", "cat"])).fill_in(MAIN, epoch, Progress(epoch=1), seconds=1.0)
     line = "epoch 1: P 0.5000  R 0.5000  F1 0.5000  AP50 0.5000  AP75 0.5000  AP 0.5000"
     assert capsys.readouterr().out == f"{line}{rest}\n"

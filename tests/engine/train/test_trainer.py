@@ -20,6 +20,7 @@ from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
+from engine.run.complete_record import read_reported_epochs
 from engine.run.run import RunSettings, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
@@ -134,8 +135,8 @@ class Results(EpochResults):
         super().__init__(Fitness.parse("AP", ["a"]))
         self._best_epoch = best_epoch
 
-    def complete(self, ctx, epoch, progress, *, seconds) -> None:
-        super().complete(ctx, epoch, progress, seconds=seconds)
+    def fill_in(self, ctx, epoch, progress, *, seconds) -> None:
+        super().fill_in(ctx, epoch, progress, seconds=seconds)
         epoch.is_best = epoch.number == self._best_epoch
         epoch.metrics = {"AP": epoch.number / 10}
 
@@ -444,6 +445,39 @@ def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, contin
         trainer.fit()
 
 
+@pytest.mark.parametrize("has_pending", [False, True], ids=["report alone", "pending epoch"])
+def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_pending):
+    class FailsAtStart(Hook):
+        def start(self, trainer: Training) -> None:
+            trainer.control.fail("on_start failed")
+
+    pending = PendingEpoch(row={}, is_closing=False, progress=Progress(epoch=2), ema={}) if has_pending else None
+    evaluator = Evaluates()
+    watch = Watch()
+    trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), validator=local(evaluator, pending))
+    trainer.run = replace(trainer.run, only_reports=not has_pending)
+    way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project ..."
+    with refused(f"on_start failed; when it is fixed, {way}"):
+        trainer.fit()
+    assert evaluator.runs == 0
+    assert {name for name, *_ in watch.calls} == {"start", "after_save"}
+    assert trainer.checkpointer.saved[-1][2].pending is pending
+
+
+def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_path, caplog):
+    class FailsAtEnd(Hook):
+        def finish(self, trainer: Training) -> None:
+            trainer.control.fail("on_end failed")
+
+    trainer = build(FailsAtEnd(), epochs=1)
+    trainer.run = replace(trainer.run, folder=tmp_path, run_id="run")
+    finished = trainer.fit()
+    way = f"write the report with: --resume auto --project {tmp_path.parent} --name {tmp_path.name}"
+    assert str(finished.failure) == f"on_end failed; when it is fixed, {way}"
+    assert not any("on_end failed" in message for message in caplog.messages)  # the command ends with it
+    assert read_reported_epochs(tmp_path, "run") is None
+
+
 def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
     caplog.set_level("INFO", logger="lockstep")
 
@@ -506,9 +540,10 @@ def test_a_bug_in_the_report_is_not_taken_for_a_signal_that_was_not_followed():
         build(Reports(), signals=signals, epochs=1).fit()
 
 
-@pytest.mark.parametrize("point", ["after_epoch", "after_training"])
+@pytest.mark.parametrize("point", ["after_epoch", "after_training", "finish"])
 def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplog):
-    """Before the report, the ranks agree on it; the report itself is interrupted."""
+    """Before the report, the ranks agree on it; the report itself is interrupted. Either way, one line says how to
+    write it."""
     caplog.set_level("INFO", logger="lockstep")
 
     def send_signal(*_: object) -> None:
@@ -522,10 +557,10 @@ def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplo
         with pytest.raises(Stopped) as stopped:
             trainer.fit()
     assert stopped.value.code == INTERRUPTED
-    assert watch.of("after_training", "finish") == []
+    assert watch.of("finish") == []
     assert trainer.checkpointer.saved[-1][:2] == (1, 0)
-    message = "stopped by a signal after 1 epoch; write the report with: --resume auto"
-    assert any(message in line for line in caplog.messages) == (point == "after_epoch")
+    (line,) = [line for line in caplog.messages if line.startswith("stopped by a signal")]
+    assert line.endswith("; write the report with: --resume auto --project . --name ''")
 
 
 def test_the_last_epochs_refine():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.data_identity import DataIdentity
 from engine.run.restore import EpochData, adapt_progress
 from engine.run.resume_settings import merge_config, merge_hyperparameters
 from engine.run.run import RunSettings
@@ -67,8 +68,8 @@ def resume(path: Path) -> None:
     flags = TrainConfig()
     stored = RunSettings(checkpoint.description.config, checkpoint.description.hyp)
     config = merge_config(stored.config, flags, ())
-    merge_hyperparameters(stored, flags, (), messages=[])
-    adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, fingerprint=""))
+    merge_hyperparameters(stored, flags, ())
+    adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, identity=DataIdentity()))
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:

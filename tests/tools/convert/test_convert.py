@@ -245,6 +245,15 @@ def test_an_image_with_only_skipped_shapes_is_left_out_and_counted(write, images
     assert "1 image whose boxes are unknown: left out of training" in lines
     assert not any("background" in line for line in lines)
     assert len(json.loads((tmp_path / "out.json").read_text())["images"]) == 2
+    assert len(list(tmp_path.glob("out/train/*"))) == (2 if write is skip_in_parquet else 0)
+
+
+def test_a_whole_number_may_be_the_name_of_a_class(images, tmp_path):
+    write_createml(images)
+    path = images / CREATEML
+    path.write_text(path.read_text().replace('"label": "cat"', '"label": 0'))
+    convert(images, tmp_path / "out.json")
+    assert yaml.safe_load((tmp_path / "out.yaml").read_text())["names"] == ["0", "wild dog"]
 
 
 def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_error(images, tmp_path):
@@ -382,6 +391,16 @@ NO_NAME = "is not the name of a class, which is one line of text"
         (write_labelme, "two.json", '"shapes"', '"forms"', ": shapes: must be a list, got None"),
         (write_createml, CREATEML, '"image": "two.png"', '"image": null', ": entry 1: names no image"),
         (write_labelme, "two.json", '"imagePath": "two.png"', '"imagePath": ""', ": names no image"),
+        (write_createml, CREATEML, '"label": "cat"', '"label": true', ": entry 0: label: expected a name, got true"),
+        (
+            write_labelme,
+            "one.json",
+            '"label": "cat"',
+            '"label": ["cat"]',
+            ': shape 0: label: expected a name, got ["cat"]',
+        ),
+        (write_vott, "vott-export.json", '"tags": ["cat"]', '"tags": [null]', f": asset {32 * '0'}: '' {NO_NAME}"),
+        (write_createml, CREATEML, '"image": "two.png"', '"image": 2.5', ": entry 1: expected a name, got 2.5"),
         (
             write_vott,
             "vott-export.json",
