@@ -65,7 +65,7 @@ def export_and_measure(weights: Path, name: str, precision: str, options: argpar
     flags = [f"--{precision}"] if precision else []
     command = [interpreter, "export.py", "--weights", weights, "--format", name, *flags]
     command += ["--imgsz", options.imgsz, "--data", options.data, "--check-images", options.check_images]
-    done = run_command(command)
+    done = run_on_one_thread(command)
     title = f"{name} {precision}".strip()
     if done.returncode != 0:
         print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
@@ -79,7 +79,7 @@ def measure(path: Path, model: str, title: str, options: argparse.Namespace, int
     with tempfile.TemporaryDirectory() as folder:
         command = [interpreter, "val.py", "--weights", path, "--data", options.data, "--imgsz", options.imgsz]
         command += ["--trust", "--no-rect", "--amp", "off", "--device", "cpu", "--workers", 0, "--batch-size", 1]
-        done = run_command([*command, "--noplots", "--project", folder, "--name", "val"])
+        done = run_on_one_thread([*command, "--noplots", "--project", folder, "--name", "val"])
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         scores = json.loads(Path(folder, "val", "results.json").read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def measure(path: Path, model: str, title: str, options: argparse.Namespace, int
     return Row(model, title, scores["ap"], file_bytes(path) / 1e6, float(times[1]))
 
 
-def run_command(command: list[object]) -> subprocess.CompletedProcess[str]:
+def run_on_one_thread(command: list[object]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -11,17 +11,17 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from utils.logger import _early_lines, get_logger
+from utils.logger import configure_logging, get_logger
 from utils.process.result_file import RESULT_VARIABLE, take_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
+from tests.helpers.session import open_session_folder  # noqa: E402
 
 SHARED = Path(__file__).parents[2] / "shared"
 PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
             signal.signal(number, usual)
     session = contextlib.ExitStack()
-    folder = Path(session.enter_context(tempfile.TemporaryDirectory()))
+    folder = session.enter_context(open_session_folder())
     os.environ.setdefault("MPLCONFIGDIR", str(folder))  # Matplotlib lists the fonts of the machine once, not per test
     session.enter_context(preloaded_python())
     if config.getoption("tx", None):  # the processes of pytest-xdist also begin with torch imported
@@ -124,16 +124,16 @@ def _restored_signals() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logger_as_imported() -> Iterator[None]:
-    """Whatever a test, or a fixture of its module before it, has configured."""
+    """Undoes what a test, or a fixture of its module before it, has configured."""
 
     def reset() -> None:
+        configure_logging(is_main=False)  # drops the lines that waited for a configuration: they are not warnings
         logger = get_logger()
         for handler in logger.handlers:
             handler.close()
         logger.handlers.clear()
         logger.setLevel(logging.NOTSET)
         logger.propagate = True
-        _early_lines.clear()
 
     reset()
     yield

@@ -4,49 +4,67 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
 from benchmarks.accuracy import __main__ as tool
-from benchmarks.accuracy import runs as runs_module
 from benchmarks.accuracy.runs import copy_data
 from benchmarks.accuracy.summary import Runs, difference, read_runs
 from benchmarks.accuracy.variants import Variant
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.tiny import write_dataset
 
 pytestmark = pytest.mark.benchmarks
 
 
+# The scripts of a revision: a training is only noted, and each of its detections is perfect.
+SCRIPTS = {
+    "train.py": "import sys; print(*sys.argv[1:], file=open({noted!r}, 'a'))",
+    "val.py": """
+import json, sys
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1:], sys.argv[2:]))
+folder = Path(flags["--project"], flags["--name"])
+folder.mkdir()
+splits = json.loads(Path({perfect!r}).read_text())
+(folder / "predictions.json").write_text(json.dumps(splits[flags["--task"]]))
+""",
+}
+
+
 class Tool:
-    """Calls the program. Its runs write a result at once: each detection is perfect."""
+    """Calls the program. The variants train with `SCRIPTS`."""
 
     def __init__(self, folder, monkeypatch):
         self.folder = folder
         self.monkeypatch = monkeypatch
-        self.trained = []
+        self.noted = folder / "noted.txt"
         self.data = write_dataset(folder / "set", train=4, val=3)
-        self.declare("a: {model: m, epochs: 2}\nb: {weights: w.pt, epochs: 2}\n")
+        self.declare("a: {model: m, epochs: 2, revision: perfect}\nb: {weights: w.pt, epochs: 2, revision: perfect}\n")
         (folder / "w.pt").touch()
-        monkeypatch.setattr(runs_module, "_train_ours", self.train)
-        monkeypatch.setattr(runs_module, "_predict_ours", self.predict)
+        tree = folder / "out" / "trees" / "perfect"
+        tree.mkdir(parents=True)
+        perfect = folder / "perfect.json"
+        perfect.write_text(json.dumps({"val": perfect_rows(self.data)}))
+        for name, text in SCRIPTS.items():
+            (tree / name).write_text(text.format(noted=str(self.noted), perfect=str(perfect)))
         monkeypatch.setattr(tool, "end_on_signals", lambda: None)
+
+    @property
+    def trained(self):
+        """The model or weights, the data set's folder and the seed of each training."""
+        lines = self.noted.read_text().splitlines() if self.noted.exists() else []
+        commands = [dict(zip(line.split(), line.split()[1:])) for line in lines]
+        return [(c.get("--model") or c["--weights"], Path(c["--data"]).parent.name, int(c["--seed"])) for c in commands]
 
     def declare(self, text):
         (self.folder / "variants.yaml").write_text(text)
-
-    def train(self, bench, variant, data, seed, folder):
-        self.trained.append((variant.name, data.name, seed))
-        return 1.0
-
-    def predict(self, bench, variant, data, split, folder):
-        gt = data.gt[split]
-        image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
-        boxes = zip(image, gt.classes.tolist(), gt.boxes_xywh_px.tolist())
-        rows = [{"image_id": gt.image_ids[i], "category_id": c, "bbox": b, "score": 0.9} for i, c, b in boxes]
-        (folder / "predictions.json").write_text(json.dumps(rows))
-        return folder / "predictions.json"
 
     def __call__(self, action, *flags, data=()):
         words = [action, str(self.folder / "variants.yaml"), "--out", str(self.folder / "out"), *map(str, flags)]
@@ -55,10 +73,19 @@ class Tool:
         tool.main()
 
     def refuses(self, match, *words, data=()):
-        before = list(self.trained)
+        before = self.trained
         with pytest.raises(SystemExit, match=rf"^error: .*{match}"):
             self(*words, data=data)
         assert self.trained == before
+
+
+def perfect_rows(yaml_file):
+    """Returns a detection for each object of the split val, as val.py writes it."""
+    index = load_index(load_dataset_spec(yaml_file), "val", IndexSettings(progress=False))
+    gt = index.ground_truth()
+    image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
+    boxes = zip(image, gt.classes.tolist(), gt.boxes_xywh_px.tolist())
+    return [{"image_id": gt.image_ids[i], "category_id": c, "bbox": box, "score": 0.9} for i, c, box in boxes]
 
 
 @pytest.fixture
@@ -69,14 +96,15 @@ def program(tmp_path, monkeypatch):
 
 def test_a_changed_variant_does_not_take_over_the_old_result(program):
     program("run", "--only", "a")
-    assert program.trained == [("a", "data", 0), ("a", "data", 1)]
+    assert program.trained == [("m", "data", 0), ("m", "data", 1)]
     program("run", "--only", "a", "--seeds", "0")
     assert len(program.trained) == 2
-    program.declare("a: {model: m, epochs: 3}\n")
+    program.declare("a: {model: m, epochs: 3, revision: perfect}\n")
     for action in ("run", "show"):
         program.refuses("a: epochs changed since .*/out/a/data/0", action)
     for path in program.folder.glob("out/a/data/*/result.json"):  # as they were written before
         result = json.loads(path.read_text())
+        assert result["val"] == pytest.approx(1)
         del result["variant"]
         path.write_text(json.dumps(result))
     program("show")

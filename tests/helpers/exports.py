@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ from engine.formats.layouts import make_layout
 from engine.formats.resolved_export import ResolvedExport
 from models.detector import Detector, build_detector
 from models.spec import load_spec
+from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL
 
 if TYPE_CHECKING:
@@ -84,17 +87,19 @@ def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, 
     return replace(plain, **changes)
 
 
-@cache
-def _stored_graph(names: tuple[str, ...], layout: str, changes: tuple[tuple[str, Any], ...]) -> bytes:
-    module = make_layout(lively(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
-    return build_onnx(module, options(layout=layout, **dict(changes))).SerializeToString()
-
-
 def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> ModelProto:
     """Returns the ONNX graph of the `lively` tiny model, by default for one image.
 
-    torch's exporter takes seconds per graph, so each graph is created only once. ``changes``: see `options`.
+    torch's exporter takes seconds per graph, so each graph is created only once per session, whichever of its processes
+    asks for it first. ``changes``: see `options`.
     """
     import onnx
 
-    return onnx.load_from_string(_stored_graph(names, layout, tuple(sorted(changes.items()))))
+    config = options(layout=layout, **changes)
+
+    def write(path: Path) -> None:
+        module = make_layout(lively(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
+        path.write_bytes(build_onnx(module, config).SerializeToString())
+
+    digest = hashlib.sha256(repr((names, config)).encode()).hexdigest()
+    return onnx.load(session_file(f"{digest}.onnx", write))

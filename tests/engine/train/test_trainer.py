@@ -361,12 +361,15 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
 @pytest.mark.parametrize(("close_mosaic", "is_closing"), [(1, True), (0, False)])
 def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
     watch = Watch()
-    trainer = build(watch, hyp=Hyperparameters(close_mosaic=close_mosaic), progress=Progress(epoch=2))
+    settings = RunSettings(TrainConfig(epochs=2), Hyperparameters(close_mosaic=close_mosaic))
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, only_reports=True)
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2, seed=1))
     closing: list[bool] = []
-    trainer.step.criterion.set_closing = closing.append
-    trainer._report_again()
+    step.criterion.set_closing = closing.append
+    trainer_of(run, step, Progress(epoch=2), watch).fit()
     assert closing == [is_closing]
-    assert watch.calls == [("before_validation", 2, 0), ("report", 2, 0)]
+    reported = watch.of("before_epoch", "record", "before_validation", "report")
+    assert reported == [("before_validation", 2, 0), ("report", 2, 0)]
 
 
 def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved():

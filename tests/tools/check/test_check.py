@@ -15,7 +15,7 @@ from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
 from tests.helpers.html_page import check_self_contained
-from tests.helpers.scripts import error_of, run_python
+from tests.helpers.scripts import error_of
 from tests.helpers.synthetic_index import smooth_image
 from tests.helpers.tiny import write_weights
 from tools.check.__main__ import main
@@ -207,12 +207,14 @@ def test_label_files_without_an_image_are_listed_with_what_to_do(data, tmp_path,
     assert "\x1b" not in html + out
 
 
-def test_json_is_alone_on_standard_output(data):
+def test_json_is_alone_on_standard_output(data, capfd):
     """Progress and warnings go to standard error."""
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
-    done = run_python("-m", "tools.check", data.yaml, "--json", "--noplots", code=1)
-    assert json.loads(done.stdout)["splits"]["train"]["images"] == 4
-    assert "scanning train" in done.stderr
+    with pytest.raises(SystemExit):
+        run_main(main, [str(data.yaml), "--json", "--noplots"])
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["splits"]["train"]["images"] == 4
+    assert "scanning train" in printed.err
 
 
 def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
