@@ -43,9 +43,9 @@ from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# Names in the folder of a trial: its hyper-parameters, those of the base recipe, and the folder of its training.
+BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a training is tried if that of a trial fails
+# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
-BASE_YAML = "base.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
 MAX_LOSSES = 2  # starts of a search in which a trial is lost after the same epoch (with --folds: fold) before it fails
@@ -58,7 +58,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
+    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -224,7 +224,7 @@ class _Worker:
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
         get_logger().warning(message, claim.number, reason)
         folder = self.experiment.folder.path
-        config = self._config_of(claim.folder / BASE_YAML, {})
+        config = self._config_of(folder / BASE_YAML, {})
         changes = {"data": str(data_of(folder, 0))} if config.folds else {}
         return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
 
@@ -237,7 +237,7 @@ class _Worker:
         if not have_failed or len(ended) >= self.config.trials:
             return ""
         return (
-            f"stopped, because the last {MAX_FAILURES} trials have failed, the newest with: {reason_of(newest[-1])} "
+            f"stopped after {MAX_FAILURES} failed trials in a row; last error: {reason_of(newest[-1])} "
             "(the same command continues with the next trial)"
         )
 
