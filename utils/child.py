@@ -41,32 +41,26 @@ class RunResult:
     outcome: Outcome
     reason: str = ""  # the error line of a command that was refused or lost, or that failed
     code: int = 0  # exit code; negative: the signal that killed it
+    cause: Cause | None = None  # of this error
+    has_begun: bool = False  # whether the work of the command had begun (`report_begun`)
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, code: int, values: Mapping[str, Any]) -> RunResult:
         """Returns the result of a process that ended with exit status ``code``."""
+        has_begun = bool(values.get("begun"))
         if code == 0:
-            return cls(Outcome.DONE, values=values)
+            return cls(Outcome.DONE, has_begun=has_begun, values=values)
         if code in _STOPPED_CODES:
-            return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], values=values)
+            return cls(Outcome.STOPPED, code=_STOPPED_CODES[code], has_begun=has_begun, values=values)
         if code < 0:  # the process could not write why
             cause = cause_of_signal(-code)
             reason = killed_by(-code)
         else:
             cause = Cause(values.get("cause", Cause.COMMAND))
             reason = values.get("error", f"exit status {code}")
-        return cls(outcome_of(cause, has_begun=bool(values.get("begun"))), reason, code, values)
-
-    @property
-    def has_begun(self) -> bool:
-        """Returns whether the work of the command had begun (`report_begun`)."""
-        return bool(self.values.get("begun"))
-
-    @property
-    def ran_out_of_memory(self) -> bool:
-        """Returns whether the command itself reported that there was not enough memory for its work, once begun."""
-        return self.code > 0 and self.has_begun and self.values.get("cause") == Cause.MEMORY
+        outcome = outcome_of(cause, has_begun=has_begun)
+        return cls(outcome, reason=reason, code=code, cause=cause, has_begun=has_begun, values=values)
 
     @property
     def failed_because_of_peer(self) -> bool:

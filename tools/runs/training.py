@@ -82,7 +82,7 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
             settings_file(trial) as settings,
             start([*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child,
         ):
-            while child.poll() is None and not child.has_begun:
+            while child.process.poll() is None and not child.has_begun:
                 with suppress(subprocess.TimeoutExpired):
                     child.process.wait(POLL_S)
             return child.has_begun

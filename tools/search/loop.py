@@ -17,6 +17,7 @@ from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.runs.experiment import Experiment, open_experiment
 from tools.runs.folder import ContinuedFolder
 from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
+from tools.search.failures import Verdict, verdict_on
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
 from tools.search.study import (
@@ -37,17 +38,17 @@ from utils.config.search_settings import SearchConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.logger import get_logger
-from utils.process.outcome import Cause, Outcome
+from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
 SEARCH_YAML = "search.yaml"
-# Names in the folder of a trial: its hyper-parameters, those of the base recipe, and the folder of its training.
+BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a training is tried if that of a trial fails
+# Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"
-BASE_YAML = "base.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # starts of a search in which a training is lost after the same step before its trial fails
+MAX_LOSSES = 2  # starts of a search in which a trial is lost after the same epoch (with --folds: fold) before it fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -57,7 +58,7 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
         UserError: the settings are wrong, differ from those with which the search was started, or no trial succeeds.
         Stopped: a signal has ended the search.
     """
-    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER])
+    experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
     folder = experiment.folder
     with single_process_without_locks(folder.path):
         try:
@@ -156,17 +157,16 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the trial stays unfinished (`_outcome_of_failure`), and `Stopped` after a signal. The next
-        start of the search continues the trial.
+        Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. The next start of
+        the search continues the trial.
         """
         config = self._config_of(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            failed = self._outcome_of_failure(claim, error.result)
-            if failed is None:
+            if not self._has_failed(claim, error.result):
                 raise
-            outcome = failed
+            outcome = TrialOutcome.failed(error.result.reason)
         self.study.finish(claim, outcome)
         return outcome
 
@@ -206,36 +206,26 @@ class _Worker:
                 return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
-    def _outcome_of_failure(self, claim: Claim, result: RunResult) -> TrialOutcome | None:
-        """Returns the outcome of a trial whose training or scoring is not done, or None if the trial stays unfinished,
-        because what has ended it would end other trials, too.
+    def _has_failed(self, claim: Claim, result: RunResult) -> bool:
+        """Returns whether a trial fails because its training or scoring was refused or lost, or has failed. Counts the
+        loss, or tries whether a training with the base recipe can begin, if the verdict depends on it."""
+        verdict = verdict_on(result, has_begun_before=_has_begun(claim.folder))
+        if verdict == Verdict.FAILS_IF_LOST_AGAIN:
+            return self.study.count_loss(claim) >= MAX_LOSSES
+        if verdict == Verdict.FAILS_IF_BASE_CAN_BEGIN:
+            return self._base_recipe_can_begin(claim, result.reason)
+        return verdict == Verdict.FAILS
 
-        | training | outcome | trial |
-        | --- | --- | --- |
-        | has begun | FAILED, or LOST for want of memory, twice | fails |
-        | has begun | LOST | fails if that is the `MAX_LOSSES`-th time after the same step |
-        | has begun or not | REFUSED, by a limit of the machine | stays unfinished |
-        | has not begun | any other | fails if a training with the base recipe can begin here, now |
-        """
-        if result.outcome == Outcome.FAILED or result.ran_out_of_memory:
-            has_failed = True
-        elif result.outcome == Outcome.LOST and result.has_begun:
-            has_failed = self.study.count_loss(claim) >= MAX_LOSSES
-        elif result.values.get("cause") == Cause.MACHINE:
-            has_failed = False
-        else:
-            has_failed = not _has_begun(claim.folder) and self._is_own_fault(claim, result.reason)
-        return TrialOutcome.failed(result.reason) if has_failed else None
-
-    def _is_own_fault(self, claim: Claim, reason: str) -> bool:
-        """Returns whether the hyper-parameters of a trial, and not the settings, the data or the machine, are the
-        reason that its training cannot begin: a training with the base recipe can."""
+    def _base_recipe_can_begin(self, claim: Claim, reason: str) -> bool:
+        """Returns whether a training with the base recipe can begin, unlike that of the trial ``claim``. Then the
+        hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
         if self.space.is_base(claim.values):
             return False
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
         get_logger().warning(message, claim.number, reason)
-        config = self._config_of(claim.folder / BASE_YAML, {})
-        changes = {"data": str(data_of(self.experiment.folder.path, 0))} if config.folds else {}
+        folder = self.experiment.folder.path
+        config = self._config_of(folder / BASE_YAML, {})
+        changes = {"data": str(data_of(folder, 0))} if config.folds else {}
         return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
 
     def _reason_to_stop(self, trials: Sequence[FrozenTrial]) -> str:
@@ -247,13 +237,13 @@ class _Worker:
         if not have_failed or len(ended) >= self.config.trials:
             return ""
         return (
-            f"stopped, because the last {MAX_FAILURES} trials have failed, the newest with: {reason_of(newest[-1])} "
+            f"stopped after {MAX_FAILURES} failed trials in a row; last error: {reason_of(newest[-1])} "
             "(the same command continues with the next trial)"
         )
 
 
 def _has_begun(folder: Path) -> bool:
-    """Returns whether any training of the trial in ``folder`` has begun, now or in an earlier start of the search."""
+    """Returns whether any training of the trial in ``folder`` has ever begun."""
     return any(folder.glob("*/settings.yaml"))
 
 

@@ -21,13 +21,11 @@ def cause_of_signal(number: int) -> Cause:
     | signal | reason | cause |
     | --- | --- | --- |
     | SIGSEGV and other `_CRASHES` | an error in the code | COMMAND |
-    | SIGBUS | no space for a page of a mapped file or of /dev/shm | MEMORY |
+    | SIGBUS | no space for a page of a mapped file or of /dev/shm | LOST_PROCESS |
     | SIGABRT | NCCL after a failure of another process or a GPU, or a library without memory | LOST_PROCESS |
     | SIGKILL and others | the kernel, if memory runs out, or a user | LOST_PROCESS |
     """
-    if number in _CRASHES:
-        return Cause.COMMAND
-    return Cause.MEMORY if number == signal.SIGBUS else Cause.LOST_PROCESS
+    return Cause.COMMAND if number in _CRASHES else Cause.LOST_PROCESS
 
 
 def killed_by(number: int) -> str:

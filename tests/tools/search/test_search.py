@@ -333,7 +333,7 @@ def test_a_search_in_which_every_trial_fails_stops(world, capsys):
     (root / "hopeless.yaml").write_text("cls: [1.0e+37, 1.0e+38]\n")
     flags = [*flags, "--hyp", str(root / "hopeless.yaml"), "--epochs", "3", "--batch-size", "1"]
     line = error_of(capsys, main, *flags, "--trials", "9", "--name", "hopeless")
-    assert "stopped, because the last 3 trials have failed" in line
+    assert "stopped after 3 failed trials in a row" in line
     assert "not finite" in line
 
 
@@ -430,11 +430,11 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
     ("starts", "states", "lines", "kept"),
     [
         # On a machine that has broken, not all that is left of the search is used up.
-        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["stopped, because the last 3 trials have failed"], 4),
+        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["stopped after 3 failed trials in a row"], 4),
         ([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 2),
         ([[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 2),
         ([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 2),
-        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["stopped, because the last 3 trials have failed"] * 2, 4),
+        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["stopped after 3 failed trials in a row"] * 2, 4),
         # Others go on: once the search is complete, only the best trial keeps its weights.
         ([[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1),
         ([[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1),
@@ -442,7 +442,7 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         (
             [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
             "FFFFF",
-            ["stopped, "] * 2 + ["no trial is complete"] * 2,
+            ["stopped after "] * 2 + ["no trial is complete"] * 2,
             0,
         ),
         # What the kernel kills each time does not block the search for ever.
