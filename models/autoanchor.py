@@ -117,14 +117,14 @@ def check_anchors(
     fit = _fit_better(boxes, anchors, anchor_t=anchor_t, seed=seed)
     if fit.anchors is not None:
         _set_anchors(head, head.anchors, fit.anchors)
-    return f"{measured}; {fit.outcome}"
+    return f"{measured}; {fit.summary}"
 
 
 class _Fit(NamedTuple):
-    """The result of a fit, in words, and its anchors (n, 2); None if it found none better than the current ones."""
+    """What a fit found."""
 
-    outcome: str
-    anchors: np.ndarray | None = None
+    summary: str  # for the log
+    anchors: np.ndarray | None = None  # (n, 2); None: none better than the current ones
 
 
 def _fit_better(boxes_wh: np.ndarray, anchors_wh: np.ndarray, *, anchor_t: float, seed: int) -> _Fit:

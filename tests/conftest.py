@@ -94,7 +94,7 @@ def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # init_process_group replaces it by one that adds the rank
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # init_process_group replaces it
     torch.set_num_threads(1)
 
 

@@ -14,10 +14,13 @@ from utils.strings import counted
 
 def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
-    starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number.
+    starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number. Logs nothing
+    for a run that only has to write its report.
 
     ``settings``: those of ``plan``, with the open ones chosen.
     """
+    if isinstance(plan, ContinuedRun) and plan.only_reports:
+        return
     config = settings.config
     log = get_logger()
     warning = few_steps_warning(steps, from_weights=bool(config.weights))

@@ -168,10 +168,10 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
     if started_from is not None and teacher.sha256 != started_from.description.teacher.get("sha256"):
         stored_path = started_from.description.teacher.get("path", "")
-        if stored_path == teacher.path:
+        if teacher.path == stored_path:
             raise UserError(
                 f"{flag}: {source} has changed since the run began; restore it, or give a copy of it as it was: "
-                "--teacher PATH"
+                f"{_flag_of_path(config)} PATH"
             )
         raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
     return teacher
@@ -186,11 +186,16 @@ def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: s
     if config.teacher and source != started_from.description.config.teacher:
         return source
     stored_path = started_from.description.teacher.get("path", "")
-    if Path(stored_path).is_file():
-        return stored_path
-    if Path(source).is_file():  # --weights of --keep-old have moved, or are in another folder on this node
-        return source
-    raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: --teacher PATH")
+    for path in (stored_path, source):  # --weights of --keep-old may have moved, or be elsewhere on this node
+        if Path(path).is_file():
+            return path
+    new_path = f"{_flag_of_path(config)} PATH"
+    raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: {new_path}")
+
+
+def _flag_of_path(config: TrainConfig) -> str:
+    """Returns the flag that names the teacher's file."""
+    return "--weights" if config.keep_old and not config.teacher else "--teacher"
 
 
 def _digest(detector: Detector) -> str:

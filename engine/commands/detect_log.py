@@ -35,7 +35,7 @@ class FrameLog:
         self._unit = "image"
 
     def add(self, item: FrameDetections, table: DetectionTable) -> None:
-        """Logs a line for each of the first frames, then one every few seconds; with ``quiet``, none."""
+        """Logs a line for each of the first frames, then at most one every few seconds; with ``quiet``, none."""
         frame = item.frame
         milliseconds = sum(item.speed.values())
         counts: Counter[int] = Counter(table.classes.tolist())
@@ -48,6 +48,8 @@ class FrameLog:
             self._unit = "frame"
         now = time.monotonic()
         is_due = self._frames <= LOGGED_FRAMES or now - self._logged_at >= FRAME_LINE_EVERY_S
+        if self._frames == LOGGED_FRAMES + 1 and not self._config.quiet:
+            get_logger().info("from here on, a line at most every %g s", FRAME_LINE_EVERY_S)
         if is_due and not self._config.quiet:
             self._logged_at = now
             name = frame.path

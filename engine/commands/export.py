@@ -26,11 +26,11 @@ from utils.logger import configure_logging, get_logger
 from utils.machine.packages import require_installed
 from utils.process.limits import explain_limit
 
-# Is called with each format and its complete file, which gets its name next.
-OnWritten = Callable[[str, Path], None]
+# Called with the format and its finished file, before that is renamed into place.
+BeforePublish = Callable[[str, Path], None]
 
 
-def export(config: ExportConfig, on_written: OnWritten = lambda name, path: None) -> list[Path]:
+def export(config: ExportConfig, before_publish: BeforePublish = lambda name, path: None) -> list[Path]:
     """Exports ``config.weights`` in each format; returns the files, which are next to the weights.
 
     A format that fails does not prevent the others from being written; a UserError at the end reports it. A file that
@@ -40,7 +40,7 @@ def export(config: ExportConfig, on_written: OnWritten = lambda name, path: None
     require_packages(config.format)
     if config.int8:
         require_installed(["onnxruntime"], "--int8", "leave it out")
-    return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)), on_written)
+    return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)), before_publish)
 
 
 def export_best(folder: Path, config: TrainConfig) -> None:
@@ -60,7 +60,7 @@ def export_best(folder: Path, config: TrainConfig) -> None:
     with ExitStack() as stack:
         lock_folder(folder, stack)
         options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)
-        export(options, on_written=record.add)
+        export(options, before_publish=record.add)
 
 
 def _open_exporter(config: ExportConfig) -> Exporter:
@@ -87,13 +87,13 @@ def _open_spec(model: CheckpointModel, config: ExportConfig, ctx: DistributedCon
     return open_model_data(model, source, ctx, single_cls=model.has_merged_classes, instead=instead)
 
 
-def _export_each(exporter: Exporter, formats: list[str], on_written: OnWritten) -> list[Path]:
+def _export_each(exporter: Exporter, formats: list[str], before_publish: BeforePublish) -> list[Path]:
     """Writes each format. Raises the error of a single format, or one that counts the failed formats."""
     files: list[Path] = []
     failed: dict[str, Exception] = {}
     for name in formats:
         try:
-            files.append(exporter.export(name, partial(on_written, name)))
+            files.append(exporter.export(name, partial(before_publish, name)))
         except Exception as error:
             if len(formats) == 1:
                 raise

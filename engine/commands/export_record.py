@@ -23,7 +23,7 @@ class ExportedFile:
     """An export of a run. Unlike times, checksums also identify the files in a copy of the run's folder."""
 
     weights_sha256: str  # of the checkpoint
-    sha256: str = ""  # of the file, or of the folder; "": an earlier version was killed before it was complete
+    sha256: str  # of the file, or of the folder
     replaces: str = ""  # sha256 of the earlier export that it replaces, which a killed run leaves in place; "": none
 
 
@@ -32,14 +32,6 @@ class _Content:
     """The content of the record."""
 
     files: dict[str, ExportedFile] = field(default_factory=dict)  # by format
-
-
-@dataclass(frozen=True)
-class _EarlierContent:
-    """The content of the record as an earlier version has written it."""
-
-    weights_sha256: str
-    formats: list[str]
 
 
 class ExportRecord:
@@ -74,8 +66,8 @@ class ExportRecord:
         return missing
 
     def add(self, name: str, file: Path) -> None:
-        """Records ``file``, which is complete, before it becomes the export of the format ``name``: so a run that is
-        killed in between knows both files, and no other. The caller holds the lock of the folder, so that no other
+        """Records ``file`` before it becomes the export of the format ``name``, so that after a kill in between, the
+        next start recognizes either file as the run's own. The caller holds the lock of the folder, so that no other
         process changes the record."""
         path = self._path_of(name)
         earlier = sha256_of_tree(path) if path.exists() else ""
@@ -91,19 +83,9 @@ class ExportRecord:
         """Returns the files in the record; none if it is missing or damaged."""
         try:
             stored = json.loads(read_text(self._path, MAX_RECORD_BYTES))
-            if isinstance(stored, dict) and "formats" in stored:
-                return self._of_earlier_version(build(_EarlierContent, stored, str(self._path)))
             return dict(build(_Content, stored, str(self._path)).files)
         except (UserError, ValueError, RecursionError):
             return {}
-
-    def _of_earlier_version(self, stored: _EarlierContent) -> dict[str, ExportedFile]:
-        """Returns the files of a record without checksums of files, as they are now."""
-        files = {}
-        for name in stored.formats:
-            if name in EXPORT_FORMATS and self._path_of(name).exists():
-                files[name] = ExportedFile(stored.weights_sha256, sha256_of_tree(self._path_of(name)))
-        return files
 
     def _write(self) -> None:
         """Writes the record. The formats are exported even if the disk is full."""

@@ -67,9 +67,9 @@ class Exporter:
         if data is not None and data.checked is not None:
             self._reference = Reference(model, data.checked, options)
 
-    def export(self, name: str, on_written: Callable[[Path], None]) -> Path:
-        """Writes the format ``name``. The file gets its name when it is complete and has passed its check. Just before,
-        ``on_written`` is called with it.
+    def export(self, name: str, before_publish: Callable[[Path], None]) -> Path:
+        """Writes the format ``name``. The file gets its name when it is finished and has passed its check. Just before,
+        ``before_publish`` is called with it.
 
         Raises FailedCheck if it differs too much from the checkpoint: it is kept as NAME.failed.
         """
@@ -77,19 +77,21 @@ class Exporter:
         model_format = load_format(name)
         path = file_path(self._model.path, self._options, name)
         graph = model_format.build(self._graphs)
-        with _write_errors_of(path), temporary_folder(path) as folder:
-            candidate = folder / path.name
-            model_format.write(graph, candidate, self._metadata)
+        with contextlib.ExitStack() as stack:
+            with _write_errors_of(path):
+                candidate = stack.enter_context(temporary_folder(path)) / path.name
+                model_format.write(graph, candidate, self._metadata)
             parity = self._compare(candidate)
             problems = [] if parity is None else parity.violations(tolerance_of(self._options))
-            if parity is not None and problems:
-                model_format.write(graph, candidate, self._metadata_of_failure)
-                failed = _failed_path(path)
-                replace_path(candidate, failed)
-                raise FailedCheck(_failure_message(failed, path, problems, parity))
-            replaces_file = os.path.lexists(path)
-            on_written(candidate)
-            _publish(candidate, path)
+            with _write_errors_of(path):
+                if parity is not None and problems:
+                    model_format.write(graph, candidate, self._metadata_of_failure)
+                    failed = _failed_path(path)
+                    replace_path(candidate, failed)
+                    raise FailedCheck(_failure_message(failed, path, problems, parity))
+                replaces_file = os.path.lexists(path)
+                before_publish(candidate)
+                _publish(candidate, path)
         _log_outcome(path, parity, time.monotonic() - started, replaces_file=replaces_file)
         requirements = model_format.requirements(graph)
         if requirements:

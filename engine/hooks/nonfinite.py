@@ -49,7 +49,7 @@ class NonFiniteSteps(Hook):
         if values.paths:
             self._append_to_list(trainer, values)
         is_blank = have_single_colors(values.paths, trainer.loader.index.pixels)
-        files = " ".join(values.paths) or "none in this process"
+        files = " ".join(values.paths) or "this process had no images"
         if is_blank:
             files += ", all of a single color"
         if not values.local_finite:

@@ -68,7 +68,7 @@ def _recorded_epochs(trainer: Training) -> int:
 
 class TensorBoard(Hook):
     """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if it fails, as on a full disk or
-    with a NumPy that it does not know, a warning says so, and the run goes on.
+    with an incompatible NumPy version, a warning says so, and the run goes on.
 
     Each start writes new event files next to the earlier ones, and hides the epochs in them that it repeats.
     """

@@ -115,7 +115,7 @@ def _from_array(array: np.ndarray, name: str, color: Color | None, pixels: Pixel
     if 0 in array.shape:
         raise UserError(f"{name}: an empty array of shape {array.shape}")
     if array.dtype not in (np.uint8, np.uint16):
-        raise UserError(f"{name}: an array of {array.dtype}; give uint8, from 0 to 255")
+        raise UserError(f"{name}: an array of {array.dtype}; give uint8, from 0 to 255, or uint16")
     has_color = array.ndim == 3 and array.shape[2] in (3, 4) and array.shape[2] >= pixels.channels
     if has_color and color is None:
         raise UserError(
@@ -130,14 +130,19 @@ def _from_pillow(image: Image, name: str, pixels: PixelFormat) -> np.ndarray:
     if image.mode in ("I", "F"):
         raise UserError(f"{name}: PIL mode {image.mode} has no defined range; convert it to L or RGB")
     try:
-        if image.mode.startswith("I;16"):
-            array = to_format(np.asarray(image).astype(np.uint16), name, pixels)
-        else:
-            mode = {1: "L", 3: "RGB"}.get(pixels.channels, image.mode)
-            array = to_format(np.asarray(image.convert(mode)), name, pixels, is_rgb=True)
+        image.load()  # otherwise PIL decodes a file when its pixels are first needed
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL decodes a file when its pixels are first needed
+    except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"{name}: cannot be decoded ({error})") from None
+    if image.mode.startswith("I;16"):
+        array = to_format(np.asarray(image).astype(np.uint16), name, pixels)
+    else:
+        mode = {1: "L", 3: "RGB"}.get(pixels.channels, image.mode)
+        try:
+            converted = image.convert(mode)
+        except ValueError:
+            raise UserError(f"{name}: PIL mode {image.mode} cannot be converted to {mode}; convert it first") from None
+        array = to_format(np.asarray(converted), name, pixels, is_rgb=True)
     return with_channels(np.ascontiguousarray(orient(array, orientation)))
 
 
@@ -147,12 +152,14 @@ def _from_tensor(tensor: Tensor, name: str, pixels: PixelFormat) -> np.ndarray:
     if images.ndim == 3:
         images = images[None]
     if images.ndim != 4 or images.shape[1] not in (1, 3, 4, pixels.channels):
-        raise UserError(f"{name}: a tensor of shape {tuple(tensor.shape)}; expected (3, H, W) or (B, 3, H, W)")
+        channels = "1, 3 or 4" if pixels.channels in (1, 3, 4) else str(pixels.channels)
+        expected = f"(C, H, W) or (B, C, H, W) with {channels} channels"
+        raise UserError(f"{name}: a tensor of shape {tuple(tensor.shape)}; expected {expected}")
     if images.is_floating_point():
         if not ((images >= 0) & (images <= 1)).all():
             raise UserError(f"{name}: a float tensor with values outside [0, 1]; divide by 255, or give uint8")
         dtype = torch.uint8 if pixels.bits == 8 else torch.uint16
         images = images.float().mul((1 << pixels.bits) - 1).round_().to(dtype)
     elif images.dtype not in (torch.uint8, torch.uint16):
-        raise UserError(f"{name}: a tensor of {images.dtype}; give uint8, or float in [0, 1]")
+        raise UserError(f"{name}: a tensor of {images.dtype}; give uint8, uint16, or float in [0, 1]")
     return images.permute(0, 2, 3, 1).contiguous().cpu().numpy()

@@ -65,7 +65,8 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) 
     finally:
         capture.release()
     if total is not None and index < MIN_READ_FRACTION * total:
-        yield FileProblem(path, f"{path}: ends after {index} of {total} frames (damaged?)", is_skipped=False)
+        reason = f"{path}: ends after {index} of {total} frames (damaged, or OpenCV cannot read the rest)"
+        yield FileProblem(path, reason, is_skipped=False)
 
 
 def open_stream(source: str) -> cv2.VideoCapture:

@@ -1,4 +1,4 @@
-"""The place at which ``--pipeline 2`` cuts a model in two, so that each process holds about half of the activations."""
+"""Where ``--pipeline 2`` cuts a model in two, so that each process holds about half of the activations."""
 
 from __future__ import annotations
 

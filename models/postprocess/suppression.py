@@ -24,26 +24,27 @@ _MAX_VOTED = 300  # kept boxes per image that voting may move, the best before v
 _FIRST_CANDIDATES = 4096  # candidates per image in the first pass; a second one runs only if slots stay empty
 
 
-def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> Suppressed:
+def suppress(boxes_xyxy: Tensor, scores: Tensor, settings: PostprocessSettings, iou_thres: float) -> NmsResult:
     """Runs NMS with ``iou_thres``, so that box voting can follow if ``settings`` enable it. See `select_detections`."""
     batch, _, num_classes = scores.shape
     wanted = None if settings.classes is None else class_mask(settings.classes, scores)
     label_scores, classes = eligible_labels(scores.float(), settings.multi_label)
-    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, _lowest_score(settings))
+    threshold = _candidate_threshold(settings)
+    candidates = _collect_candidates(order_sides(boxes_xyxy.float()), label_scores, classes, threshold)
     if wanted is not None and not settings.agnostic:
         candidates = candidates.take(_needed_for_classes(candidates, wanted, settings.box_voting))
     groups = _Groups(batch, 1 if settings.agnostic else num_classes, iou_thres)
     keep = _keep(candidates, groups, settings)
-    return Suppressed(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
+    return NmsResult(candidates=candidates, keep=keep, groups=groups, settings=settings, wanted=wanted)
 
 
-def _lowest_score(settings: PostprocessSettings) -> float:
+def _candidate_threshold(settings: PostprocessSettings) -> float:
     """Returns the score above which a pair is a candidate: box voting also needs some below the threshold."""
     return min(settings.conf_thres, MIN_VOTING_SCORE) if settings.box_voting else settings.conf_thres
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suppressed:
+class NmsResult:
     """Candidates after NMS, from which detections are taken with or without box voting."""
 
     candidates: _CandidateSet

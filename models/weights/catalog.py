@@ -52,7 +52,10 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)
-    hint = suggestion(name, catalog) or f"; public weights: {', '.join(catalog)}"
+    hint = suggestion(name, catalog)
+    if not hint and Path(name).suffix:  # of no weights file: such as that of an exported file
+        raise UserError(f"{name_or_path}: no such file")
+    hint = hint or f"; public weights: {', '.join(catalog)}"
     raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")
 
 

@@ -101,21 +101,21 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     targets = model.state_dict()
     shared = _shared_classes(model, stored)
     transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), shared.rows, grow=grow)
-    random_rows: dict[str, tuple[int, ...] | None] = {}  # by copied tensor, see `_Copy`
+    uncopied_rows: dict[str, tuple[int, ...] | None] = {}  # by copied tensor; None: copied whole
     skipped: dict[str, str] = {}
     for name, target in targets.items():
         decision = transfer.decide(name)
         if isinstance(decision, _Skip):
             skipped[name] = decision.reason
         else:
-            random_rows[name] = decision.copy(target)
-    if all(name.endswith(COUNTERS) for name in random_rows):
+            uncopied_rows[name] = decision.copy(target)
+    if all(name.endswith(COUNTERS) for name in uncopied_rows):
         raise UserError(f"{stored.path}: no tensor matches this model; wrong family or size?")
     copies_classes = any(f"{layer}.weight" not in skipped for layer in shared.rows)
     return TransferReport(
         source=str(stored.path),
-        taken=tuple(name for name, rows in random_rows.items() if rows is None),
-        new_rows={name: rows for name, rows in random_rows.items() if rows is not None},
+        taken=tuple(name for name, rows in uncopied_rows.items() if rows is None),
+        new_rows={name: rows for name, rows in uncopied_rows.items() if rows is not None},
         skipped=skipped,
         unused=tuple(name for name in stored.tensors if name not in targets),
         classes=shared.names if copies_classes else (),

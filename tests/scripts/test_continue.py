@@ -32,14 +32,14 @@ def write_report(page, history):
     page.path.write_text(f"after epoch {{epochs}}")
     page.is_written = True
 
-def export(config, on_written):
+def export(config, before_publish):
     if place == "export":
         os.kill(os.getpid(), signal.SIGKILL)
     if place == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
     path = Path(config.weights).with_suffix(".torchscript")
     path.touch()
-    on_written("torchscript", path)
+    before_publish("torchscript", path)
 
 if __name__ == "__main__":
     import engine.commands.export

@@ -94,7 +94,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     (tmp_path / "again").mkdir()
     shutil.copy(whole / "epoch1.pt", tmp_path / "again" / "last.pt")
     resume = ["--resume", tmp_path / "again"]
-    line = f"{weights}: this run's teacher is no longer there; give its new path: --teacher PATH"
+    line = f"{weights}: this run's teacher is no longer there; give its new path: --weights PATH"
     assert line in error_of(capsys, train.main, *resume)
     error = error_of(capsys, train.main, *resume, "--teacher", whole / "best.pt")
     assert f"{whole / 'best.pt'} is not the teacher that this run began with ({weights})" in error
@@ -237,8 +237,22 @@ def test_a_run_that_keeps_old_classes_finds_its_teacher_where_its_weights_are_no
     if is_named:
         assert open_teacher(ctx, replace(old, weights=str(moved)), started_from).path == str(moved)
     else:
-        with refused("/old.pt: this run's teacher is no longer there; give its new path: --teacher PATH"):
+        with refused("/old.pt: this run's teacher is no longer there; give its new path: --weights PATH"):
             open_teacher(ctx, old, started_from)
+
+
+def test_a_teacher_that_was_overwritten_is_not_called_another_file(tmp_path):
+    ctx = DistributedContext.single("cpu")
+    path = write_detector(tmp_path / "old.pt", build_detector(TINY_MODEL, 2, seed=1))
+    for config, flag in (
+        (TrainConfig(teacher=str(path)), "--teacher"),
+        (TrainConfig(weights=str(path), keep_old=True), "--weights"),
+    ):
+        stored = open_teacher(ctx, config, None).stored | {"sha256": "before"}
+        started_from = StartedFrom.of(checkpoint_of(config=config, teacher=stored))
+        way = f"restore it, or give a copy of it as it was: {flag} PATH"
+        with refused(f"{path} has changed since the run began; {way}"):
+            open_teacher(ctx, config, started_from)
 
 
 def test_class_names_of_a_teacher_are_compared_without_case_and_outer_spaces(world):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -35,7 +34,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def open_exporter(config: ExportConfig) -> SimpleNamespace:
         best = Path(config.weights)
 
-        def write(name: str, on_written: Callable[[Path], None]) -> Path:
+        def write(name: str, before_publish: Callable[[Path], None]) -> Path:
             if best.with_name("failing").exists():
                 raise UserError(f"{name}: failed")
             names.append(name)
@@ -43,7 +42,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             complete = path.with_name(f".{path.name}")
             same = best.with_name("same").exists()
             complete.write_text(name if same else f"{name} of {sha256_of(best)}")
-            on_written(complete)
+            before_publish(complete)
             if best.with_name("killed").exists():
                 raise KeyboardInterrupt
             return complete.rename(path)
@@ -96,17 +95,6 @@ def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, cap
     assert (folder / "best.onnx").read_text() == "mine"
     log = capsys.readouterr().out + caplog.text  # the first export has set up logging
     assert log.count("best.onnx is not an export of this run, and stays") == 1
-
-
-@pytest.mark.parametrize("is_newer", [False, True])
-def test_a_record_of_an_earlier_version_is_read(folder: Path, exported: list[str], is_newer: bool):
-    """It has no checksums of files."""
-    exports_of(folder, exported)
-    stored = {"weights_sha256": sha256_of(folder / "best.pt"), "formats": CONFIG.export}
-    (folder / EXPORT_RECORD).write_text(json.dumps(stored))
-    if is_newer:
-        saved(folder / "best.pt", Progress(epoch=7), run_id="a")
-    assert exports_of(folder, exported) == (CONFIG.export if is_newer else [])
 
 
 @pytest.mark.parametrize("was_exported", [True, False])

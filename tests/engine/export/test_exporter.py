@@ -1,14 +1,15 @@
-"""The confidence thresholds that an export stores, and the names of its files."""
+"""The confidence thresholds that an export stores, the names of its files, and the errors of its steps."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.export.description import describe_file
-from engine.export.exporter import file_path
+from engine.export.exporter import Exporter, file_path
 from engine.export.options import resolve_options
 from engine.export.thresholds import Thresholds, trained_thresholds
 from engine.inference.model import CheckpointModel
@@ -17,6 +18,7 @@ from models.postprocess.selection import DEFAULT_CONFIDENCE
 from tests.helpers.exports import options
 from tests.helpers.tiny import TINY_MODEL
 from utils.config.settings import ExportConfig
+from utils.errors import UserError
 
 PROGRESS = {"confidence": 0.4, "plain_confidence": 0.3, "scored_confidence": 0.5}
 
@@ -79,3 +81,35 @@ def test_a_file_names_the_data_set_but_not_what_else_identifies_it():
 )
 def test_files_of_other_branches_layouts_and_precisions_have_other_names(format_name: str, flags: dict, file: str):
     assert file_path(Path("run/best.pt"), options(**flags), format_name) == Path("run", file)
+
+
+@pytest.mark.parametrize("failing", ["write", "check", "publish"])
+def test_an_error_of_the_check_is_not_one_of_writing(tmp_path: Path, monkeypatch, failing: str):
+    """Such as that of a shared library that a runtime cannot open."""
+
+    def step(name: str) -> None:
+        if name == failing:
+            raise OSError(2, "No such file or directory", "libruntime.so")
+
+    def write(graph: object, path: Path, metadata: object) -> None:
+        step("write")
+        path.touch()
+
+    def compare(*_: object, **__: object) -> None:
+        step("check")
+
+    file_format = SimpleNamespace(build=lambda graphs: None, write=write, requirements=lambda graph: "")
+    reference = SimpleNamespace(compare=compare)
+    monkeypatch.setattr("engine.export.exporter.load_format", lambda name: file_format)
+    monkeypatch.setattr("engine.export.exporter.open_model", lambda *_, **__: None)
+    monkeypatch.setattr("engine.export.exporter.Reference", lambda *_: reference)
+    detector = build_detector(TINY_MODEL, 2, names=("a", "b")).fuse()
+    model = CheckpointModel(detector, {"imgsz": 64, "progress": PROGRESS}, tmp_path / "best.pt", torch.device("cpu"))
+    data = SimpleNamespace(checked=[], checks_all_images=False, spec=None, calibration=None)
+    exporter = Exporter(detector=detector, model=model, options=options(), data=data)
+    with pytest.raises(OSError if failing == "check" else UserError) as caught:
+        exporter.export("torchscript", lambda path: step("publish"))
+    assert str(caught.value).startswith(
+        "[Errno 2]" if failing == "check" else f"{tmp_path}/best.torchscript: cannot be"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -197,7 +197,7 @@ def test_a_bad_step_whose_files_other_ranks_have_is_no_empty_line(tmp_path, capl
     trainer = hook_training(tmp_path, step=step, loader=LOADER)
     NonFiniteSteps().after_read(trainer, bad_step(local_finite=True))
     (record,) = caplog.records
-    assert record.getMessage().endswith("step skipped; its files: none in this process")
+    assert record.getMessage().endswith("step skipped; its files: this process had no images")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -287,7 +287,8 @@ def test_a_truncated_video_is_reported(video, monkeypatch):
     monkeypatch.setattr(video_module.cv2, "VideoCapture", Short)
     *frames, problem = open_source(str(video))
     assert len(frames) == 10
-    assert problem == FileProblem(str(video), f"{video}: ends after 10 of 20 frames (damaged?)", False)
+    reason = f"{video}: ends after 10 of 20 frames (damaged, or OpenCV cannot read the rest)"
+    assert problem == FileProblem(str(video), reason, is_skipped=False)
     assert len(list(open_source(str(video), SourceOptions(max_frames=3)))) == 3
 
 

@@ -448,7 +448,7 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
             "image0.jpg: 2 channels; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in "
             "the YAML",
         ),
-        (np.zeros((4, 4)), "image0.jpg: an array of float64; give uint8, from 0 to 255"),
+        (np.zeros((4, 4)), "image0.jpg: an array of float64; give uint8, from 0 to 255, or uint16"),
         (
             torch.full((3, 4, 4), 255.0),
             "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
@@ -457,8 +457,11 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
             torch.full((3, 4, 4), float("nan")),
             "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
         ),
-        (torch.full((3, 4, 4), 0), "image0.jpg: a tensor of torch.int64; give uint8, or float in [0, 1]"),
-        (torch.zeros(4, 4), "image0.jpg: a tensor of shape (4, 4); expected (3, H, W) or (B, 3, H, W)"),
+        (torch.full((3, 4, 4), 0), "image0.jpg: a tensor of torch.int64; give uint8, uint16, or float in [0, 1]"),
+        (
+            torch.zeros(4, 4),
+            "image0.jpg: a tensor of shape (4, 4); expected (C, H, W) or (B, C, H, W) with 1, 3 or 4 channels",
+        ),
         ("nowhere.jpg", "nowhere.jpg: no such image"),
         (
             "https://example.com/a.jpg",
@@ -576,6 +579,7 @@ def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_
         (pillow.new("RGB", (0, 10)), "image0.jpg: an empty image of 0x10 pixels"),
         (pillow.new("F", (8, 8)), "image0.jpg: PIL mode F has no defined range; convert it to L or RGB"),
         (pillow.open(tmp_path / "a.png"), "a.png: cannot be decoded (image file is truncated)"),
+        (pillow.new("La", (4, 4)), "image0.jpg: PIL mode La cannot be converted to RGB; convert it first"),
     ):
         with refused(message):
             predictor(source)

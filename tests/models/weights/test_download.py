@@ -166,6 +166,7 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
         fetch(url="http://127.0.0.1:9/x.pt")
     for name, message in (
         ("tinny.pt", "tinny.pt: neither a file nor the name of public weights (did you mean 'tiny'?)"),
+        ("exported.onnx", "exported.onnx: no such file"),
         ("runs/exp/best.pt", "runs/exp/best.pt: no such file"),
         (f"a/{300 * 'x'}.pt", "xxx.pt: no such file"),
         ("/dev/null", "/dev/null: is a pipe or device, not a file"),

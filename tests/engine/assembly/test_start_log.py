@@ -1,0 +1,36 @@
+"""The lines before the first step."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.assembly.start_log import log_start
+from engine.checkpoint.progress import Progress
+from engine.optim.schedule import step_plan
+from engine.run.run import ContinuedRun, RunSettings
+from models.detector import build_detector
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.training import started_from
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.distributed.context import DistributedContext
+
+
+@pytest.mark.parametrize(("end_reason", "takes_steps"), [("", True), ("all epochs are done", False)])
+def test_only_a_run_that_takes_steps_logs_them(caplog, end_reason: str, takes_steps: bool):
+    """One that only writes its report again used to announce a training, and to advise more epochs."""
+    caplog.set_level("INFO", logger="lockstep")
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
+    plan = ContinuedRun(
+        settings=settings,
+        before=settings,
+        launchers=[""],
+        own_paths=frozenset(),
+        started_from=started_from(Progress(epoch=1)),
+        known_root="",
+        end_reason=end_reason,
+    )
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    log_start(plan, settings, step, step_plan(settings.config, 3))
+    assert any("starting" in message for message in caplog.messages) == takes_steps
+    assert bool(caplog.messages) == takes_steps
