@@ -34,16 +34,22 @@ class ImageFile(NamedTuple):
 NamesOfImage = tuple[ImageFile, ...]  # an image under each of its names, the usual one first
 
 
-class OtherImages(NamedTuple):
-    """Images outside the split that the split's label file may name."""
+class SplitPlaces(NamedTuple):
+    """What splits with one label file name besides this split's images."""
 
-    # Images, without stamps, of the splits that share this label file and precede or follow this split in the data set.
-    earlier_splits: Sequence[NamesOfImage] = ()
-    later_splits: Sequence[NamesOfImage] = ()
-    unassigned: Sequence[str] = ()  # names of images in the same folders that belong to no split
-    missing: Sequence[str] = ()  # nonexistent images that the lists of this split name
-    missing_elsewhere: Sequence[str] = ()  # nonexistent images that the lists of the other splits name
-    without_images: Sequence[str] = ()  # folders and lists of the other splits that are missing or name no image
+    images: Sequence[NamesOfImage] = ()  # without stamps; empty for this split
+    folders: Sequence[str] = ()  # existing folders that the splits name, relative to the data set's folder
+    missing: Sequence[str] = ()  # nonexistent images that their lists name
+
+
+class OtherImages(NamedTuple):
+    """Where the split's one label file may name images, besides the split's own."""
+
+    earlier: SplitPlaces = SplitPlaces()  # splits that share the label file and precede this one in the data set
+    this: SplitPlaces = SplitPlaces()
+    later: SplitPlaces = SplitPlaces()
+    unassigned: Sequence[str] = ()  # names of images near those of the splits that belong to no split
+    missing_folders: Sequence[str] = ()  # folders and lists of the other splits that are missing or name no image
 
 
 class LabelFile(NamedTuple):

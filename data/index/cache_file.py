@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
 
-CACHE_VERSION = 13  # increase it when the arrays, the metadata or their meaning change, including the losses
+CACHE_VERSION = 14  # increase it when the arrays, the metadata or their meaning change, including the losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +94,13 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
         facts.append(spec.pixels.content())
     if listing.shares_folders:  # affects the messages about images that the label file does not name
         facts.append("shares folders")
-    others = listing.others
-    if others.without_images:
-        facts.append(others.without_images)
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    other_images = [
-        *chain.from_iterable(others.earlier_splits),
-        *chain.from_iterable(others.later_splits),
-        *(ImageFile(name, "", None) for name in others.unassigned),
-    ]
-    for rows in (image_rows, file_rows(listing.labels), file_rows(other_images)):
+    for rows in (image_rows, file_rows(listing.labels)):
         digest.update(rows + b"\0\0\0")
-    findings = [_facts_of(finding) for finding in listing.findings]
-    num_names = [[len(names) for names in splits] for splits in (others.earlier_splits, others.later_splits)]
-    if listing.aliases and listing.label_format.per_image is None:  # the label file may name images by them
-        digest.update(file_rows(list(chain.from_iterable(listing.aliases.values()))))
-    digest.update(json.dumps([findings, others.missing, others.missing_elsewhere, num_names]).encode())
+    digest.update(json.dumps([_facts_of(finding) for finding in listing.findings]).encode())
+    if listing.label_format.per_image is None:  # what the label file may name
+        names_in_split = [image.name_in_split for image in listing.images]
+        digest.update(json.dumps([names_in_split, listing.aliases, listing.others]).encode())
     if _have_one_time(listing.labels):
         for file in listing.labels:
             digest.update(_content_digest(file, spec.root))

@@ -1,6 +1,6 @@
 """Matches the image entries of a label file, which several splits may share, with the images of a split.
 
-Each entry without an image gets one reason (`NoImage`), from which `per_split` derives what is lost.
+Each entry without an image gets one reason (`UnmatchedReason`), from which `per_split` derives what is lost.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple, NewType
 
-from data.labels.absent_images import ImageFolders, folder_of
 from data.labels.image_names import ImageNames
+from data.labels.image_places import ImagePlaces, NamedOrigin, Origin, PlaceKind
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
-from data.split_files import NamesOfImage, OtherImages
 
 ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
@@ -34,49 +33,34 @@ class ImageEntry(NamedTuple):
         return self.labels.num_labeled
 
 
-class NoImage(Enum):
-    """Why an entry belongs to no image of any split."""
+class UnmatchedReason(Enum):
+    """Why an entry belongs to no image of any split. If its image does not exist, the reason names the place where it
+    would be, see `ImagePlaces`."""
 
     NO_SPLIT = auto()  # its image exists, but no split names it
-    REPEATED = auto()  # has the labels of the entry that is used for an image of this split, by another of its names
-    LISTED = auto()  # its image does not exist, and a row of this split's lists already counts as the lost image
-    HERE = auto()  # its image does not exist, and would belong to this split
-    SHARED = auto()  # its image does not exist, may belong to several splits, and is in this split's share of these
+    REPEATED = auto()  # has the labels of the entry that is used for an image, by another of its names
+    LISTED = auto()  # named by a row of this split's lists, which already counts as the lost image
+    THIS_SPLIT = auto()
+    SHARED = auto()  # in folders of several splits, and in this split's share of such entries
     SHARED_ELSEWHERE = auto()  # the same, but in the share of another split
-    MISSING_FOLDER = auto()  # its image does not exist, and may be in a missing folder of another split
-    ELSEWHERE = auto()  # its image does not exist, and would belong to another split, or the entry is repeated there
+    MISSING_FOLDER = auto()
+    OTHER_SPLIT = auto()  # also if the entry is repeated there
 
 
 class UnmatchedEntry(NamedTuple):
     """An entry that belongs to no image of any split."""
 
     entry: ImageEntry
-    reason: NoImage
+    reason: UnmatchedReason
     has_name: bool  # whether an image has the same file name
-    text: str  # the reason in a message, after the file name; empty for `NoImage.NO_SPLIT`
-
-
-class Origin(Enum):
-    """The split that an image in a label file belongs to."""
-
-    THIS_SPLIT = auto()
-    EARLIER_SPLIT = auto()
-    LATER_SPLIT = auto()
-
-
-class NamedOrigin(NamedTuple):
-    """An image that a label file may name, and the split it belongs to."""
-
-    names: NamesOfImage
-    origin: Origin
+    text: str  # the reason in a message, after the file name; empty for `UnmatchedReason.NO_SPLIT`
 
 
 class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    of_earlier_splits: list[ImageEntry]  # entries of images of other splits
-    of_later_splits: list[ImageEntry]
+    of_splits: dict[Origin, list[ImageEntry]]  # entries of all splits' images, by the first split that has the image
     unmatched: list[UnmatchedEntry]  # all other entries
 
 
@@ -107,14 +91,11 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     }
     entry_of |= _match_names(entries, fits_of, entry_of, names)
 
-    matched = MatchedEntries({}, [], [], [])
+    matched = MatchedEntries({}, {origin: [] for origin in Origin}, [])
     for image, number in entry_of.items():
         if images[image].origin is Origin.THIS_SPLIT:
             matched.entry_of[image] = entries[number]
-        elif images[image].origin is Origin.EARLIER_SPLIT:
-            matched.of_earlier_splits.append(entries[number])
-        else:
-            matched.of_later_splits.append(entries[number])
+        matched.of_splits[images[image].first_origin].append(entries[number])
 
     with_image = set(entry_of.values())
     rest = [
@@ -126,8 +107,8 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         for number, fits in fits_of.items()
         if number not in with_image
     ]
-    for without_image, reason in zip(rest, _reasons(rest, images, request.others)):
-        text = "" if reason is NoImage.NO_SPLIT else _reason_text(without_image, names)
+    for without_image, reason in zip(rest, _reasons(rest, ImagePlaces(images, request.others))):
+        text = "" if reason is UnmatchedReason.NO_SPLIT else _reason_text(without_image, names)
         matched.unmatched.append(UnmatchedEntry(without_image.entry, reason, without_image.has_name, text))
     return matched
 
@@ -135,12 +116,20 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
     """Returns the images of all splits with this label file, by `ImageNumber`. The split's own images come first, at
     their positions in ``request.images``."""
-    aliases = request.aliases
-    return [
-        *(NamedOrigin((image, *aliases.get(image.name, ())), Origin.THIS_SPLIT) for image in request.images),
-        *(NamedOrigin(names, Origin.EARLIER_SPLIT) for names in request.others.earlier_splits),
-        *(NamedOrigin(names, Origin.LATER_SPLIT) for names in request.others.later_splits),
-    ]
+    names_of_own = [(image, *request.aliases.get(image.name, ())) for image in request.images]
+    own = {file.name for names in names_of_own for file in names}
+    earlier = {file.name for names in request.others.earlier.images for file in names}
+    images = []
+    for names in names_of_own:
+        first = Origin.EARLIER_SPLIT if names[0].name in earlier else Origin.THIS_SPLIT
+        images.append(NamedOrigin(names, Origin.THIS_SPLIT, first))
+    for names in request.others.earlier.images:
+        if names[0].name not in own:
+            images.append(NamedOrigin(names, Origin.EARLIER_SPLIT, Origin.EARLIER_SPLIT))
+    for names in request.others.later.images:
+        if names[0].name not in own and names[0].name not in earlier:
+            images.append(NamedOrigin(names, Origin.LATER_SPLIT, Origin.LATER_SPLIT))
+    return images
 
 
 def _match_names_in_split(
@@ -198,43 +187,37 @@ def _match_names(
     return entry_of
 
 
-def _reasons(rest: Sequence[_EntryWithoutImage], images: Sequence[NamedOrigin], others: OtherImages) -> list[NoImage]:
-    """Returns why each of the entries ``rest`` has no image. ``images``: images of all splits."""
-    if not rest:
-        return []
-    of_no_split = ImageNames.of_single_names(others.unassigned)
-    missing_here = ImageNames.of_single_names(others.missing)
-    missing_elsewhere = ImageNames.of_single_names(others.missing_elsewhere)
-    folders = _folders_of_splits(images)
-    reason_of: dict[int, NoImage] = {}  # by position in ``rest``
-    undecided: dict[int, _EntryWithoutImage] = {}
+def _reasons(rest: Sequence[_EntryWithoutImage], places: ImagePlaces) -> list[UnmatchedReason]:
+    """Returns why each of the entries ``rest`` has no image. Entries whose image would be in folders of several splits
+    are divided among these splits."""
+    reason_of: dict[int, UnmatchedReason] = {}  # by position in ``rest``
+    in_folders: dict[frozenset[str], list[int]] = {}  # positions in ``rest``, by the folders where the images would be
     for i, without_image in enumerate(rest):
-        file_name = without_image.entry.file_name
-        has_name = without_image.has_name
-        if _is_of_no_split(file_name, of_no_split, has_name=has_name):
-            reason_of[i] = NoImage.NO_SPLIT
-        elif _is_repeated(without_image):
+        if _is_repeated(without_image):
             is_here = without_image.fits[0].origin is Origin.THIS_SPLIT
-            reason_of[i] = NoImage.REPEATED if is_here else NoImage.ELSEWHERE
-        elif missing_here.find(file_name):
-            reason_of[i] = NoImage.LISTED
-        elif missing_elsewhere.find(file_name):
-            reason_of[i] = NoImage.ELSEWHERE
-        elif others.without_images and folders.may_lack(file_name, others.without_images, has_name=has_name):
-            reason_of[i] = NoImage.MISSING_FOLDER
+            reason_of[i] = UnmatchedReason.REPEATED if is_here else UnmatchedReason.OTHER_SPLIT
+            continue
+        place = places.closest(without_image.entry.file_name, without_image.fits)
+        if place.kind is PlaceKind.SPLIT_FOLDERS:
+            in_folders.setdefault(place.folders, []).append(i)
+        elif place.kind is PlaceKind.NO_SPLIT:
+            reason_of[i] = UnmatchedReason.NO_SPLIT
+        elif place.kind is PlaceKind.MISSING_FOLDER:
+            reason_of[i] = UnmatchedReason.MISSING_FOLDER
         else:
-            undecided[i] = without_image
-    reason_of |= _divided(undecided, folders)
+            is_here = place.origin is Origin.THIS_SPLIT
+            reason_of[i] = UnmatchedReason.LISTED if is_here else UnmatchedReason.OTHER_SPLIT
+    for folders, positions in in_folders.items():
+        sizes = places.sizes(folders)
+        lost_here = sizes.share_of(len(positions))
+        for number, i in enumerate(positions):
+            if not sizes.this:
+                reason_of[i] = UnmatchedReason.OTHER_SPLIT
+            elif not sizes.earlier and not sizes.later:
+                reason_of[i] = UnmatchedReason.THIS_SPLIT
+            else:
+                reason_of[i] = UnmatchedReason.SHARED if number in lost_here else UnmatchedReason.SHARED_ELSEWHERE
     return [reason_of[i] for i in range(len(rest))]
-
-
-def _is_of_no_split(file_name: str, images_of_no_split: ImageNames, *, has_name: bool) -> bool:
-    """Returns whether an entry belongs to an image of no split. If an image of a split also has its file name
-    (``has_name``), the folders must agree with those of the image of no split."""
-    fits = images_of_no_split.find(file_name)
-    if has_name:
-        return any(images_of_no_split.agreement(file_name, image) for image in fits)
-    return bool(fits)
 
 
 def _is_repeated(without_image: _EntryWithoutImage) -> bool:
@@ -258,38 +241,6 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
     """Returns rows, sorted, without the places where they are in the file."""
     column = ROW_NUMBER - 1  # the columns begin with the image, which a `LabelRow` lacks
     return sorted(row[:column] + row[column + 1 :] for row in rows)
-
-
-def _folders_of_splits(images: Sequence[NamedOrigin]) -> ImageFolders:
-    names_of: dict[Origin, list[str]] = {origin: [] for origin in Origin}
-    for image in images:
-        names_of[image.origin] += [file.name for file in image.names]
-    return ImageFolders(names_of[Origin.EARLIER_SPLIT], names_of[Origin.THIS_SPLIT], names_of[Origin.LATER_SPLIT])
-
-
-def _divided(undecided: Mapping[int, _EntryWithoutImage], folders: ImageFolders) -> dict[int, NoImage]:
-    """Returns whether nonexistent images would belong to this split or to another, by the keys of ``undecided``.
-
-    An image belongs to the splits whose image folders agree best with its own, and among these, to the splits with an
-    image that its entry matches by name. Images that may belong to several splits are divided among them.
-    """
-    members_of: dict[frozenset[str], list[int]] = {}  # keys, by the folders that agree best
-    for key, without_image in undecided.items():
-        closest = folders.closest(without_image.entry.file_name)
-        of_fits = {folder_of(file.name) for image in without_image.fits for file in image.names}
-        members_of.setdefault(closest & of_fits or closest, []).append(key)
-    reason_of: dict[int, NoImage] = {}
-    for closest, members in members_of.items():
-        sizes = folders.sizes(closest)
-        lost_here = sizes.share_of(len(members))
-        for position, key in enumerate(members):
-            if not sizes.this:
-                reason_of[key] = NoImage.ELSEWHERE
-            elif not sizes.earlier and not sizes.later:
-                reason_of[key] = NoImage.HERE
-            else:
-                reason_of[key] = NoImage.SHARED if position in lost_here else NoImage.SHARED_ELSEWHERE
-    return reason_of
 
 
 def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:

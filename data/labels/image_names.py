@@ -62,6 +62,10 @@ class ImageNames:
         """Counts the images."""
         return len(self._names_of_images)
 
+    def name(self, image: int) -> str:
+        """Returns the usual name of an image."""
+        return self._names_of_images[image][0]
+
     def find(self, name: str) -> list[int]:
         """Returns the numbers of the images that match ``name`` best: none, one, or several if it is ambiguous.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from data.labels.absent_images import SplitSizes
 from data.labels.categories import Category
-from data.labels.findings import ABSENT, OF_MISSING_FOLDER, STRAY, UNLISTED, Finding
-from data.labels.image_entries import ImageEntry, MatchedEntries, NoImage, UnmatchedEntry, match_entries
+from data.labels.findings import ABSENT, OF_MISSING_FOLDER, REPEATED_ENTRY, STRAY, UNLISTED, Finding
+from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, UnmatchedReason, match_entries
+from data.labels.image_places import Origin, SplitSizes
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -36,23 +36,23 @@ class _Loss(NamedTuple):
 
 # What is lost with an entry, by the reason why it has no image. None: nothing of this split, so it is not reported.
 _LOSSES = {
-    NoImage.NO_SPLIT: None,
-    NoImage.ELSEWHERE: None,
-    NoImage.REPEATED: _Loss(image=False, objects=False),
-    NoImage.MISSING_FOLDER: _Loss(image=False, objects=False, kind=OF_MISSING_FOLDER),
-    NoImage.LISTED: _Loss(image=False, objects=True),
-    NoImage.HERE: _Loss(image=True, objects=True),
-    NoImage.SHARED: _Loss(image=True, objects=True, consequence="counted as lost here, not in another split"),
-    NoImage.SHARED_ELSEWHERE: _Loss(image=False, objects=False, consequence="counted as lost in another split"),
+    UnmatchedReason.NO_SPLIT: None,
+    UnmatchedReason.OTHER_SPLIT: None,
+    UnmatchedReason.REPEATED: _Loss(image=False, objects=False, kind=REPEATED_ENTRY),
+    UnmatchedReason.MISSING_FOLDER: _Loss(image=False, objects=False, kind=OF_MISSING_FOLDER),
+    UnmatchedReason.LISTED: _Loss(image=False, objects=True),
+    UnmatchedReason.THIS_SPLIT: _Loss(image=True, objects=True),
+    UnmatchedReason.SHARED: _Loss(image=True, objects=True, consequence="counted in this split"),
+    UnmatchedReason.SHARED_ELSEWHERE: _Loss(image=False, objects=False, consequence="counted in another split"),
 }
 
 
 class LabelsPerSplit:
     """A `LabelSource` that reads labels in pixels from one file per split. Images that it does not name are left out.
 
-    Several splits may share the file, and it may name images of no split. Entries of other splits' images do not count
-    as lost here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong to any
-    split, are divided among the splits.
+    Several splits may share the file, and it may name images of no split. Entries that match images of other splits
+    are not counted here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong
+    to any split, are divided among the splits.
     """
 
     normalized = False
@@ -98,24 +98,22 @@ class LabelsPerSplit:
         return findings
 
     def _absent_images(self, unmatched: Sequence[UnmatchedEntry]) -> list[Finding]:
-        """Returns findings about entries without an image, of which those with labels may be lost."""
+        """Returns findings about annotated entries without an image."""
         findings = []
         for entry, reason, _, text in unmatched:
             loss = _LOSSES[reason]
-            if loss is None:
+            if loss is None or not entry.num_labeled:
                 continue
-            finding = Finding(
-                where=f"{self._name}: image {entry.image_id}",
-                kind=loss.kind,
-                text=f"{entry.file_name.strip() or 'the empty name'} {text}",
-            )
-            if entry.num_labeled:
-                finding = finding._replace(
+            findings.append(
+                Finding(
+                    where=f"{self._name}: image {entry.image_id}",
+                    kind=loss.kind,
+                    text=f"{entry.file_name.strip() or 'the empty name'} {text}",
                     lost_images=int(loss.image),
                     lost_objects=entry.num_labeled if loss.objects else 0,
                     consequence=loss.consequence,
                 )
-            findings.append(finding)
+            )
         return findings
 
     def _unlisted_images(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
@@ -131,7 +129,7 @@ class LabelsPerSplit:
     ) -> UserError:
         """Returns the error about a file that names none of the split's images."""
         for other in unmatched:
-            if other.has_name and other.reason is not NoImage.NO_SPLIT:
+            if other.has_name and other.reason is not UnmatchedReason.NO_SPLIT:
                 shown = one_line(other.entry.file_name)[:200]
                 message = f"{self._name}: image {other.entry.image_id}: {shown} {other.text}"
                 return UserError(f"{message}; write file names with their folders")
@@ -148,9 +146,9 @@ def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSize
     def count(entries: Iterable[ImageEntry]) -> int:
         return sum(not only_empty or not entry.num_labeled for entry in entries)
 
-    of_no_split = [other.entry for other in matched.unmatched if other.reason is NoImage.NO_SPLIT]
+    of_no_split = [other.entry for other in matched.unmatched if other.reason is UnmatchedReason.NO_SPLIT]
     return SplitSizes(
-        earlier=count(matched.of_earlier_splits),
-        this=count(matched.entry_of.values()),
-        later=count(matched.of_later_splits) + count(of_no_split),
+        earlier=count(matched.of_splits[Origin.EARLIER_SPLIT]),
+        this=count(matched.of_splits[Origin.THIS_SPLIT]),
+        later=count(matched.of_splits[Origin.LATER_SPLIT]) + count(of_no_split),
     )

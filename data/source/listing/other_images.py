@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
@@ -12,38 +12,51 @@ from data.source.listing.image_list import is_image
 from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
 from data.source.walk import Folders, Visit, none_if_missing, walk
-from data.split_files import NamesOfImage, OtherImages
+from data.split_files import NamesOfImage, OtherImages, SplitPlaces
 from utils.files.paths import path_of, relative_name
 
 _MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
 
 
 def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
-    """Returns the images outside a split that its one label file may name."""
+    """Returns the places outside a split where its one label file may name images. They are the same places for each of
+    the splits that share the file."""
     folders = Folders(spec.root)
-    missing_elsewhere: list[str] = []
-    earlier: dict[str, NamesOfImage] = {}  # by name
-    later: dict[str, NamesOfImage] = {}
-    split_names = split_images.names
-    known = set(split_names)
     earlier_splits = splits_before(spec, split)
-    for other in _splits_with_same_file(spec, split):
-        found = find_images_leniently(spec, other, folders)
-        missing_elsewhere += found.missing
-        images = earlier if other in earlier_splits else later
-        for name in found.images.keys() - split_names:
-            names = (found.images[name], *found.aliases.get(name, ()))
-            images[name] = tuple(file._replace(stamp=None) for file in names if file.name not in split_names)
-        known |= found.names
-
+    others = {other: find_images_leniently(spec, other, folders) for other in _splits_with_same_file(spec, split)}
+    earlier = {other: found for other, found in others.items() if other in earlier_splits}
+    later = {other: found for other, found in others.items() if other not in earlier_splits}
+    known = split_images.names.union(*(found.names for found in others.values()))
+    unassigned: set[str] = set()
+    for sharing in (split, *others):
+        unassigned.update(images_of_no_split(spec, sharing, folders, known=known))
     return OtherImages(
-        earlier_splits=[earlier[name] for name in sorted(earlier)],
-        later_splits=[later[name] for name in sorted(later.keys() - earlier.keys())],
-        unassigned=images_of_no_split(spec, split, folders, known=known),
-        missing=split_images.missing,
-        missing_elsewhere=missing_elsewhere,
-        without_images=[relative_name(entry, spec.root) for entry in entries_without_images(spec, split)],
+        earlier=_places(spec, earlier),
+        this=SplitPlaces((), _folders(spec, split), split_images.missing),
+        later=_places(spec, later),
+        unassigned=sorted(unassigned),
+        missing_folders=[relative_name(entry, spec.root) for entry in entries_without_images(spec, split)],
     )
+
+
+def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces:
+    """Returns what several splits name. An image that several have is that of the first."""
+    images: dict[str, NamesOfImage] = {}  # by name
+    folders: list[str] = []
+    missing: list[str] = []
+    for split, found in splits.items():
+        for name, file in found.images.items():
+            names = (file, *found.aliases.get(name, ()))
+            images.setdefault(name, tuple(each._replace(stamp=None) for each in names))
+        folders += _folders(spec, split)
+        missing += found.missing
+    return SplitPlaces([images[name] for name in sorted(images)], folders, missing)
+
+
+def _folders(spec: DatasetSpec, split: str) -> list[str]:
+    """Returns the existing folders that a split names, relative to the data set's folder, which is ""."""
+    folders = [entry for entry in spec.listed_splits[split].images if entry.is_dir()]
+    return ["" if folder == spec.root else relative_name(folder, spec.root) for folder in folders]
 
 
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
@@ -54,19 +67,21 @@ def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
 
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
-    """Returns the sorted names of images that no split names, next to the folders of this split or to the images of its
-    lists. ``known``: names of images to leave out; for lists, their folders are searched."""
+    """Returns the sorted names of images that no split names, next to the folders of this split. ``known``: names of
+    images to leave out; for a list, which names no folder, these are in its folders."""
     suffixes = image_suffixes(spec.pixels)
     entries = spec.listed_splits[split].images
     searched = {entry.parent for entry in entries if entry.is_dir()}
     if not all(entry.is_dir() for entry in entries):
-        image_folders = {name.rpartition("/")[0] for name in known}
-        searched |= {Path(path_of(folder, spec.root)) for folder in image_folders}
+        image_folders = {Path(path_of(name.rpartition("/")[0], spec.root)) for name in known}
+        searched |= image_folders | {folder.parent for folder in image_folders}
     names: set[str] = set()
+    visited: set[str] = set()
     for folder in sorted(searched):
-        if not folder.is_relative_to(spec.root):
+        if not folder.is_relative_to(spec.root) or str(folder) in visited:
             continue
         for visit in itertools.islice(_walk_besides_splits(folder, spec, folders), _MAX_FOLDERS):
+            visited.add(visit.path)
             prefix = folders.name_in(visit.path)
             names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}
     return sorted(names.difference(known))

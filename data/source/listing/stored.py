@@ -9,7 +9,7 @@ from typing import Any
 from data.labels.findings import Finding
 from data.labels.formats import LABEL_FORMATS
 from data.source.listing.listing import ImageStatus, ListedImage, Listing
-from data.split_files import FileStamp, ImageFile, LabelFile, NamesOfImage, OtherImages
+from data.split_files import FileStamp, ImageFile, LabelFile, NamesOfImage, OtherImages, SplitPlaces
 from utils.files.safe_io import read_text
 
 _MAX_BYTES = 1 << 34
@@ -32,13 +32,13 @@ def read_listing(path: Path) -> Listing:
     """Reads a listing from a file with the text of `listing_text`."""
     content = json.loads(read_text(path, max_bytes=_MAX_BYTES))
     formats = {label_format.name: label_format for label_format in LABEL_FORMATS}
-    earlier, later, *names = content["others"]
+    earlier, this, later, *names = content["others"]
     return Listing(
         all_images=[_listed_image(*row) for row in content["images"]],
         label_format=formats[content["format"]],
         findings=[_finding(row) for row in content["findings"]],
         unusual_labels=content["unusual_labels"],
-        others=OtherImages(list(map(_image_files, earlier)), list(map(_image_files, later)), *names),
+        others=OtherImages(_places(*earlier), _places(*this), _places(*later), *names),
         shares_folders=content["shares_folders"],
     )
 
@@ -52,6 +52,10 @@ def _listed_image(file: list, status: str, label: list, reason: list | None, ali
         reason=_finding(reason) if reason else None,
         aliases=_image_files(aliases),
     )
+
+
+def _places(images: list, folders: list[str], missing: list[str]) -> SplitPlaces:
+    return SplitPlaces(list(map(_image_files, images)), folders, missing)
 
 
 def _image_files(rows: list[list]) -> NamesOfImage:

@@ -1,0 +1,213 @@
+"""Each object of a JSON that several splits share is used, lost in one split, or of an image that no split has."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.three_formats import write_image
+
+SPLITS = ("train", "val")
+STYLES = ("{path}", "{below}", "/home/test/data/{path}", "C:\\d\\{path}")
+MISSING_FOLDER = "labels of an image that a missing folder may contain"
+
+
+@dataclass
+class JsonSet:
+    """A data set in which every split has the same JSON, whose entries it collects."""
+
+    root: Path
+    file_names: list[str] = field(default_factory=list)
+    num_objects: list[int] = field(default_factory=list)
+
+    def add(self, path: str, count: int = 1, *, exists: bool = True, style: str = "{path}") -> None:
+        """Adds an entry with ``count`` objects, and its image if it ``exists``."""
+        if exists:
+            self.write_image(path)
+        self.file_names.append(style.format(path=path, below=path.partition("/")[2]))
+        self.num_objects.append(count)
+
+    def write_image(self, path: str) -> None:
+        write_image(self.root / path, 20, 20)
+
+    def describe(self, **content: object) -> Path:
+        """Writes the JSON and the YAML."""
+        image_ids = [i for i, count in enumerate(self.num_objects) for _ in range(count)]
+        boxes = [[1 + k, 1, 5, 5] for count in self.num_objects for k in range(count)]
+        coco = {
+            "images": [{"id": i, "file_name": name} for i, name in enumerate(self.file_names)],
+            "annotations": [
+                {"id": k, "image_id": i, "category_id": 1, "bbox": box}
+                for k, (i, box) in enumerate(zip(image_ids, boxes))
+            ],
+            "categories": [{"id": 1, "name": "a"}],
+        }
+        (self.root / "all.json").write_text(json.dumps(coco))
+        path = self.root / "data.yaml"
+        splits = {split: f"images/{split}" for split in SPLITS}
+        path.write_text(yaml.safe_dump(splits | {"names": ["a"], "annotations": "all.json"} | content))
+        return path
+
+
+def load(data: Path, split: str, **options: object) -> DatasetIndex:
+    settings = IndexSettings(**{"progress": False, "workers": 0, "max_bad": 1.0, "use_cache": False} | options)
+    return load_index(load_dataset_spec(data), split, settings)
+
+
+def lost(data: Path) -> list[tuple[int, int]]:
+    """Returns the lost images and objects of train and val."""
+    ledgers = [load(data, split).report.ledger for split in SPLITS]
+    return [(ledger.lost_images, ledger.lost_objects) for ledger in ledgers]
+
+
+@pytest.fixture
+def json_set(tmp_path: Path) -> JsonSet:
+    """Ten images for training and ten for validation, with other file names."""
+    json_set = JsonSet(tmp_path)
+    for i in range(10):
+        json_set.add(f"images/train/{i}.png")
+        json_set.add(f"images/val/{100 + i}.png")
+    return json_set
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_sets_lose_what_was_deleted_where_it_was_deleted(tmp_path, seed):
+    """The reference is the generator, which knows the split of every image that it deletes."""
+    rng = random.Random(seed)
+    json_set = JsonSet(tmp_path)
+    style = rng.choice(STYLES)
+    is_list = rng.random() < 0.5
+    is_test_missing = rng.random() < 0.5
+    used = Counter[str]()
+    lost_objects = Counter[str]()
+    lost_images = Counter[str]()
+    of_missing_folder = 0
+    rows: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for split in SPLITS:
+        json_set.add(f"images/{split}/{split}.png", style=style)  # a split without images would be refused
+        rows[split].append(f"images/{split}/{split}.png")
+        used[split] += 1
+        for below in ("", "a/", "gone/"):
+            for number in rng.sample(range(8), 3):
+                path = f"images/{split}/{below}{number}.png"
+                count = rng.randint(1, 3)
+                exists = below != "gone/" and rng.random() < 0.7
+                json_set.add(path, count, exists=exists, style=style)
+                rows[split].append(path)
+                if exists:
+                    used[split] += count
+                else:
+                    lost_objects[split] += count
+                    lost_images[split] += 1
+    for number in range(8):  # images of no split, some with entries, some with the names of deleted images
+        json_set.write_image(f"images/thumbs/{number}.png")
+        if rng.random() < 0.3:
+            json_set.add(f"images/thumbs/{number}.png", style=style)
+        if is_test_missing and rng.random() < 0.3:
+            json_set.add(f"images/test/{number}.png", exists=False, style=style)
+            of_missing_folder += 1
+    content: dict[str, object] = {}
+    for split in SPLITS if is_list else ():
+        (tmp_path / f"{split}.txt").write_text("".join(f"{row}\n" for row in rows[split]))
+        content[split] = f"{split}.txt"
+    if is_test_missing:
+        content["test"] = "images/test"
+    data = json_set.describe(**content)
+    for split in SPLITS:
+        report = load(data, split).report
+        ledger = report.ledger
+        assert (ledger.used_objects, ledger.lost_objects) == (used[split], lost_objects[split])
+        assert ledger.lost_images == lost_images[split]
+        assert sum(MISSING_FOLDER in line for line in report.lines) == of_missing_folder
+
+
+def test_an_image_of_no_split_does_not_explain_one_that_is_missing_in_another_folder(json_set):
+    for i in range(5):
+        json_set.add(f"images/val/{200 + i}.png", 2, exists=False)
+        json_set.write_image(f"images/thumbs/{200 + i}.png")
+    assert lost(json_set.describe()) == [(0, 0), (5, 10)]
+
+
+@pytest.mark.parametrize("val", ["val.txt", "images/val"])
+def test_missing_rows_of_one_file_name_count_in_the_split_of_their_folder(json_set, val):
+    json_set.add("images/train/50.png", exists=False)
+    json_set.add("images/val/50.png", 3, exists=False)
+    for split, start in (("train", 0), ("val", 100)):
+        names = [*range(start, start + 10), 50]
+        (json_set.root / f"{split}.txt").write_text("".join(f"images/{split}/{name}.png\n" for name in names))
+    assert lost(json_set.describe(train="train.txt", val=val)) == [(1, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("missing", [{}, {"test": "images/test"}])
+@pytest.mark.parametrize("file_name", ["images/train/c/50.png", "train/c/50.png", "/home/val/images/train/c/50.png"])
+def test_a_loss_counts_in_the_split_whose_folder_would_contain_it(json_set, file_name, missing):
+    """Only val has a folder of that name, or a split is not downloaded."""
+    json_set.add(file_name, 2, exists=False)
+    if not missing:
+        json_set.add("images/val/c/51.png")
+    assert lost(json_set.describe(**missing)) == [(1, 2), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("paths", "content"),
+    [
+        (("images/2021", "images/2022", "images/2023"), {"train": "train.txt", "val": "val.txt"}),
+        (("x/a/train", "x/b/val", "x/b/extra"), {"train": "x/a/train", "val": "x/b/val"}),
+    ],
+)
+def test_images_near_any_split_are_not_lost(tmp_path, paths, content):
+    json_set = JsonSet(tmp_path)
+    for split, folder in zip((*SPLITS, "extra"), paths):
+        names = [f"{folder}/{split}{i}.png" for i in range(4)]
+        for name in names:
+            json_set.add(name)
+        (tmp_path / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+    assert lost(json_set.describe(**content)) == [(0, 0), (0, 0)]
+
+
+def test_a_missing_image_counts_once_although_the_splits_have_common_images(json_set):
+    """Five images are in both lists; an image that is in neither may belong to either."""
+    names = [f"images/train/{i}.png" for i in range(10)]
+    for i in range(6):
+        json_set.add(f"elsewhere/gone{i}.png", exists=False)
+    (json_set.root / "train.txt").write_text("".join(f"{name}\n" for name in names))
+    (json_set.root / "val.txt").write_text("".join(f"images/val/{100 + i}.png\n" for i in range(3)))
+    with (json_set.root / "val.txt").open("a") as file:
+        file.writelines(f"{name}\n" for name in names[5:])
+    losses = lost(json_set.describe(train="train.txt", val="val.txt"))
+    assert sum(objects for _, objects in losses) == 6
+    assert min(losses)[1] > 0
+
+
+def test_entries_without_annotations_are_no_findings_and_a_repeated_one_has_its_own_kind(json_set):
+    json_set.add("images/train/50.png", 0, exists=False)
+    json_set.add("images/train/1.png", 0)
+    assert load(json_set.describe(), "train").report.lines == []
+    json_set.add("images/train/0.png")
+    (line,) = load(json_set.describe(), "train").report.lines
+    assert line.startswith("all.json: image 22: repeated image entry: images/train/0.png would be ")
+
+
+@pytest.mark.parametrize("first", ["images", "train.txt"])
+def test_the_cached_index_is_not_that_of_other_names_in_the_split(tmp_path, first):
+    """In a list, an image has a bare name, which the JSON may give to two images."""
+    json_set = JsonSet(tmp_path)
+    for path, count in (("images/x.png", 1), ("images/a/x.png", 2), ("images/y.png", 1)):
+        json_set.add(path, count, style="{below}")
+    (tmp_path / "train.txt").write_text("images/x.png\nimages/a/x.png\nimages/y.png\n")
+    expected = {"images": 4, "train.txt": 3}  # "x.png" is ambiguous in the list
+    data = json_set.describe()
+    for train in (first, *sorted(expected.keys() - {first})):
+        data.write_text(yaml.safe_dump({"train": train, "names": ["a"], "annotations": "all.json"}))
+        index = load(data, "train", use_cache=True, cache_dir=str(tmp_path / "cache"))
+        assert index.report.ledger.used_objects == expected[train]
