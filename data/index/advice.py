@@ -107,6 +107,13 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
             f"{count} not found, which may belong to any of several splits: {lost_here:,} counted as lost here, first "
             f"{shared[0].where}: {shared[0].message}"
         )
+    elsewhere = [finding for finding in labels.source.findings if finding.kind == kinds.OF_MISSING_FOLDER]
+    if elsewhere:
+        count = counted(len(elsewhere), "annotated image")
+        notes.append(
+            f"{count} not found, which may be in a missing folder: not counted as lost, first {elsewhere[0].where}: "
+            f"{elsewhere[0].message}"
+        )
     return notes
 
 

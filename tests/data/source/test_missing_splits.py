@@ -102,10 +102,15 @@ def test_labels_that_may_be_of_a_missing_folder_are_reported_but_not_lost(root, 
     """Names without folders: they may be of any split. The other splits can be used, with one warning."""
     data = describe(root, annotations=LABELS[labels])
     harm(root / "images/test")
+    caplog.set_level("INFO", "lockstep")
     for split, index in opened(data).items():
         assert index.report.ledger == Ledger(len(SPLITS[split]), len(SPLITS[split]))
         kinds = [line.split(": ")[-2] for line in index.report.lines]
         assert kinds == ["labels of an image that a missing folder may contain"] * 4
+    notes = [
+        line for line in caplog.messages if "4 annotated images not found, which may be in a missing folder" in line
+    ]
+    assert len(notes) == (2 if labels == "COCO" else 0)
     (warning,) = warnings(caplog)
     assert "images/test" in warning
     assert warning.endswith(f"labels in {root / LABELS[labels]} that may be of its images do not count as lost")
