@@ -47,8 +47,9 @@ class Parser(argparse.ArgumentParser):
             shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
         if words[0].startswith("-"):
             return shown + self._hint(words[0].partition("=")[0])
-        if os.path.exists(words[0]):  # the shell has probably replaced a pattern by the files that match it
-            return f"{shown} (put a pattern such as '*.jpg' in quotes)"
+        takes_pattern = "--source" in self._option_string_actions
+        if takes_pattern and os.path.exists(words[0]):  # the shell may have replaced a pattern by matching files
+            return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
         return shown
 
     def _hint(self, flag: str) -> str:

@@ -116,8 +116,9 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    with refused("unrecognized arguments: b.jpg c.jpg (put a pattern such as '*.jpg' in quotes)"):
+    with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
+    assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
 
 
 @pytest.mark.parametrize(
