@@ -105,7 +105,18 @@ class _StoreTexts(argparse.Action):
         if len(values) == 1 and values[0].startswith(_JSON_LIST):
             with contextlib.suppress(ValueError):
                 texts = json.loads(values[0])
-        setattr(namespace, self.dest, texts)
+        setattr(namespace, self.dest, self._combined(getattr(namespace, self.dest), texts))
+
+    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
+        """Returns the value of a flag that is given again. ``earlier``: the value so far."""
+        return texts
+
+
+class _ExtendTexts(_StoreTexts):
+    """Adds to the words of the same flag before."""
+
+    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
+        return [*earlier, *texts]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -171,7 +182,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
         if element_type is str:
             options["action"] = _StoreTexts
         if field.name == "override":
-            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+            options |= {"action": _ExtendTexts, "metavar": "KEY=VALUE"}
     else:
         options |= {"type": _READERS[origin], "choices": choices}
         if metadata["const"] is not None:

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import build_parser, shown_name
+from utils.config.flags import build_parser, flags_of, shown_name
 from utils.config.other_programs.table import table_of
 from utils.config.parser import parse_command, parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
@@ -119,6 +119,13 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
     assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
+
+
+@pytest.mark.parametrize("values", [["lr0=1"], ['["', "--fitness=["], ["-x"], ['["a']])
+def test_a_repeated_flag_of_texts_has_a_command_line(values):
+    config = TrainConfig(override=values)
+    assert parse_config(TrainConfig, [*flags_of(config)]).override == values
+    assert parse_config(TrainConfig, [*flags_of(config), "--set", "mosaic=0"]).override == [*values, "mosaic=0"]
 
 
 @pytest.mark.parametrize(
