@@ -199,7 +199,9 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors to
-    ``mistakes``."""
+    ``mistakes``. Raises UserError for the value ``--``, which argparse would drop."""
+    if "--" in _single_values(arguments):
+        raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
@@ -214,6 +216,13 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
         with mistakes.collecting():
             values[name] = check(value, hints[name], shown_name(fields[name]), bounds_of(fields[name]))
     return values
+
+
+def _single_values(arguments: Sequence[str]) -> list[str]:
+    """Returns the values joined to a flag, as in ``--flag=value``, and the words after ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    joined = [word.partition("=")[2] for word in arguments[:end] if word.startswith("-")]
+    return [*joined, *arguments[end + 1 :]]
 
 
 def flags_of(config: Any) -> list[str]:

@@ -24,6 +24,7 @@ from utils.config.settings import (
     ValConfig,
     names_with,
 )
+from utils.config.tool_settings import ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.schema import build
@@ -119,6 +120,19 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
     assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
+
+
+@pytest.mark.parametrize("words", [["a", "--", "--"], ["--", "a", "--"], ["a", "b", "--from=--"]])
+def test_the_end_of_flags_is_no_value(words):
+    with refused("'--' ends the flags, so it cannot be a value; write './--' for a file of this name"):
+        parse_config(ConvertConfig, words)
+
+
+def test_words_after_the_end_of_flags_are_taken_as_they_are():
+    config = parse_config(ConvertConfig, ["--from", "csv", "--", "--my_folder", "--from"])
+    assert (config.source, config.out, config.from_) == ("--my_folder", "--from", "csv")
+    config = parse_config(ConvertConfig, ["--", "--from", "--from"])
+    assert (config.source, config.out, config.from_) == ("--from", "--from", "auto")
 
 
 @pytest.mark.parametrize("values", [["lr0=1"], ['["', "--fitness=["], ["-x"], ['["a']])
