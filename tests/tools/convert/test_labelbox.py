@@ -40,4 +40,4 @@ def test_points_and_lines_of_labelbox_are_left_out(images, tmp_path):
     of(rows[0]).append({"name": "cat", "point": {"x": 1, "y": 1}})
     of(rows[0]).append({"name": "cat", "line": [{"x": 1, "y": 1}, {"x": 5, "y": 5}]})
     (images / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
-    assert "no area: 1 point, 1 polyline" in " ".join(convert(images, tmp_path / "out.json"))
+    assert "no area: point (1), polyline (1)" in " ".join(convert(images, tmp_path / "out.json"))
