@@ -411,6 +411,8 @@ NO_NAME = "is not the name of a class, which is one line of text"
             f": asset {32 * '0'}: names no image",
         ),
         (write_image_folder, "metadata.jsonl", '"file_name": "three.png", ', "", ":3: names no image"),
+        (write_cvat, "annotations.xml", ' name="two.png"', "", ": image 1: names no image"),
+        (write_csv, "_annotations.csv", "one.png,64", ",64", ":2: names no image"),
         (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
         (
             write_open_images,
