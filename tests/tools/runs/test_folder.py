@@ -16,7 +16,7 @@ def store_or_verify_settings(
     project: Path, contents: dict | None = None, digests: dict | None = None, **settings
 ) -> None:
     config = KfoldConfig(project=str(project), name="a", **settings)
-    ContinuedFolder(config, "kfold.yaml").store_or_verify_settings(contents or {}, digests or {})
+    ContinuedFolder(config, "kfold.yaml", []).store_or_verify_settings(contents or {}, digests or {})
 
 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
