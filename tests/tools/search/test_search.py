@@ -485,6 +485,33 @@ def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings,
     assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
 
 
+@pytest.mark.slow
+def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monkeypatch, capsys):
+    """All in real processes: no tile shows a whole object, so no training with the values of the trial can begin. While
+    a callback cannot be imported, none with those of the recipe can, either."""
+    monkeypatch.chdir(tmp_path)
+    data = write_dataset(tmp_path / "set", train=2, val=1)
+    for labels in (tmp_path / "set").rglob("labels/**/*.txt"):
+        labels.write_text("0 0.5 0.5 0.9 0.9\n")
+    data.write_text(f"{data.read_text()}\ntile: 32\n")
+    model = write_model(tmp_path / "tiny.yaml")
+    (tmp_path / "ranges.yaml").write_text("tile_visibility: [0.98, 1.0]\n")
+    hooks = tmp_path / "user_hooks.py"
+    flags = ["--hyp", "ranges.yaml", "--data", str(data), "--model", str(model), *SMALL, "--epochs", "1"]
+    flags += ["--trials", "1", "--project", ".", "--name", "alone", "--callbacks", "user_hooks:on_epoch"]
+    folder = tmp_path / "alone"
+    hooks.write_text("raise RuntimeError('broken')\n")
+    assert "broken" in error_of(capsys, main, *flags)
+    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []  # a new start is possible
+    hooks.write_text("def on_epoch(run): pass\n")
+    assert "no trial is complete" in error_of(capsys, main, *flags)
+    (row,) = table(folder)
+    assert (row["state"], row["epochs"]) == ("failed", "0")
+    assert "no tile shows 98% of an object" in row["reason"]
+    assert hyperparameters_from(str(folder / "base.yaml")) == Hyperparameters()
+    assert [path.name for path in (folder / "trials" / "0000").iterdir() if path.is_dir()] == ["run"]
+
+
 @pytest.mark.parametrize(
     ("ranges", "result"),
     [
