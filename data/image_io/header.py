@@ -22,6 +22,28 @@ _EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write i
 _ORIENTATION_TAG = 0x0112  # of EXIF
 
 
+class _TiffLayout(NamedTuple):
+    """The numbers of a TIFF through which a tag is found."""
+
+    offset: struct.Struct  # offset of the first directory; begins at the byte that equals its size
+    num_entries: struct.Struct  # number of entries, at the start of a directory
+    entry: struct.Struct  # tag, type, number of values, and a value that is an unsigned short
+
+    @classmethod
+    def of(cls, byte_order: str, *, is_big: bool) -> _TiffLayout:
+        """Returns the layout of a BigTIFF (``is_big``) or another TIFF, with ``byte_order`` < or >."""
+        formats = ("Q", "Q", "HHQH6x") if is_big else ("I", "H", "HHIH2x")
+        return cls(*(struct.Struct(byte_order + numbers) for numbers in formats))
+
+
+_TIFF_LAYOUTS = {
+    b"II*\0": _TiffLayout.of("<", is_big=False),
+    b"MM\0*": _TiffLayout.of(">", is_big=False),
+    b"II+\0": _TiffLayout.of("<", is_big=True),
+    b"MM\0+": _TiffLayout.of(">", is_big=True),
+}
+
+
 class Header(NamedTuple):
     """The header of an image file. Only a JPEG has the fields after ``kind``."""
 
@@ -116,23 +138,24 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def exif_orientation(block: bytes) -> int:
-    """Returns the orientation, 1 to 8, in an EXIF block; 1 without one.
+    """Returns the orientation, 1 to 8, in an EXIF block or a TIFF file; 1 without one.
 
-    The block is a TIFF header and its first directory, after any number of `_EXIF_PREFIX`, as in Pillow.
+    A block is a TIFF header and its first directory, after any number of `_EXIF_PREFIX`, as in Pillow.
     """
     tiff = block
     while tiff.startswith(_EXIF_PREFIX):
         tiff = tiff.removeprefix(_EXIF_PREFIX)
-    byte_order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if byte_order is None:
+    layout = _TIFF_LAYOUTS.get(tiff[:4])
+    if layout is None:
         return 1
     try:
-        (directory,) = struct.unpack_from(f"{byte_order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{byte_order}H", tiff, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
-            tag, field_type, _, value = struct.unpack_from(f"{byte_order}HHIH", tiff, entry)
+        (directory,) = layout.offset.unpack_from(tiff, layout.offset.size)
+        (num_entries,) = layout.num_entries.unpack_from(tiff, directory)
+        first = directory + layout.num_entries.size
+        for number in range(num_entries):
+            tag, field_type, _, value = layout.entry.unpack_from(tiff, first + number * layout.entry.size)
             if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
                 return value if 1 <= value <= 8 else 1
-    except struct.error:  # the block ends early
+    except (struct.error, OverflowError):  # the block ends early, or an offset of 64 bits leads out of it
         pass
     return 1

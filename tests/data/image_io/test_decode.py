@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from data.image_io import file_kinds, verify
 from data.image_io.decode import have_single_colors, orient, read_image, read_reduced, read_source
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
+from data.image_io.header import exif_orientation
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -59,7 +60,12 @@ def with_orientation(kind, image, orientation):
     exif = Image.Exif()
     file = io.BytesIO()
     exif[0x0112] = orientation
-    Image.fromarray(image).save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+    format_name, options = {
+        "webp": ("webp", {"lossless": True}),
+        "tiff": ("tiff", {}),
+        "bigtiff": ("tiff", {"big_tiff": True}),
+    }[kind]
+    Image.fromarray(image).save(file, format_name, exif=exif, **options)
     return file.getvalue()
 
 
@@ -72,9 +78,9 @@ def webp_with_exif(image_rgb, block):
     return file.getvalue().replace(placeholder, block)
 
 
-@pytest.mark.parametrize("kind", ["<", ">", "png", "webp", "tiff"])
-def test_exif_orientation_is_applied(tmp_path, kind):
-    """To JPEGs of both byte orders, PNG, WebP and TIFF."""
+@pytest.mark.parametrize("kind", ["<", ">", "png", "webp", "tiff", "bigtiff"])
+def test_exif_orientation_is_applied_and_reported(tmp_path, kind):
+    """For JPEGs of both byte orders, PNG, WebP, TIFF and BigTIFF."""
     path = tmp_path / "a"
     image = gradient()
     turned = image.transpose(1, 0, 2)
@@ -85,6 +91,7 @@ def test_exif_orientation_is_applied(tmp_path, kind):
         found = read_image(path)
         np.testing.assert_allclose(found.astype(int), expected.astype(int), atol=6 if kind in "<>" else 0)
         assert check_image(path).size_hw == found.shape[:2]
+        assert check_image(path).orientation == orientation
         assert found.flags.c_contiguous
 
 
@@ -102,6 +109,11 @@ def test_prefixes_of_an_exif_block_are_skipped(tmp_path, kind):
     np.testing.assert_allclose(image.astype(int), expected.astype(int), atol=6 if kind == "jpeg" else 0)
     assert check_image(path).size_hw == image.shape[:2] == (40, 24)
     assert check_image(path).orientation == 6
+
+
+@pytest.mark.parametrize("offset", [0, 30, 2**63, 2**64 - 1])
+def test_a_directory_outside_of_a_block_has_no_orientation(offset):
+    assert exif_orientation(b"II+\0" + struct.pack("<HHQ", 8, 0, offset) + bytes(16)) == 1
 
 
 def test_images_of_any_number_of_channels_are_turned():
