@@ -44,7 +44,7 @@ def _group_names(paths: Sequence[str], groups: str) -> list[str]:
         return _names_in_file(paths, Path(groups))
     try:
         pattern = re.compile(groups)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:  # the last two for too many repetitions or parentheses
         raise UserError(f"--groups {groups}: not a regular expression ({error})") from None
     names: list[str] = []
     unmatched: list[str] = []
@@ -62,11 +62,11 @@ def _group_names(paths: Sequence[str], groups: str) -> list[str]:
 
 
 def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
-    """Reads the group name of each image from the columns ``image`` and ``group`` of a CSV file. Raises UserError."""
-    rows = csv.DictReader(io.StringIO(read_text(file)))
-    if not {"image", "group"} <= set(rows.fieldnames or ()):
-        raise UserError(f"--groups {file}: the first line must name the columns image and group")
-    group_of = {os.path.normpath(row["image"] or ""): row["group"] or "" for row in rows}
+    """Returns the group name of each image, from a CSV file. Raises UserError."""
+    try:
+        group_of = _read_groups(file)
+    except csv.Error as error:
+        raise UserError(f"--groups {file}: not a CSV file ({error})") from None
     names: list[str] = []
     absent: list[str] = []
     for path in paths:
@@ -81,3 +81,21 @@ def _names_in_file(paths: Sequence[str], file: Path) -> list[str]:
             "are named by their path relative to the data set's folder, or by their file name)"
         )
     return names
+
+
+def _read_groups(file: Path) -> dict[str, str]:
+    """Reads the group name of each name in the columns ``image`` and ``group`` of a CSV file.
+
+    Raises csv.Error if the file is not CSV, and UserError if it is unreadable, lacks a column, or puts an image into
+    two groups.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(file)))
+    if not {"image", "group"} <= set(rows.fieldnames or ()):
+        raise UserError(f"--groups {file}: the first line must name the columns image and group")
+    group_of: dict[str, str] = {}
+    for row in rows:
+        image = os.path.normpath(row["image"] or "")
+        group = row["group"] or ""
+        if group_of.setdefault(image, group) != group:
+            raise UserError(f"--groups {file}:{rows.line_num}: {image} is in two groups, {group_of[image]} and {group}")
+    return group_of

@@ -218,6 +218,8 @@ def label_of(image: str) -> str:
     ("groups", "message"),
     [
         ("(", "--groups (: not a regular expression (missing ), unterminated subpattern at position 0)"),
+        ("a{99999999999}", "--groups a{99999999999}: not a regular expression (the repetition number is too large)"),
+        ("(" * 999 + ")" * 999, "not a regular expression (maximum recursion depth exceeded...)"),
         ("patient", "--groups patient: does not match 18 of 18 images, such as images/train/000.png"),
         ("no.csv", "no.csv: no such file"),
     ],
@@ -225,6 +227,22 @@ def label_of(image: str) -> str:
 def test_groups_that_cannot_be_used(config, groups, message):
     with refused(message):
         groups_of(pool_of(config), groups, False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name,group\na.png,1\n", "groups.csv: the first line must name the columns image and group"),
+        ("image,group\na.png,1\na.png,1\n./a.png,2\n", "groups.csv:4: a.png is in two groups, 1 and 2"),
+        (f"image,group\na.png,{'1' * 200_000}\n", "groups.csv: not a CSV file (field larger than...)"),
+        ("image,group\na.png,1\n", "groups.csv: has no group for 18 of 18 images, such as images/train/000.png ..."),
+    ],
+)
+def test_files_of_groups_that_cannot_be_used(config, tmp_path, content, message):
+    file = tmp_path / "groups.csv"
+    file.write_text(content)
+    with refused(message):
+        groups_of(pool_of(config), str(file), False)
 
 
 def test_rare_classes_are_named(config):
