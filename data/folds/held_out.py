@@ -19,6 +19,7 @@ from utils.distributed.context import DistributedContext, broadcast_object, torc
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
+from utils.strings import counted
 
 MAX_FOLDS = 20  # maximum number of folds from which `validation_images` takes some
 MAX_DEVIATION = 0.5  # of the held-out share from the requested fraction, relative to the latter; beyond it, warns
@@ -37,10 +38,11 @@ def validation_images(index: DatasetIndex, fraction: float) -> list[str]:
     group = groups_of(index, "", near_duplicates=True)
     max_folds = min(int(group.max()) + 1, MAX_FOLDS)
     if max_folds < 2:
-        raise UserError(f"--val-fraction: the {len(index)} training images are near-duplicates of each other")
-    taken = max(Fraction(fraction).limit_denominator(max_folds), Fraction(1, max_folds))
-    fold = assign_folds(group, class_counts(index), taken.denominator, seed=0)
-    return [index.paths[i] for i in np.flatnonzero(fold < taken.numerator).tolist()]
+        images = counted(len(index), "training image")
+        raise UserError(f"--val-fraction: {images}: near-duplicates and copies stay together, so none can be held out")
+    held_out = max(Fraction(fraction).limit_denominator(max_folds), Fraction(1, max_folds))
+    fold = assign_folds(group, class_counts(index), held_out.denominator, seed=0)
+    return [index.paths[i] for i in np.flatnonzero(fold < held_out.numerator).tolist()]
 
 
 def _log_share(fraction: float, num_held_out: int, num_images: int) -> None:

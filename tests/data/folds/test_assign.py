@@ -192,9 +192,13 @@ def test_whole_groups_are_held_out(config):
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
     one = index.take(np.flatnonzero([next(iter(names)) in name for name in index.paths]))
-    with refused("--val-fraction: the 3 training images are near-duplicates of each other"):
+    with refused(
+        "--val-fraction: 3 training images: near-duplicates and copies stay together, so none can be held out"
+    ):
         validation_images(one, 0.2)
     assert len(validation_images(index.take(np.array([0, 17])), 0.05)) == 1  # of two groups
+    with refused("--val-fraction: 1 training image: near-duplicates and copies stay together, so none can be held out"):
+        validation_images(index.take(np.array([0])), 0.2)
 
 
 def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
