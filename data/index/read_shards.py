@@ -40,8 +40,8 @@ class _Meta(TypedDict):
 
 
 def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
-    """Reads a split in shards. Raises UserError if the shards are malformed or incomplete, or if their classes differ
-    from those of ``spec``."""
+    """Reads a split in shards. Raises UserError if the shards are of another version, malformed or incomplete, or if
+    their classes differ from those of ``spec``."""
     shards = open_shards(path)
     meta, arrays = _content_of(shards, spec)
     _check_tar_files(path, meta["shards"])
@@ -65,7 +65,7 @@ def _image_files(shards: Shards) -> str:
 
 def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metadata and arrays from which `restored_index` can restore an index. Raises UserError if they are
-    malformed, or if their classes differ from those of ``spec``."""
+    of another version or malformed, or if their classes differ from those of ``spec``."""
     path = shards.path
     meta = shards.meta
     arrays = shards.arrays
@@ -74,7 +74,11 @@ def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict
             meta = meta | {"categories": _categories_of_ids(meta, arrays)}
             arrays = arrays | {"row_number": arrays["line"]}
         elif meta["version"] != VERSION:
-            raise ValueError(f"version {meta['version']}, of another version of this program")
+            age = "an earlier" if meta["version"] < _PREVIOUS_VERSION else "a later"
+            raise UserError(
+                f"{path}: was written by {age} version of this program (index version {meta['version']}; this program "
+                f"reads {_PREVIOUS_VERSION} and {VERSION}); write it again"
+            )
         _check(check(meta, _Meta, str(path)), arrays, len(shards))
         difference = class_difference(spec.as_labeled().names, meta["names"])
         if difference:

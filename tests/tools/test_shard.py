@@ -174,8 +174,11 @@ def test_the_index_of_shards_is_opened_once(source: Path, tmp_path: Path, monkey
 
 def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     out = written(source, tmp_path / "out")
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to("nowhere")
     for given, message in (
         ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
+        ([str(dangling)], "dangling: exists; remove it, or choose another name"),
         ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes: must be at least 1, got 0"),
         ([str(tmp_path / "o"), "--workers", "0"], "--workers: must be at least 1, got 0"),
     ):
@@ -344,7 +347,7 @@ def changed_index(source: Path, out: Path, name: str, change: object) -> Path:
         ("totals", {}, "'images'"),
         ("fingerprint", 3, "metadata: fingerprint: must be text, got 3"),
         ("fingerprint", "0" * 32, "fingerprint"),  # another data set's: its cached images would be used
-        ("version", 99, "version 99, of another version of this program"),
+        ("version", "9", "'<' not supported between instances of 'str' and 'int'"),
         ("repeated", lambda v: v[:-1], "wrong array repeated"),
         ("categories", [[1, "light", True], [1, "dark", True]], "wrong categories"),
         ("fingerprint", "\ud800", "fingerprint"),
@@ -362,6 +365,18 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
     [
         ("names", "light", "names: must be a list, got 'light'"),
         ("category_ids", ["x", "y"], "category_ids (0): must be a whole number, got 'x'"),
+        (
+            "version",
+            7,
+            "was written by an earlier version of this program (index version 7; this program reads 8 and 9); write it "
+            "again",
+        ),
+        (
+            "version",
+            99,
+            "was written by a later version of this program (index version 99; this program reads 8 and 9); write it "
+            "again",
+        ),
     ],
 )
 def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: str, value: object, message: str):

@@ -78,7 +78,7 @@ def write_set(
 
     Raises UserError like `load_index`, and if ``out`` exists or the disk is too small.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out}: exists; remove it, or choose another name")
     settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
