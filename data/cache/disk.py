@@ -44,11 +44,18 @@ class DiskCache:
     """
 
     def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), now: a later run may remove the file."""
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2), now: a later run may remove the file.
+
+        Raises UserError if it already has, or if the file cannot be read.
+        """
         self.path = path
         self.source_hw = source_hw
         self.pixels = pixels
-        self._inode = os.stat(path).st_ino
+        try:
+            self._inode = os.stat(path).st_ino
+        except FileNotFoundError:
+            reason = "another run, whose images differ, has just removed it"
+            raise UserError(f"--cache disk: {path}: {reason}; start again, or choose another --cache-dir") from None
         self._is_verified = np.zeros(len(source_hw), bool)
         _environment(path, self._inode)
 

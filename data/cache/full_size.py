@@ -51,7 +51,7 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
             decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")
             os.fsync(file.fileno())
             os.replace(temporary / "pixels", path)
-    return MappedImages(path, source_hw, index.pixels)
+        return MappedImages(path, source_hw, index.pixels)  # while locked: a run whose images differ removes the file
 
 
 def _with_memory_for(decoding: Decoding, index: DatasetIndex, source_hw: np.ndarray) -> Decoding:

@@ -181,6 +181,32 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
     assert before[3].tobytes() == expected
 
 
+def test_a_disk_cache_that_another_run_removes_at_once_is_one_line(index, cached, monkeypatch):
+    fill = DiskCacheWriter.fill
+    changed = replace(index, image_files="changed")
+
+    def fill_and_replace(writer):
+        fill(writer)
+        CacheName.of(changed).remove_older(writer.path.parent)
+
+    monkeypatch.setattr(DiskCacheWriter, "fill", fill_and_replace)
+    with refused("another run, whose images differ, has just removed it; start again, or choose another --cache-dir"):
+        cached("disk", index)
+
+
+def test_images_at_full_size_are_mapped_before_another_run_may_remove_them(index, cached, monkeypatch):
+    changed = CacheName.of(replace(index, image_files="changed"))
+    release = FileLock.release
+
+    def release_and_replace(lock):
+        release(lock)
+        monkeypatch.undo()
+        changed.remove_older(lock.path.parent)
+
+    monkeypatch.setattr(FileLock, "release", release_and_replace)
+    assert same_as_the_files(cached("full", index), index)
+
+
 @pytest.mark.parametrize(("kind", "suffix"), [("disk", "lmdb"), ("full", "pixels")])
 def test_edited_labels_and_other_settings_keep_the_caches(kind, suffix, tmp_path, cached, decoded):
     """Runs with other classes or another held-out part have caches of their own, which live as long as the images do;
