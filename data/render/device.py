@@ -156,8 +156,8 @@ def _find_sources(geometry: Tensor, address: Tensor, canvas_hw: tuple[int, int])
     for slot in range(geometry.shape[1]):  # in painting order
         cells = geometry[:, slot, :, None, None]
         matrix = cells[:, Column.MATRIX].unbind(1)
-        region = cells[:, Column.INSIDE].unbind(1)
-        clamp = cells[:, Column.READ].unbind(1)
+        region = cells[:, Column.REGION].unbind(1)
+        clamp = cells[:, Column.CLAMP].unbind(1)
         patch_x = (matrix[0] * column + matrix[2]) + matrix[1] * row
         patch_y = (matrix[3] * column + matrix[5]) + matrix[4] * row
         depth = (matrix[6] * column + matrix[8]) + matrix[7] * row  # 1 without perspective

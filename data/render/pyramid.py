@@ -42,7 +42,7 @@ def levels_for(matrices: np.ndarray, regions: np.ndarray) -> np.ndarray:
     See `Placement` for the arguments.
     """
     centers = (regions[:, :2] + regions[:, 2:]) / 2
-    depth = np.einsum("ti,ti->t", matrices[:, 2, :2], centers) + matrices[:, 2, 2]
+    depth = np.einsum("mi,mi->m", matrices[:, 2, :2], centers) + matrices[:, 2, 2]
     area_gain = np.abs(np.linalg.det(matrices)) / np.maximum(np.abs(depth), 1e-9) ** 3  # determinant of the Jacobian
     halvings = -0.5 * np.log2(np.maximum(area_gain, 1e-12))
     return np.floor(halvings + 1e-6).clip(0, MAX_LEVEL).astype(np.int64)

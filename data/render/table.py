@@ -31,8 +31,8 @@ class Column:
     """Columns of `RenderTable.geometry`."""
 
     MATRIX = slice(0, 9)  # canvas to level, by rows
-    INSIDE = slice(9, 13)  # x1, y1, x2, y2 of the region, level
-    READ = slice(13, 17)  # x1, y1, x2, y2 of its first and last pixel, centers, to which coordinates are clamped
+    REGION = slice(9, 13)  # x1, y1, x2, y2 of the region that the patch shows, level
+    CLAMP = slice(13, 17)  # x1, y1, x2, y2 of its first and last pixel, to which coordinates are clamped, centers
     COUNT = 17
 
 
@@ -90,14 +90,14 @@ def _place_patches(
     slots = MOSAIC_SLOTS if any(len(layer.patches) > 1 for layer in layers) else 1
     geometry = np.zeros((len(layers), slots, Column.COUNT), np.float32)
     geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)
-    geometry[..., Column.INSIDE] = (1, 1, 0, 0)  # empty
+    geometry[..., Column.REGION] = (1, 1, 0, 0)  # empty
     address = np.zeros((len(layers), slots, 2), np.int64)
     positions = [(number, slot) for number, layer in enumerate(layers) for slot in range(len(layer.patches))]
     if positions:
         layer_of, slot_of = np.array(positions).T
         patches = _patches_at_levels(layers, source_hw, canvas_hw)
         matrices = patches.canvas_to_level.reshape(-1, 9)
-        geometry[layer_of, slot_of] = np.concatenate([matrices, patches.inside, patches.read], 1)
+        geometry[layer_of, slot_of] = np.concatenate([matrices, patches.region, patches.clamp], 1)
         address[layer_of, slot_of] = sources.locate(patches.pixels)
     return geometry, address
 
@@ -106,8 +106,8 @@ class _LevelPatches(NamedTuple):
     """The patches of a batch, each in the frame of the level that it reads."""
 
     canvas_to_level: np.ndarray  # float64 (M, 3, 3)
-    inside: np.ndarray  # float64 (M, 4), `Column.INSIDE`
-    read: np.ndarray  # float64 (M, 4), `Column.READ`
+    region: np.ndarray  # float64 (M, 4), `Column.REGION`
+    clamp: np.ndarray  # float64 (M, 4), `Column.CLAMP`
     pixels: Patches
 
 
@@ -120,15 +120,15 @@ def _patches_at_levels(layers: Sequence[Layer], source_hw: np.ndarray, canvas_hw
     matrices = np.stack([patch.matrix for patch in patches])
     levels = levels_for(matrices, regions)
     level_wh = level_sizes(source_hw[index], levels)[:, ::-1].astype(np.float64)
-    gain_xy = level_wh / source_hw[index][:, ::-1].astype(np.float64)
+    gain_xy = level_wh / source_hw[index][:, ::-1]
     level_regions = regions * np.tile(gain_xy, 2)
     canvas_to_level = _canvas_to_level(matrices, gain_xy)
-    read = _pixel_centers(level_regions, level_wh)
+    clamp = _pixel_centers(level_regions, level_wh)
     return _LevelPatches(
         canvas_to_level=canvas_to_level,
-        inside=level_regions + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
-        read=read,
-        pixels=Patches(index, levels, _visible_pixels(read, canvas_to_level, canvas_hw)),
+        region=level_regions + np.array([-1, -1, 1, 1]) * EDGE_TOLERANCE,
+        clamp=clamp,
+        pixels=Patches(index, levels, _visible_pixels(clamp, canvas_to_level, canvas_hw)),
     )
 
 
@@ -146,11 +146,10 @@ def _canvas_to_level(matrices: np.ndarray, gain_xy: np.ndarray) -> np.ndarray:
     ``matrices``: (M, 3, 3), from full images to the canvas. ``gain_xy``: (M, 2), sizes of the levels relative to full
     images.
     """
-    to_level = np.zeros_like(matrices)
-    to_level[:, [0, 1, 2], [0, 1, 2]] = np.concatenate([gain_xy, np.ones((len(gain_xy), 1))], 1)
-    inverse = to_level @ np.linalg.inv(matrices)
-    inverse[_is_affine(matrices), 2] = (0, 0, 1)  # exactly, in spite of rounding
-    return inverse
+    canvas_to_level = np.linalg.inv(matrices)
+    canvas_to_level[:, :2] *= gain_xy[:, :, None]
+    canvas_to_level[_is_affine(matrices), 2] = (0, 0, 1)  # exactly, in spite of rounding
+    return canvas_to_level
 
 
 def _is_affine(matrices: np.ndarray) -> np.ndarray:
@@ -158,18 +157,22 @@ def _is_affine(matrices: np.ndarray) -> np.ndarray:
     return (matrices[:, 2, :2] == 0).all(1)
 
 
-def _visible_pixels(read: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
+def _visible_pixels(clamp: np.ndarray, canvas_to_level: np.ndarray, canvas_hw: tuple[int, int]) -> np.ndarray:
     """Returns the pixels of levels that the canvas can show, with a margin: int64 (M, 4) of x1, y1, x2, y2.
 
-    With perspective this area is not bounded. A patch that reaches the canvas only by rounding keeps one pixel.
-    ``read``: (M, 4), `Column.READ`.
+    With perspective, these are all pixels of the patch. A patch that reaches the canvas only by rounding keeps one
+    pixel. ``clamp``: (M, 4), `Column.CLAMP`.
     """
-    box = np.concatenate([np.floor(read[:, :2]), np.ceil(read[:, 2:]) + 1], 1)  # whole pixels that may be read
     height, width = canvas_hw
-    canvas = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
-    corners = np.einsum("tij,cj->tci", canvas_to_level, canvas)[..., :2]
-    visible = np.concatenate([corners.min(1) - VISIBLE_MARGIN, corners.max(1) + VISIBLE_MARGIN], 1)
-    visible[~_is_affine(canvas_to_level)] = (-np.inf, -np.inf, np.inf, np.inf)
-    first = np.clip(np.floor(visible[:, :2]), box[:, :2], box[:, 2:] - 1)
-    last = np.clip(np.ceil(visible[:, 2:]), first + 1, box[:, 2:])
-    return np.concatenate([first, last], 1).astype(np.int64)
+    canvas_corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
+    corners = np.einsum("mij,cj->mci", canvas_to_level, canvas_corners)[..., :2]  # (M, 4, 2), on the level
+    visible_low = corners.min(1) - VISIBLE_MARGIN
+    visible_high = corners.max(1) + VISIBLE_MARGIN
+    has_perspective = ~_is_affine(canvas_to_level)
+    visible_low[has_perspective] = -np.inf
+    visible_high[has_perspective] = np.inf
+    patch_low = np.floor(clamp[:, :2])
+    patch_high = np.ceil(clamp[:, 2:]) + 1
+    low = np.clip(np.floor(visible_low), patch_low, patch_high - 1)
+    high = np.clip(np.ceil(visible_high), low + 1, patch_high)
+    return np.concatenate([low, high], 1).astype(np.int64)
