@@ -54,36 +54,38 @@ class StageCopy:
         self._written: set[int] = set()  # whole files in ``incoming``
         self._synced_at = time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        os.close(self._open_folder(""))
+        with self._opened(""):  # creates it
+            pass
 
-    def _open_folder(self, name: str) -> int:
-        """Returns a descriptor of a folder in the copy, which is created if necessary. Symbolic links are not followed,
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        """Yields a descriptor of a folder in the copy, which is created if necessary. Symbolic links are not followed,
         because another user could guess the copy's name and plant one. Raises PermissionError for a link."""
-        return open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
+        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def lock(self, *, wait: bool) -> Iterator[None]:
         """Locks the copy. If another run or node holds the lock, waits for it (``wait``) or raises UserError."""
-        lock = FileLock(self.folder / "lock")
-        if wait:
-            lock.wait(f"another run that copies into {self.folder}")
-        else:
-            holder = lock.acquire()
-            if holder:
-                remedy = (
-                    "name a folder on a local disk of each node, or use {node_rank} in the name; or wait for that run"
-                )
-                raise UserError(f"--stage: another node or run is copying into {self.folder} ({holder}); {remedy}")
-        try:
+        with FileLock(self.folder / "lock") as lock:
+            if wait:
+                lock.wait(f"another run that copies into {self.folder}")
+            else:
+                holder = lock.acquire()
+                if holder:
+                    raise UserError(
+                        f"--stage: another node or run is copying into {self.folder} ({holder}); name a folder on a "
+                        "local disk of each node, or use {node_rank} in the name; or wait for that run"
+                    )
             shutil.rmtree(self.folder / "incoming", ignore_errors=True)
-            self._incoming = self._open_folder("incoming")
-            try:
-                yield
-            finally:  # even if another node has failed
-                self._move_written()
-                os.close(self._incoming)
-        finally:
-            lock.release()
+            with self._opened("incoming") as self._incoming:
+                try:
+                    yield
+                finally:  # even if another node has failed
+                    self._move_written()
 
     def path(self, name: str) -> str:
         """Returns the path of a planned file in the copy."""
@@ -145,30 +147,26 @@ class StageCopy:
         """Moves the written files to the tree once their bytes are on the disk."""
         if self._written:
             os.sync()
-        by_folder: dict[str, list[tuple[int, str]]] = {}
+        by_folder: dict[str, list[int]] = {}
         for item in self._written:
-            folder, target = os.path.split(self._name(self.plan.names[item]))
-            by_folder.setdefault(folder, []).append((item, target))
-        for name, moves in by_folder.items():
-            with self._opened(name) as descriptor:
-                for item, target in moves:
-                    try:
-                        os.replace(str(item), target, src_dir_fd=self._incoming, dst_dir_fd=descriptor)
-                    except IsADirectoryError:  # names only the file in ``incoming``
-                        path = self.path(self.plan.names[item])
-                        raise UserError(
-                            f"--stage: {path}: a folder in place of a file of the copy; remove it"
-                        ) from None
+            by_folder.setdefault(os.path.dirname(self._name(self.plan.names[item])), []).append(item)
+        for folder, items in by_folder.items():
+            with self._opened(folder) as descriptor:
+                for item in items:
+                    self._move(str(item), self._name(self.plan.names[item]), descriptor)
                     self._written.remove(item)
         self._synced_at = time.monotonic()
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
-        folder = self._open_folder(name)
+    def _move(self, incoming: str, name: str, folder: int) -> None:
+        """Moves a file of ``incoming`` to ``name``, relative to the copy's folder, in place of an older file.
+
+        ``folder``: descriptor of the folder of ``name``. Raises UserError if ``name`` is itself a folder.
+        """
         try:
-            yield folder
-        finally:
-            os.close(folder)
+            os.replace(incoming, os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
+        except IsADirectoryError:  # names only the file in ``incoming``
+            path = self.folder / name
+            raise UserError(f"--stage: {path}: a folder in place of a file of the copy; remove it") from None
 
     def finish(self) -> None:
         """Removes images that the original no longer contains, and writes the listings and the YAML."""
@@ -194,8 +192,8 @@ class StageCopy:
     def _write_text(self, name: str, text: str) -> None:
         """Writes or replaces a text file in the copy's folder."""
         self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
-        with self._opened(os.path.dirname(name)) as folder:
-            os.replace("text", os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
+        with self._opened("") as folder:
+            self._move("text", name, folder)
 
 
 def open_copy(path: Path) -> DatasetSpec:

@@ -469,12 +469,14 @@ def test_a_planted_link_leads_nothing_out_of_the_copy(tmp_path, planted):
     assert sorted(outside.rglob("*")) == before
 
 
-def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+@pytest.mark.parametrize("name", ["*.png", "*.yaml"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
     source = write_dataset(tmp_path / "set", train=2, val=1)
-    image = next(stage(source, tmp_path / "disk").root.rglob("*.png"))
-    image.unlink()
-    image.mkdir()
-    with refused(f"--stage: {image}: a folder in place of a file of the copy; remove it"):
+    stage(source, tmp_path / "disk")
+    file = next((tmp_path / "disk").rglob(name))
+    file.unlink()
+    file.mkdir()
+    with refused(f"--stage: {file}: a folder in place of a file of the copy; remove it"):
         stage(source, tmp_path / "disk")
 
 
