@@ -26,7 +26,7 @@ class _TiffLayout(NamedTuple):
     """The numbers of a TIFF through which a tag is found."""
 
     offset: struct.Struct  # offset of the first directory; begins at the byte that equals its size
-    count: struct.Struct  # number of entries, at the start of a directory
+    entry_count: struct.Struct  # number of entries, at the start of a directory
     entry: struct.Struct  # tag, type, number of values, and a value that is an unsigned short
 
     @classmethod
@@ -150,8 +150,8 @@ def exif_orientation(block: bytes) -> int:
         return 1
     try:
         (directory,) = layout.offset.unpack_from(tiff, layout.offset.size)
-        (count,) = layout.count.unpack_from(tiff, directory)
-        first = directory + layout.count.size
+        (count,) = layout.entry_count.unpack_from(tiff, directory)
+        first = directory + layout.entry_count.size
         for number in range(count):
             tag, field_type, _, value = layout.entry.unpack_from(tiff, first + number * layout.entry.size)
             if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
