@@ -80,7 +80,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--cpus", type=int, default=1, help="CPUs per worker")
     parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker")
-    parser.add_argument("--failures", type=int, default=3, help="end the job after this many lost or failed workers")
+    parser.add_argument("--failures", type=int, default=3, help="restart the workers at most this many times")
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine")
     return parser
 

@@ -43,7 +43,8 @@ def _lists_settings(*configs: type[DataclassInstance]) -> Callable[[Function], F
         # `inspect.signature` returns this; the type stubs of functions lack the attribute.
         function.__signature__ = _signature_with(function, fields)  # type: ignore[attr-defined]
         lines = [f"    {field.name}: {keyword_help(field)}" for field in fields]
-        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Settings (None: as if not given):", *lines])
+        title = "Settings (None: as if not given, unless the setting says what None means):"
+        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", title, *lines])
         return function
 
     return decorate

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import HYPERPARAMETERS, actions_of, python_hint, reason_for_refusal
-from utils.config.settings import ExportConfig, TrainConfig, ValConfig
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
-from utils.schema import suggestion
+from utils.schema import hints_of, parse_hint, suggestion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,19 +40,26 @@ def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
 
 
 def keyword_help(field: dataclasses.Field) -> str:
-    """Returns the help text of a keyword: that of its flag, with other flags named as keywords."""
-    return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: f"`{flag[1].replace('-', '_')}`", field.metadata["help"])
+    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
+    text = re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: f"`{flag[1].replace('-', '_')}`", field.metadata["help"])
+    return re.sub(r"\bnull\b", "None", text)
 
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
-    """Converts ``keywords``, including hyper-parameters, to flags, skipping None. Prints a line for each keyword of
-    Ultralytics that has no effect, and raises UserError for keywords that are unknown or have another name here."""
+    """Converts ``keywords``, including hyper-parameters, to flags. None is the value null of a hyper-parameter that has
+    it; any other keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no effect, and
+    raises UserError for keywords that are unknown or have another name here."""
     flags: list[str] = []
     for name, value in keywords.items():
-        if value is not None:
+        if value is not None or (_can_be_null(name) and "--set" in actions_of(command)):
             plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
             flags += _flags_of_keyword(command, name, plain)
     return flags
+
+
+def _can_be_null(name: str) -> bool:
+    """Returns whether ``name`` is a hyper-parameter that can be null."""
+    return name in HYPERPARAMETERS and parse_hint(hints_of(Hyperparameters)[name]).is_optional
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:

@@ -11,11 +11,11 @@ from typing import Literal, TypedDict
 
 class Hyperparameters(TypedDict, total=False):
     lr0: float | None
-    """initial learning rate; null: the default of the optimizer"""
+    """initial learning rate; None: the default of the optimizer"""
     lr_factor: float
     """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
-    """learning rate factor of loaded parameters; null: by how well `weights` detect the objects"""
+    """learning rate factor of loaded parameters; None: by how well `weights` detect the objects"""
     lrf: float
     """final learning rate as a fraction of lr0"""
     momentum: float
@@ -79,9 +79,9 @@ class Hyperparameters(TypedDict, total=False):
     mixup: float
     """probability of blending two samples"""
     close_mosaic: int | None
-    """disable mosaic and mixup in the last n epochs; null: 10, at most half of the run"""
+    """disable mosaic and mixup in the last n epochs; None: 10, at most half of the run"""
     close_scale: int | None
-    """shrink the scale jitter linearly over the last n epochs; null: 10, at most half of the run"""
+    """shrink the scale jitter linearly over the last n epochs; None: 10, at most half of the run"""
     tile_visibility: float
     """with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"""
     tile_backgrounds: float

@@ -252,7 +252,7 @@ def _parse_row(row: Any, label: str, section: str, index: int) -> LayerSpec:
     check(module, str, f"{location} (module)")
     check(args, list, f"{location} (args)")
     if not sources:
-        raise UserError(f"{location} (from): names no layer")
+        raise UserError(f"{location} (from): is empty; name at least one layer")
     absolute_sources = tuple(_absolute_source(source, index, location) for source in sources)
     plain_args = tuple(None if arg == "None" else arg for arg in args)  # YAML's null; model YAMLs write None
     return LayerSpec(label, section, index, absolute_sources, repeats, module, plain_args)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FlatStrings:
     """An immutable sequence of strings in two arrays, so that the garbage collector has no elements to track. File
-    names that are not UTF-8 are preserved (surrogateescape)."""
+    names that are not UTF-8 are preserved (surrogateescape). In text with half of a surrogate pair, which no file name
+    has, all surrogates are escaped."""
 
     data: np.ndarray  # uint8 (P,) UTF-8, one string after another
     offsets: np.ndarray  # int64 (N + 1,): string i is data[offsets[i]:offsets[i + 1]]

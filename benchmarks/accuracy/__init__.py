@@ -1,1 +1,0 @@
-"""The protocol for comparing accuracy: declared variants, several data sets and seeds, no selection of epochs."""

@@ -1,4 +1,4 @@
-"""Accuracy of declared variants on several data sets and seeds, compared with a peer.
+"""Accuracy of declared variants on several data sets and seeds, compared with a peer. No epoch is selected.
 
     python -m benchmarks.accuracy run variants.yaml --out FOLDER --data a.yaml b.yaml --seeds 0 1 --weights-dir DIR \
         --peer PYTHON

@@ -68,7 +68,7 @@ class PixelOperation(Augmentation, ABC):
     @staticmethod
     @abstractmethod
     def apply_opencv(image: np.ndarray, parameters: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Applies one layer's ``parameters`` (k,) to ``image`` uint8 (H, W, 3).
+        """Applies one layer's ``parameters`` (k,) to ``image`` (H, W, 3) RGB, uint8 or uint16.
 
         Returns ``image``, changed in place, or ``out``, of the same shape, filled with the result.
         """
@@ -76,9 +76,10 @@ class PixelOperation(Augmentation, ABC):
     @staticmethod
     @abstractmethod
     def apply_torch(images: Tensor, parameters: Tensor) -> Tensor:
-        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) with values from 0 to 255.
+        """Applies ``parameters`` float32 (L, k) to ``images`` float32 (L, H, W, 3) RGB.
 
-        The result may exceed that range. Must be elementwise, so that an image does not depend on its batch.
+        Values range from 0 to 255, or to 65535 for images with more than 8 bits; the result may exceed the range. Must
+        be elementwise, so that an image does not depend on its batch.
         """
 
 
@@ -156,7 +157,7 @@ class RandomFlip(GeometricTransform):
 
 
 class ColorJitter(PixelOperation):
-    """Changes colors by ``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a (3, 3) matrix, row by row."""
+    """Changes colors of RGB images by ``hsv_h``, ``hsv_s`` and ``hsv_v``. Parameters: a (3, 3) matrix, row by row."""
 
     name = "color"
     num_uniforms = 3

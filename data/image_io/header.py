@@ -26,7 +26,7 @@ class _TiffLayout(NamedTuple):
     """The numbers of a TIFF through which a tag is found."""
 
     offset: struct.Struct  # offset of the first directory; begins at the byte that equals its size
-    entries: struct.Struct  # number of entries, at the start of a directory
+    num_entries: struct.Struct  # number of entries, at the start of a directory
     entry: struct.Struct  # tag, type, number of values, and a value that is an unsigned short
 
     @classmethod
@@ -150,9 +150,9 @@ def exif_orientation(block: bytes) -> int:
         return 1
     try:
         (directory,) = layout.offset.unpack_from(tiff, layout.offset.size)
-        (count,) = layout.entries.unpack_from(tiff, directory)
-        first = directory + layout.entries.size
-        for number in range(count):
+        (num_entries,) = layout.num_entries.unpack_from(tiff, directory)
+        first = directory + layout.num_entries.size
+        for number in range(num_entries):
             tag, field_type, _, value = layout.entry.unpack_from(tiff, first + number * layout.entry.size)
             if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
                 return value if 1 <= value <= 8 else 1

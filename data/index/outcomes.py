@@ -18,7 +18,7 @@ from data.labels.label_format import LabelSource
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Outcomes of N images."""
+    """Scan outcomes of N images."""
 
     is_used: np.ndarray  # bool (N,)
     is_incomplete: np.ndarray  # bool (N,): a labeled object is unusable, so the image is not a background

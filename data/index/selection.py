@@ -115,7 +115,7 @@ def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
 
 
 def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
-    """Returns the category id of each used class: that of `id_of_merged_class` for the classes of the labels in it.
+    """Returns the category id of each used class; for a merged class, by `id_of_merged_class`.
 
     ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
     """

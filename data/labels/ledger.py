@@ -126,7 +126,7 @@ class Ledger:
         return self.losses[:_SHOWN]
 
     def reasons(self) -> str:
-        """Returns the reasons for the largest losses, each with an example."""
+        """Returns the causes of the largest losses, each with an example."""
         reasons = []
         for loss in self.main_losses:
             if loss.images == 1 or (loss.images == 0 and loss.objects == 1):

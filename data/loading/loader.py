@@ -240,7 +240,8 @@ class InfiniteDataLoader(_RequestLoader):
         return self._requests.global_images(batch)
 
     def global_samples(self, batch: int) -> int:
-        """Returns the number of samples in batch ``batch`` of an epoch, over all ranks; four per ``--quad`` image."""
+        """Returns the number of samples in batch ``batch`` of an epoch, over all ranks; with ``--quad``, an
+        image counts as four."""
         return self._requests.global_samples(batch)
 
     def set_epochs(self, epochs: int) -> None:

@@ -18,6 +18,8 @@ from utils.batches import SampleKey
 from utils.distributed.context import shard_bounds
 from utils.rng import Stream, keyed_generator, named_stream
 
+QUAD_PROBABILITY = 0.5  # probability of four samples side by side; otherwise a quad shows one at twice the size
+
 
 class TrainCanvases:
     """Chooses the canvases of training batches, before ``--multi-scale``: squares, or with ``--rect`` rectangles."""
@@ -134,9 +136,6 @@ def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int) -> tuple[int, int]
     """Returns the smallest canvas for a training batch of images with these aspects (n,)."""
     height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride)[0].tolist()
     return height, width
-
-
-QUAD_PROBABILITY = 0.5  # probability of four samples side by side; otherwise a quad shows one at twice the size
 
 
 class KeyedDistributedSampler(DistributedSampler):

@@ -86,7 +86,7 @@ def build_table(
 def _place_patches(
     layers: Sequence[Layer], canvas_hw: tuple[int, int], source_hw: np.ndarray, sources: PixelSource
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `RenderTable.geometry` and `RenderTable.address` of layers."""
+    """Returns the rows of `RenderTable.geometry` and `RenderTable.address` for ``layers``."""
     slots = MOSAIC_SLOTS if any(len(layer.patches) > 1 for layer in layers) else 1
     geometry = np.zeros((len(layers), slots, Column.COUNT), np.float32)
     geometry[..., Column.MATRIX] = np.eye(3, dtype=np.float32).reshape(-1)

@@ -203,7 +203,7 @@ class DatasetSpec:
         for name, count in Counter(used).items():
             if count > 1:
                 raise UserError(
-                    f"{self.source}: two of its classes are '{name}' of {owner}; merge them with 'classes:'"
+                    f"{self.source}: two of its classes map to '{name}' of {owner}; merge them with 'classes:'"
                 )
         # The part determines which of its labels and images are used; the joining data set only adds names.
         return DatasetSpec(

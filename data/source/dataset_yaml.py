@@ -218,7 +218,8 @@ def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
 
 
 def _check_parts(parts: Sequence[DatasetSpec], pixels: PixelFormat, tile: int, path: Path) -> None:
-    """Raises UserError unless the joined data sets have the pixel format ``pixels``, and tiles of ``tile`` if any."""
+    """Raises UserError unless the joined data sets have the pixel format ``pixels`` and, if they are tiled, tiles
+    of ``tile``."""
     for part in parts:
         if part.pixels != pixels:
             raise UserError(f"{path}: has images of {pixels}, but {part.source} of {part.pixels}; make them agree")

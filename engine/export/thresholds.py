@@ -1,4 +1,4 @@
-"""The confidence thresholds that a file states. For those of a validation, see models/postprocess/selection.py."""
+"""Confidence thresholds stored in exported files. For those of a validation, see models/postprocess/selection.py."""
 
 from __future__ import annotations
 

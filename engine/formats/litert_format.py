@@ -121,7 +121,8 @@ class LiteRtFormat(ModelFormat):
         import_litert(str(path))
         if device.type != "cpu":
             log_cpu_only(path, device)
-        metadata = _read_metadata(path)
+        with errors_of_runtime(path):
+            metadata = _read_metadata(path)
         parsed = parse_metadata(metadata)
         try_in_process(path, _TRIAL, (path,), "LiteRT")
         with errors_of_runtime(path):

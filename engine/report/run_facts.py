@@ -86,8 +86,8 @@ class RunFacts:
         return self.column(self.fitness.column)
 
     def is_rising(self) -> bool:
-        """Returns whether the best fitness of the last third exceeds the best before by more than `RISING_AP` and
-        chance."""
+        """Returns whether the best fitness of the last third exceeds the best before it by more than `RISING_AP`
+        and chance."""
         _, values = self.fitness_values()
         third = values.size // 3
         if not third:

@@ -135,7 +135,7 @@ class Trainer:
                 self._train()
             return self._finish()
         except Stopped:
-            if self.control.does_final_work:  # else the ranks have stopped together, and it is logged
+            if self.control.does_final_work:  # by Ctrl-C; a stop that the ranks agreed on has been logged
                 log.info("stopped by a signal; %s", self._continuation())
             raise
 

@@ -25,7 +25,8 @@ from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
-from utils.config.settings import TrainConfig, ValConfig
+from utils.config.recipes import read_recipe
+from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.logger import terminal_bars
 
@@ -90,6 +91,20 @@ def test_numbers_and_arrays_of_numpy_are_settings():
     config = parse_config(TrainConfig, flags_of_keywords("train", given | {"cos_lr": np.bool_(True)}))
     assert (config.classes, config.freeze, config.epochs, config.cos_lr) == (["0", "1"], [], 3, True)
     assert config.override == ["lr0=0.5"]
+
+
+def test_none_is_the_null_of_the_hyperparameters_whose_type_says_so():
+    """All others are as if not given. `lr_mult=None` was, too, so that a training from weights used 1."""
+    optional = {name for name, hint in Hyperparameters.__annotations__.items() if "None" in str(hint)}
+    assert optional == {"lr0", "lr_mult", "close_mosaic", "close_scale"}
+    given = dict.fromkeys(["weights", "epochs", *Hyperparameters.__annotations__])
+    flags = flags_of_keywords("train", given)
+    assert sorted(flags) == sorted(f"--set={name}=null" for name in optional)
+    config = parse_config(TrainConfig, ["--hyp=scratch", *flags])
+    assert read_recipe("scratch", [], pretrained=True).lr_mult == 1.0
+    assert read_recipe(config.hyp, config.override, pretrained=True).lr_mult is None
+    assert flags_of_keywords("val", given) == []
+    assert "lr_mult: learning rate factor of loaded parameters; None: by how well `weights` " in lockstep.train.__doc__
 
 
 @pytest.mark.parametrize("classes", [["-bg"], ["-bg", "cat"], ["cat", "-bg"], ["--resume"], ['["cat"]']])

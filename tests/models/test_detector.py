@@ -399,7 +399,7 @@ MISTAKES = {
         "[-4, 2, C2f": ": backbone layer 2 (from): -4 is not a layer before this one (0 to 1)",
         "[x, 2, C2f": ": backbone layer 2 (from) (0): must be a whole number, got 'x'",
         "[[0, 1], 2, C2f": ": backbone layer 2 (from): C2f takes one layer, got 2",
-        "[[], 2, C2f": ": backbone layer 2 (from): names no layer",
+        "[[], 2, C2f": ": backbone layer 2 (from): is empty; name at least one layer",
         "[-1, two, C2f": ": backbone layer 2 (repeats): must be a whole number, got 'two'",
     },
     "[16, True]": {

@@ -114,13 +114,14 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
 
     try:
         tree = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once_each)
-        images = {(type(i["id"]), i["id"]): i["file_name"] for i in tree["images"]}
-        ids = [c["id"] for c in tree["categories"]]
+        image_ids = [_whole_float_as_integer(i["id"]) for i in tree["images"]]
+        images = {(type(id_), id_): i["file_name"] for id_, i in zip(image_ids, tree["images"])}
+        ids = [_whole_float_as_integer(c["id"]) for c in tree["categories"]]
         if len(images) < len(tree["images"]) or len(set(ids)) < len(ids) or any(type(i) is not int for i in ids):
             raise OddJsonError("an id twice")
         if not all(isinstance(name, str) for name in images.values()):
             raise OddJsonError("a name that is none")
-        categories = {c["id"]: c["name"] for c in tree["categories"]}
+        categories = {id_: c["name"] for id_, c in zip(ids, tree["categories"])}
         if not all(type(name) in (str, int, float) for name in categories.values()):
             raise OddJsonError("a category's name that is none")
         annotations = list(tree["annotations"])
@@ -148,10 +149,13 @@ def strict_coco(data: bytes) -> dict[str, Reading]:
     return {name: Reading(rows, astray or name in odd, in_pixels=True) for name, rows in found.items()}
 
 
+def _whole_float_as_integer(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
 def _number_of(value: Any) -> Any:
     """A whole float, or the text of a whole number, as that number: ids of images are numbers here."""
-    if type(value) is float and value.is_integer():
-        return int(value)
+    value = _whole_float_as_integer(value)
     if type(value) is str and re.fullmatch(r"-?\d{1,18}(\.0*)?", value, re.ASCII):
         return int(value.split(".")[0])
     return value

@@ -2,7 +2,7 @@
 
 A target changes one file in a folder of its own, and calls the program on it as its scripts do. What is right is
 decided by other means, in the modules of tests/robustness/targets. Whatever else must end in one line that names the
-file.
+file. One target has no files: command lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 from tests.robustness.targets.caches import image_cache, index_cache
 from tests.robustness.targets.case import Target
 from tests.robustness.targets.checkpoints import checkpoints, safetensors
+from tests.robustness.targets.command_lines import command_lines
 from tests.robustness.targets.file_kinds import kinds
 from tests.robustness.targets.images import images
 from tests.robustness.targets.labels import labels
@@ -30,4 +31,5 @@ TARGETS = {
     "index-cache": Target(index_cache, ("index_cache",), 1.5),
     "image-cache": Target(image_cache, ("image_cache",)),
     "kinds": Target(kinds, ("labeled", "trained")),
+    "command-lines": Target(command_lines),
 }

@@ -95,7 +95,7 @@ class Annotations:
         self.source_images = SourceImages(self.root)
         self.num_objects: Counter[str] = Counter()  # in the source, of any shape, by class
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
-        self.skipped: Counter[str] = Counter()  # shapes without an area, by kind
+        self.skipped: Counter[str] = Counter()  # shapes without an area, by the tool's name of their kind
         self.first_skipped = ""
         self.num_unlabeled_inside = 0  # images stored in annotation files without labels
         self._extracted = extracted
@@ -152,7 +152,7 @@ class Annotations:
         """Returns a message about the shapes that were skipped; "" if there are none."""
         if not self.skipped:
             return ""
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.skipped.most_common())
+        kinds = ", ".join(f"{kind} ({count:,})" for kind, count in self.skipped.most_common())
         return f"left out because they have no area: {kinds}; the first in {self.first_skipped}"
 
     def extract_image(self, content: bytes, name: str, file: Path, row: int) -> Path:

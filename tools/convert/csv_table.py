@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_size, number, parse_flag, parse_size
+from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, number, parse_flag, parse_size
 from utils.errors import UserError
 from utils.files.encoding import decode_loosely
 from utils.files.safe_io import open_regular, read_text
@@ -70,28 +70,35 @@ class _Objects:
             num_fields = sum(value is not None for value in row.values())
             raise UserError(f"{location}: {num_fields} fields, expected {self._num_columns}")
         cells = {name: row[column] for name, column in self._columns.items()}
+        image_name(cells["image"], location)
         if not cells["name"] and not cells["xmin"]:  # an image without objects
             self._annotations.add(Entry(image=cells["image"], boxes=(), location=location, file=self._file))
             return
         x1, y1, x2, y2 = (number(cells[name], f"{location}: {name}") for name in _CORNERS)
         self._largest_corner = max(self._largest_corner, x2, y2)
-        image = cells["image"]
-        name = cells["name"]
-        size: tuple[int, int] | None
-        if self._is_open_images:
-            image = self._annotations.source_images.find(image, location, self._file)
-            name = self._class_names.get(name, name)
-            size = self._size_of(image)
-            width, height = size
-            x1 *= width
-            x2 *= width
-            y1 *= height
-            y2 *= height
-        else:
-            size = parse_size(cells.get("width"), cells.get("height"), location)
         crowd = "crowd" in cells and parse_flag(cells["crowd"], f"{location}: {self._columns['crowd']}")
-        box = AnnotatedBox(name, x1, y1, x2, y2, crowd)
-        self._annotations.add(Entry(image=image, boxes=[box], location=location, file=self._file, size=size))
+        box = AnnotatedBox(cells["name"], x1, y1, x2, y2, crowd)
+        make_entry = self._open_images_entry if self._is_open_images else self._pixel_entry
+        self._annotations.add(make_entry(cells, box, location))
+
+    def _pixel_entry(self, cells: Mapping[str, str], box: AnnotatedBox, location: str) -> Entry:
+        """Returns the entry of a row with a ``box`` in pixels."""
+        size = parse_size(cells.get("width"), cells.get("height"), location)
+        return Entry(image=cells["image"], boxes=[box], location=location, file=self._file, size=size)
+
+    def _open_images_entry(self, cells: Mapping[str, str], box: AnnotatedBox, location: str) -> Entry:
+        """Returns the entry of a row of Open Images: ``box`` has a class id, and fractions of the image's size."""
+        image = self._annotations.source_images.find(cells["image"], location, self._file)
+        size = self._size_of(image)
+        width, height = size
+        box = box._replace(
+            name=self._class_names.get(box.name, box.name),
+            x1=box.x1 * width,
+            y1=box.y1 * height,
+            x2=box.x2 * width,
+            y2=box.y2 * height,
+        )
+        return Entry(image=image, boxes=[box], location=location, file=self._file, size=size)
 
     def check_unit(self) -> None:
         """Raises UserError if the corners of all rows seem to have another unit than the columns imply."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon, bounding_box
-from tools.convert.values import MAX_FILE_BYTES, number, parse_size
+from tools.convert.values import MAX_FILE_BYTES, image_name, number, parse_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_regular
 from utils.files.xml_files import XmlError, parse_xml
@@ -25,7 +25,7 @@ def read_cvat(file: Path, annotations: Annotations) -> None:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror})") from None
     for image in root.iter("image"):
-        name = image.get("name", "")
+        name = image_name(image.get("name"), f"{file}: image {image.get('id', '')}")
         location = f"{file}: image {one_line(name)[:100]!r}"
         boxes = [_box(shape, shape.get("label", ""), location, annotations) for shape in image if _is_object(shape)]
         size = parse_size(image.get("width"), image.get("height"), location)

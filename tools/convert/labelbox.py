@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from data.labels.coco import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon
-from tools.convert.values import MAX_FILE_BYTES, name_of, numbers, objects_in, parse_object, parse_size
+from tools.convert.values import MAX_FILE_BYTES, image_name, name_of, numbers, objects_in, parse_object, parse_size
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.schema import check
@@ -64,15 +64,17 @@ def _is_skipped(label: dict[str, Any]) -> bool:
 
 
 def _image_name(data: dict[str, Any], location: str) -> str:
-    """Returns the name of a row's image, or the path in the URL that it was uploaded from. Raises UserError."""
+    """Returns the name of a row's image, or the path in the URL that it was uploaded from. Raises UserError without
+    either."""
     name = name_of(data.get("external_id") or data.get("global_key"), f"{location}: external_id")
     if name:
         return name
     url = str(data.get("row_data") or "")
     try:
-        return urlsplit(url).path
+        path = urlsplit(url).path
     except ValueError:
         raise UserError(f"{location}: row_data: malformed URL {one_line(url)[:60]!r}") from None
+    return image_name(path, location)
 
 
 def _box(shape: dict[str, Any], location: str, annotations: Annotations) -> AnnotatedBox | None:

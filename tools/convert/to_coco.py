@@ -255,7 +255,7 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
         lines.append(f"{counted(backgrounds, 'image')} without objects: background")
     left_out = annotations.num_left_out()
     if left_out:
-        lines.append(f"{counted(left_out, 'image')} whose boxes are unknown: left out of training")
+        lines.append(f"{counted(left_out, 'image')} without usable labels: left out of training")
     return [
         f"{title}: {sizes}",
         *lines,

@@ -72,9 +72,7 @@ def read_fold(path: Path) -> ScoredFold:
             max_det=int(arrays["max_det"]),
         )
         scored = DetectionTable(**{name: arrays[f"found_{name}"] for name in _TABLE_ARRAYS})
-        shown = scored  # files of earlier versions have only these
-        if "shown_scores" in arrays:
-            shown = DetectionTable(**{name: arrays[f"shown_{name}"] for name in _TABLE_ARRAYS})
+        shown = DetectionTable(**{name: arrays[f"shown_{name}"] for name in _TABLE_ARRAYS})
     return ScoredFold(truth, scored, shown)
 
 

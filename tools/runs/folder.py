@@ -35,7 +35,7 @@ class ContinuedFolder:
     (`StoredSettings`).
     """
 
-    def __init__(self, config: KfoldConfig, settings_name: str, outputs: Sequence[str] = ()) -> None:
+    def __init__(self, config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> None:
         """Creates the folder. Raises UserError if it cannot be created.
 
         Args:
@@ -75,7 +75,8 @@ class ContinuedFolder:
     def remove_if_untrained(self) -> None:
         """Removes the stored settings and the outputs, if this process has started the work and no epoch has been
         trained, so that the work can start anew here with corrected settings."""
-        if not self._was_started_here or any(any(self.path.rglob(name)) for name in ("last.pt", "results.csv")):
+        has_trained = any(path.name in ("last.pt", "results.csv") for path in self.path.rglob("*"))
+        if has_trained or not self._was_started_here:
             return
         for path in self._outputs:
             if path.is_dir():

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from engine.run.resolve import resolve, resolve_path
+from engine.run.resolve import resolve
 from tools.runs.digests import digests_of_files
 from utils.config.flags import flag_name
 from utils.config.recipes import read_recipe
@@ -53,9 +53,9 @@ class StoredSettings:
         settings, all_digests = self._with_settings(contents, digests)
         folder = self.path.parent
         stored = load_yaml(self.path)
-        if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS, {}), dict):
+        if not isinstance(stored, dict) or not isinstance(stored.get(_DIGESTS), dict):
             raise UserError(f"{self.path}: damaged; start again with another --name")
-        stored_digests = stored.pop(_DIGESTS, {})
+        stored_digests = stored.pop(_DIGESTS)
         contents_compared = stored_digests.keys() & all_digests.keys()
         if not contents_compared.isdisjoint(digests):
             contents_compared.add("data")
@@ -66,7 +66,7 @@ class StoredSettings:
             )
         names = sorted(stored_digests.keys() | all_digests.keys())
         changed = [name for name in names if stored_digests.get(name) != all_digests.get(name)]
-        if changed and stored_digests:  # an earlier version stored none
+        if changed:
             raise UserError(f"{folder}: {self._describe_change(changed[0], stored_digests, all_digests)}")
 
     def _describe_change(self, name: str, stored: Mapping[str, str], current: Mapping[str, str]) -> str:
@@ -92,19 +92,14 @@ class StoredSettings:
         """Describes the first difference between two collections of settings, which omit defaults; "" if there is
         none. A file may have moved if its content, or that of the data, is in ``contents_compared``."""
         defaults = {field.name: default_of(field) for field in dataclasses.fields(self._config)}
-        may_change = defaults.keys() - self._names
         paths = names_with(type(self._config), is_path=True)
         recipe_defaults = {f"hyper-parameter {f.name}": default_of(f) for f in dataclasses.fields(Hyperparameters)}
         for name in dict.fromkeys([*stored, *current]):
-            if name in may_change:  # stored by an earlier version
-                continue
             default = defaults.get(name, recipe_defaults.get(name))
             before = stored.get(name, default)
             now = current.get(name, default)
-            if name in paths and isinstance(before, str) and before != now:
-                before = resolve_path(name, before)  # an earlier version stored it as typed
-                if _may_be_same_file(name, before, now, contents_compared):
-                    continue
+            if name in paths and isinstance(before, str) and _may_be_same_file(name, before, now, contents_compared):
+                continue
             if before != now:
                 shown_name = flag_name(name) if name in defaults else name
                 return f"{shown_name} {_shown(before)}, not {_shown(now)}"

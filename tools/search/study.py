@@ -181,7 +181,7 @@ class SharedStudy:
 
     def remove_weights(self, *states: TrialState) -> None:
         """Removes the weights of trials that have ended in one of ``states``, except those of the best trial. Those of
-        failed trials are kept while the search runs: the machine may have failed."""
+        failed trials are kept until a process of the search finds no trial left to run: the machine may have failed."""
         trials = self.trials()
         best = best_of(trials)
         for frozen in trials:

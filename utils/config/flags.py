@@ -47,8 +47,9 @@ class Parser(argparse.ArgumentParser):
             shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
         if words[0].startswith("-"):
             return shown + self._hint(words[0].partition("=")[0])
-        if os.path.exists(words[0]):  # the shell has probably replaced a pattern by the files that match it
-            return f"{shown} (put a pattern such as '*.jpg' in quotes)"
+        takes_pattern = "--source" in self._option_string_actions
+        if takes_pattern and os.path.exists(words[0]):  # the shell may have replaced a pattern by matching files
+            return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
         return shown
 
     def _hint(self, flag: str) -> str:
@@ -104,7 +105,18 @@ class _StoreTexts(argparse.Action):
         if len(values) == 1 and values[0].startswith(_JSON_LIST):
             with contextlib.suppress(ValueError):
                 texts = json.loads(values[0])
-        setattr(namespace, self.dest, texts)
+        setattr(namespace, self.dest, self._combined(getattr(namespace, self.dest), texts))
+
+    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
+        """Returns the value of a flag that is given again. ``earlier``: the value so far."""
+        return texts
+
+
+class _ExtendTexts(_StoreTexts):
+    """Adds to the words of the same flag before."""
+
+    def _combined(self, earlier: list[str], texts: list[str]) -> list[str]:
+        return [*earlier, *texts]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -170,7 +182,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: t
         if element_type is str:
             options["action"] = _StoreTexts
         if field.name == "override":
-            options |= {"action": "extend", "metavar": "KEY=VALUE"}
+            options |= {"action": _ExtendTexts, "metavar": "KEY=VALUE"}
     else:
         options |= {"type": _READERS[origin], "choices": choices}
         if metadata["const"] is not None:
@@ -187,7 +199,9 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors to
-    ``mistakes``."""
+    ``mistakes``. Raises UserError for the value ``--``, which argparse would drop."""
+    if "--" in _single_values(arguments):
+        raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
@@ -202,6 +216,13 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
         with mistakes.collecting():
             values[name] = check(value, hints[name], shown_name(fields[name]), bounds_of(fields[name]))
     return values
+
+
+def _single_values(arguments: Sequence[str]) -> list[str]:
+    """Returns the values joined to a flag, as in ``--flag=value``, and the words after ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    joined = [word.partition("=")[2] for word in arguments[:end] if word.startswith("-")]
+    return [*joined, *arguments[end + 1 :]]
 
 
 def flags_of(config: Any) -> list[str]:

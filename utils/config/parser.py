@@ -52,7 +52,7 @@ def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> Dataclass
 
 
 def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
-    """Returns the fields that a command line sets more than once. ``--set`` may be repeated."""
+    """Returns the fields that the flags ``words`` set more than once. ``--set`` may be repeated."""
     actions = flag_actions(cls)
     flags = [word.partition("=")[0] for word in words]
     counts = Counter(actions[flag].dest for flag in flags if flag in actions)
@@ -60,20 +60,23 @@ def _repeated_fields(cls: type, words: Sequence[str]) -> list[str]:
 
 
 def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Translates and parses a command line. Returns it in flags of ``cls``, the values that it sets, and log lines."""
-    words = [_with_dashes(word) for word in argv]
+    """Translates and parses a command line. Returns its words before ``--`` in flags of ``cls``, the values that all
+    words set, and log lines."""
+    num_flag_words = argv.index("--") if "--" in argv else len(argv)
+    words = [_with_dashes(word) for word in argv[:num_flag_words]]
+    positional = argv[num_flag_words:]  # from ``--`` on, no word is a flag
     takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
     if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
         raise UserError(f"{words[0]}: settings are flags here, such as --imgsz 640; see docs/migration.md")
     untranslated = Mistakes()
-    values = given_values(cls, words, untranslated)
+    values = given_values(cls, [*words, *positional], untranslated)
     if not untranslated:
         return words, values, []
     # The line has another program's flags or values, or mistakes. Most runs do not need the translation table.
     from utils.config.other_programs.command_lines import translate_command_line
 
     words, log_lines = translate_command_line(command_of(cls).name, words, mistakes)
-    return words, given_values(cls, words, mistakes), log_lines
+    return words, given_values(cls, [*words, *positional], mistakes), log_lines
 
 
 def _with_dashes(word: str) -> str:

@@ -15,6 +15,10 @@ from utils.program_folders import CONFIGS
 from utils.schema import build, suggestion
 
 
+class MissingRecipe(UserError):
+    """``--hyp`` names no recipe, and no file on this machine."""
+
+
 def hyperparameters_from(
     path: str, overrides: Sequence[str] = (), lines: list[str] | None = None, *, base: Hyperparameters | None = None
 ) -> Hyperparameters:
@@ -47,6 +51,7 @@ def read_recipe(
 
     Args:
         hyp: "auto", the name of a recipe in configs/hyp, or a YAML file; keys that a file lacks are as with "auto".
+            Raises MissingRecipe if it is none of these.
         pretrained, keep_old: whether the run starts from weights, and keeps their classes; these determine "auto".
     """
     if keep_old:
@@ -61,5 +66,5 @@ def read_recipe(
         return hyperparameters_from(str(recipes[recipe]), overrides)
     if not os.path.exists(hyp):
         known = ", ".join(["auto", *recipes])
-        raise UserError(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
+        raise MissingRecipe(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
     return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))

@@ -6,15 +6,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from utils.config.recipes import read_recipe
+from utils.config.recipes import MissingRecipe, read_recipe
 from utils.config.settings import TrainConfig, ValConfig, names_with
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import PeerFailure, UserError
@@ -108,24 +107,31 @@ def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     rank 0 reports it, or does not need it because the run has stored its values."""
     if ctx.world_size == 1:
         return
-    values: dict[str, Any] = {}
-    error_message = "none"
-    is_missing = False
+    recipe = _read_own_recipe(config)
+    recipes = all_objects(ctx, recipe)
+    if recipe.is_missing:
+        recipe = next((r for r in recipes if r.flags == recipe.flags and not r.is_missing), recipe)
+    check_agreement(ctx, {"the error of the recipe": recipe.error or "none"})
+    if not recipe.error:
+        check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in recipe.values.items()})
+
+
+class _ReadRecipe(NamedTuple):
+    """The recipe as a process reads it."""
+
+    flags: tuple[str, list[str]]  # ``--hyp`` and ``--set``
+    values: dict[str, Any]  # by hyper-parameter; empty after an error
+    error: str = ""
+    is_missing: bool = False  # the error: there is no such recipe or file
+
+
+def _read_own_recipe(config: TrainConfig) -> _ReadRecipe:
+    flags = (config.hyp, config.override)
     try:
-        values = asdict(
-            read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
-        )
+        hyp = read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
     except UserError as error:
-        error_message = str(error)
-        is_missing = not os.path.exists(config.hyp)
-    named = (config.hyp, config.override)
-    recipes = all_objects(ctx, (named, is_missing, error_message, values))
-    others = [recipe for recipe in recipes if recipe[0] == named and not recipe[1]]
-    if is_missing and others:
-        _, _, error_message, values = others[0]
-    check_agreement(ctx, {"the error of the recipe": error_message})
-    if error_message == "none":
-        check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in values.items()})
+        return _ReadRecipe(flags, {}, str(error), is_missing=isinstance(error, MissingRecipe))
+    return _ReadRecipe(flags, asdict(hyp))
 
 
 def _checksum(tensor: Tensor) -> int:

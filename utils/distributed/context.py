@@ -82,39 +82,29 @@ class DistributedContext:
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
     """Runs the block on the first process of each node, then on the other processes, which use its results. All
-    processes leave the block together.
-
-    Every process of the run must enter it. They wait at a `StoreBarrier`, so that no group timeout expires, however
-    long a leader takes. If a process raises, the others raise `PeerFailure`; if one dies, they raise PeerLost.
-    """
-    if not ctx.is_distributed:
-        yield
-        return
-    leader = ctx.rank - ctx.local_rank
-    names = [f"process {rank}" for rank in range(ctx.world_size)]
-    names[leader] = f"the first process of node {ctx.node_rank}"
-    with StoreBarrier(ctx.store, f"zero_first/{next(ctx._turns)}", rank=ctx.rank, names=names) as barrier:
+    processes enter and leave it as in `leaving_together`."""
+    is_ready = f"node {ctx.node_rank} is ready"
+    with leaving_together(ctx) as barrier:
         if not ctx.is_node_leader:
-            barrier.wait(f"node {ctx.node_rank} is ready", leader)
+            barrier.wait(is_ready, ctx.rank - ctx.local_rank)
         yield
         if ctx.is_node_leader:
-            barrier.set(f"node {ctx.node_rank} is ready")
-        barrier.wait_all()
+            barrier.set(is_ready)
 
 
 @contextmanager
-def leaving_together(ctx: DistributedContext) -> Iterator[None]:
-    """Runs the block on all processes at once, which leave it together.
+def leaving_together(ctx: DistributedContext) -> Iterator[StoreBarrier]:
+    """Runs the block on all processes at once, which leave it together. Yields the barrier at which they wait.
 
-    Every process of the run must enter it, and waits and raises as in `torch_distributed_zero_first`. It precedes a
-    collective where the work of the processes may take long, or fail in some of them.
+    Every process of the run must enter the block. No group timeout expires, however long one needs for it. If a process
+    raises, the others raise `PeerFailure`; if one dies, they raise PeerLost. The block precedes a collective where the
+    work of the processes may take long, or fail in some of them.
     """
-    if not ctx.is_distributed:
-        yield
-        return
     names = [f"process {rank}" for rank in range(ctx.world_size)]
+    if ctx.is_distributed:
+        names[ctx.rank - ctx.local_rank] = f"the first process of node {ctx.node_rank}"
     with StoreBarrier(ctx.store, f"together/{next(ctx._turns)}", rank=ctx.rank, names=names) as barrier:
-        yield
+        yield barrier
         barrier.wait_all()
 
 

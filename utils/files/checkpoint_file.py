@@ -19,6 +19,7 @@ from utils.errors import UserError
 from utils.files.safe_io import atomic_write, open_regular
 from utils.files.torch_file import MAX_DIMENSIONS, TorchFile
 from utils.schema import check
+from utils.strings import counted
 
 FORMAT = "lockstep"
 VERSION = 1  # of the format
@@ -180,8 +181,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
         raise UserError(f"{path}: truncated, damaged, or not a safetensors file ({reason[:200]})") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
-            kind = f"{tensor.dtype} of {tensor.dim()} dimensions".removeprefix("torch.")
-            raise UserError(f"{path}: refused: tensor {name[:100]!r} is {kind}, which no detector has")
+            kind = f"{tensor.dtype}, {counted(tensor.dim(), 'dimension')}".removeprefix("torch.")
+            raise UserError(f"{path}: refused: tensor {name[:100]!r} has an unsupported type or shape ({kind})")
     return tensors, metadata
 
 

@@ -73,7 +73,8 @@ class CandidateFiles:
         return self.label_format.label_folders(image_folder, below_split, self.annotations)
 
     def entries(self, folder: str) -> dict[str, os.DirEntry]:
-        """Returns the entries of a folder by name, used or not; without images and subfolders for a walked folder."""
+        """Returns the entries of a folder by name, including unused ones; for a walked folder, without images and
+        subfolders."""
         entries = self.walked.get(folder)
         return self.folders.entries(folder) if entries is None else entries
 

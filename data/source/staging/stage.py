@@ -99,7 +99,8 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
 
 
 def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:
-    """Gathers the masks of the files that each node has, bool (N, F), from this node's mask, bool (F,)."""
+    """Gathers, from all nodes, the masks of the files that each one has: bool (N, F). ``local``: bool (F,), this node's
+    mask."""
     packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
     if leaders.group_size > 1:
         dist.all_gather_object(packed, packed[0], group=leaders.handle)

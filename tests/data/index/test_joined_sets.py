@@ -240,7 +240,7 @@ def test_a_data_set_is_extended_by_the_classes_of_a_model(root):
     assert whole.selection != index.selection  # and the caches of one do not replace those of the other
     data.write_text("train: images/train\nval: images/val\nnames: [x, X]\n")
     twice = load_dataset_spec(data)
-    with refused("a/data.yaml: two of its classes are 'x' of old.pt; merge them with 'classes:'"):
+    with refused("a/data.yaml: two of its classes map to 'x' of old.pt; merge them with 'classes:'"):
         twice.extended(("x",), "old.pt")
 
 

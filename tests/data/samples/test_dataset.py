@@ -96,6 +96,17 @@ def test_each_image_of_a_block_is_decoded_once(index, monkeypatch):
         assert_same(sample, dataset_of(index, hyp=hyp)[key])
 
 
+def test_no_images_are_kept_for_rectangular_batches(index, monkeypatch):
+    """They have no mosaic, so no other sample needs an image again."""
+    decoded = []
+    plain = readers.read_source
+    monkeypatch.setattr(readers, "read_source", lambda path, *sizes: decoded.append(path) or plain(path, *sizes))
+    samples = dataset_of(index, rect=True)
+    for _ in range(2):
+        assert samples[keys(1)[0]].index == 0
+    assert len(decoded) == 2
+
+
 @pytest.mark.parametrize("max_images", [0, 1, 2.5])
 def test_recent_images_are_bounded_in_bytes(index, monkeypatch, max_images):
     reader = readers.ImageReader(index, imgsz=64)

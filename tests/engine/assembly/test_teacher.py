@@ -167,7 +167,11 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
             "has all classes of {}/old.pt, so none is left to keep",
         ),
         (flags, ["--data", "{}/set/data.yaml"], "leave it out, or name the labeled ones with --classes"),
-        (flags, ["--data", "{}/twice.yaml"], "two of its classes are 'light' of {}/old.pt; merge them with 'classes:'"),
+        (
+            flags,
+            ["--data", "{}/twice.yaml"],
+            "two of its classes map to 'light' of {}/old.pt; merge them with 'classes:'",
+        ),
         (flags, ["--data", "{}/four.yaml"], "old.pt takes images of 3 channels, {}/four.yaml has images of 4"),
         (
             flags,

@@ -28,6 +28,7 @@ from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.environments import environment_with
 from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
+from tests.helpers.messages import refused
 from tests.helpers.requirements import requirements
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
@@ -172,6 +173,13 @@ def test_metadata_that_are_no_mapping_are_damaged(tmp_path: Path):
     (tmp_path / FILE).write_bytes(b"\x1c\0\0\0TFL3" + bytes(100) + archived)
     with pytest.raises(UserError, match=r"damaged metadata \(metadata.json is not a mapping\)"):
         litert_format._read_metadata(tmp_path / FILE)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As in every other format."""
+    monkeypatch.setattr("engine.formats.litert_format.import_litert", lambda user: None)
+    with refused(f"{tmp_path}/x.tflite: cannot be opened ([Errno 2] No such file or directory: ..."):
+        LiteRtFormat().open(tmp_path / "x.tflite", torch.device("cpu"))
 
 
 def test_box_scale():

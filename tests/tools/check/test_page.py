@@ -153,8 +153,9 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     table = DetectionTable(np.array([0, 0]), seen, np.array([0.87, 0.1]), np.array([1, 0]))
     empty = DetectionTable(np.zeros(0, int), np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
     read, _ = page_of(
-        data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.25), "val": DrawnDetections(empty, 0.25)}
+        data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.5), "val": DrawnDetections(empty, 0.25)}
     )
+    assert "above confidence 0.500 (train), 0.250 (val) are drawn" in read.sections["Label errors"]
     assert cards(read, "Label errors") == {MISSING_LABEL: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
     text = read.sections["Label errors"]
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")

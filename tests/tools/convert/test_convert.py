@@ -175,23 +175,25 @@ def test_shapes_without_an_area_are_counted_by_kind_and_left_out(images, tmp_pat
     points = '<points label="cat" points="3,4;5,6"/>'
     file.write_text(text.replace("<box ", f'<polyline label="cat" points="1,2;3,4"/>{points}<box ', 1))
     lines = convert(images, tmp_path / "a.json")
-    assert f"left out because they have no area: 1 polyline, 1 points; the first in {file}: image 'one.png'" in lines
+    assert (
+        f"left out because they have no area: polyline (1), points (1); the first in {file}: image 'one.png'" in lines
+    )
     assert load_index(load_dataset_spec(tmp_path / "a.yaml"), "train").report.problems == 0
     file.write_text(text.replace("<box ", "<polyline "))  # of two.png all
     lines = convert(images, tmp_path / "b.json")
-    assert f"left out because they have no area: 2 polyline; the first in {file}: image 'one.png'" in lines
-    assert "1 image whose boxes are unknown: left out of training" in lines
+    assert f"left out because they have no area: polyline (2); the first in {file}: image 'one.png'" in lines
+    assert "1 image without usable labels: left out of training" in lines
     file.write_text(text.replace("<box ", "<polyline ").replace("<polygon ", "<points "))
     check_refusal(
         images,
-        "set: 1 file of CVAT without objects; left out because they have no area: 2 polyline, 1 points; the first in "
-        ".../annotations.xml: image 'one.png'",
+        "set: 1 file of CVAT without objects; left out because they have no area: polyline (2), points (1); the first "
+        "in .../annotations.xml: image 'one.png'",
     )
     file.unlink()
     write_labelme(images)
     file = images / "one.json"
     file.write_text(file.read_text().replace('"rectangle"', '"point"'))
-    line = f"left out because they have no area: 2 point; the first in {file}: shape 0"
+    line = f"left out because they have no area: point (2); the first in {file}: shape 0"
     assert line in convert(images, tmp_path / "c.json")
 
 
@@ -203,7 +205,7 @@ def test_boxes_without_an_area_are_counted_and_left_out(images, tmp_path):
     assert flat != text
     (images / "_annotations.csv").write_text(flat)
     lines = convert(images, tmp_path / "out.json")
-    assert f"left out because they have no area: 1 box; the first in {images / '_annotations.csv'}:5" in lines
+    assert f"left out because they have no area: box (1); the first in {images / '_annotations.csv'}:5" in lines
     assert lines[2].split() == ["cat", "2", "2"]
     assert len(load_index(load_dataset_spec(tmp_path / "out.yaml"), "train", IndexSettings(progress=False)).paths) == 2
 
@@ -242,7 +244,7 @@ def test_an_image_with_only_skipped_shapes_is_left_out_and_counted(write, images
     """Also if another entry says that three.png has no objects: as a background it would show some."""
     write(images)
     lines = convert(images, tmp_path / "out.json")
-    assert "1 image whose boxes are unknown: left out of training" in lines
+    assert "1 image without usable labels: left out of training" in lines
     assert not any("background" in line for line in lines)
     assert len(json.loads((tmp_path / "out.json").read_text())["images"]) == 2
     assert len(list(tmp_path.glob("out/train/*"))) == (2 if write is skip_in_parquet else 0)
@@ -264,7 +266,7 @@ def test_vott_points_and_lines_are_left_out_and_a_region_without_a_tag_is_an_err
     box = {"left": 3, "top": 3, "width": 9, "height": 9}
     three["regions"] = [{"tags": ["cat"], "type": kind, "boundingBox": box} for kind in ("POLYLINE", "POINT")]
     file.write_text(json.dumps(content))
-    assert "no area: 1 polyline, 1 point; the first" in " ".join(convert(images, tmp_path / "out.json"))
+    assert "no area: polyline (1), point (1); the first" in " ".join(convert(images, tmp_path / "out.json"))
     assert boxes_of(tmp_path / "out.yaml").total() == 3
     three["regions"] = [{"tags": [], "type": "RECTANGLE", "boundingBox": box}]
     file.write_text(json.dumps(content))
@@ -409,6 +411,8 @@ NO_NAME = "is not the name of a class, which is one line of text"
             f": asset {32 * '0'}: names no image",
         ),
         (write_image_folder, "metadata.jsonl", '"file_name": "three.png", ', "", ":3: names no image"),
+        (write_cvat, "annotations.xml", ' name="two.png"', "", ": image 1: names no image"),
+        (write_csv, "_annotations.csv", "one.png,64", ",64", ":2: names no image"),
         (write_createml, CREATEML, '"cat"', '"  "', f": entry 0: '' {NO_NAME}"),
         (
             write_open_images,
@@ -557,7 +561,7 @@ def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_pa
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without objects: background" in lines
-    assert "1 image whose boxes are unknown: left out of training" in lines
+    assert "1 image without usable labels: left out of training" in lines
     content = json.loads((tmp_path / "out.json").read_text())
     assert len(content["images"]) == 2
     assert len(content["annotations"]) == len(TRUTH["one.png"])

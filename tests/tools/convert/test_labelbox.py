@@ -19,6 +19,7 @@ from utils.errors import UserError
         (lambda row: of(row).append({"name": "cat", "annotation_kind": "ImageSegmentationMask", "mask": {"url": "h"}}),
          "ImageSegmentationMask of 'cat' is stored at a URL"),
         (lambda row: row.update(data_row={"row_data": "https://[h/one.png"}), "row_data: malformed URL 'https://.h/one.png'"),
+        (lambda row: row.update(data_row={"external_id": ""}), ":1: names no image"),
         (lambda row: row["projects"]["p"]["labels"][0].update(annotations={"frames": {}}), "objects: must be a list"),
     ],
 )  # fmt: skip
@@ -40,4 +41,4 @@ def test_points_and_lines_of_labelbox_are_left_out(images, tmp_path):
     of(rows[0]).append({"name": "cat", "point": {"x": 1, "y": 1}})
     of(rows[0]).append({"name": "cat", "line": [{"x": 1, "y": 1}, {"x": 5, "y": 5}]})
     (images / "export.ndjson").write_text("\n".join(map(json.dumps, rows)))
-    assert "no area: 1 point, 1 polyline" in " ".join(convert(images, tmp_path / "out.json"))
+    assert "no area: point (1), polyline (1)" in " ".join(convert(images, tmp_path / "out.json"))

@@ -16,7 +16,7 @@ def store_or_verify_settings(
     project: Path, contents: dict | None = None, digests: dict | None = None, **settings
 ) -> None:
     config = KfoldConfig(project=str(project), name="a", **settings)
-    ContinuedFolder(config, "kfold.yaml").store_or_verify_settings(contents or {}, digests or {})
+    ContinuedFolder(config, "kfold.yaml", []).store_or_verify_settings(contents or {}, digests or {})
 
 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
@@ -106,14 +106,15 @@ def test_callbacks_that_are_found_later_only_are_named(tmp_path, monkeypatch):
         store_or_verify_settings(tmp_path, {}, digests, callbacks="later_hooks:on_end")
 
 
-def test_settings_that_an_earlier_version_has_stored_continue(tmp_path):
-    """It stored --set, and no digests."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "kfold.yaml").write_text("epochs: 3\noverride: [lr0=0.1]\n")
-    store_or_verify_settings(tmp_path, {}, {"the split 'train'": "1"}, epochs=3)
+def test_a_file_that_appears_later_is_named_even_if_there_were_none_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store_or_verify_settings(tmp_path, callbacks="later_hooks:on_end")
+    Path("later_hooks.py").write_text("def on_end(run): pass\n")
+    with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there at the start"):
+        store_or_verify_settings(tmp_path, callbacks="later_hooks:on_end")
 
 
-@pytest.mark.parametrize("content", ["- epochs\n", "digests: 1\n"])
+@pytest.mark.parametrize("content", ["- epochs\n", "epochs: 3\n", "digests: 1\n"])
 def test_damaged_settings_are_refused(tmp_path, content):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kfold.yaml").write_text(content)

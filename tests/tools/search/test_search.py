@@ -404,8 +404,10 @@ def trainings(monkeypatch):
 
     def end_training(config, folder, signals, pruning):
         fitness_by_epoch, result = endings.pop(0)
-        (folder / "last.pt").touch()
-        (folder / "results.csv").write_text("epoch\n1\n")
+        if result.has_begun or fitness_by_epoch:
+            (folder / "settings.yaml").touch()
+            (folder / "last.pt").touch()
+            (folder / "results.csv").write_text("epoch\n1\n")
         for epoch, fitness in fitness_by_epoch.items():
             pruning.should_prune(epoch, fitness)
         return result
@@ -430,25 +432,59 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
     ("starts", "states", "lines", "kept"),
     [
         # On a machine that has broken, not all that is left of the search is used up.
-        ([[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CFFF", ["stopped after 3 failed trials in a row"], 4),
-        ([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 2),
-        ([[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 2),
-        ([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 2),
-        ([[NOT_FINITE] * 3, [NOT_FINITE]], "FFFF", ["stopped after 3 failed trials in a row"] * 2, 4),
+        pytest.param(
+            [[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]],
+            "CFFF",
+            ["stopped after 3 failed trials in a row"],
+            4,
+            id="three in a row",
+        ),
+        pytest.param([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
+        pytest.param(
+            [[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 1, id="refused twice"
+        ),
+        pytest.param([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"),
+        pytest.param(
+            [[NOT_FINITE] * 3, [NOT_FINITE]],
+            "FFFF",
+            ["stopped after 3 failed trials in a row"] * 2,
+            4,
+            id="each start continues with one trial",
+        ),
         # Others go on: once the search is complete, only the best trial keeps its weights.
-        ([[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1),
-        ([[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1),
-        ([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1),
-        (
+        pytest.param(
+            [[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1, id="two in a row are no reason"
+        ),
+        pytest.param(
+            [[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1, id="the last three of all"
+        ),
+        pytest.param([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
+        pytest.param(
             [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
             "FFFFF",
-            ["stopped after "] * 2 + ["no trial is complete"] * 2,
+            ["stopped after 3 failed trials in a row"] * 2 + ["no trial is complete"] * 2,
             0,
+            id="all fail",
         ),
         # What the kernel kills each time does not block the search for ever.
-        ([[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]], "FCFCC", ["killed by SIGKILL", ""], 1),
-        ([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2),
-        ([[LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]], "R", ["killed by SIGKILL"] * 3, 1),
+        pytest.param(
+            [[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]],
+            "FCFCC",
+            ["killed by SIGKILL", ""],
+            1,
+            id="killed in two starts",
+        ),
+        pytest.param([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2, id="killed in one start"),
+        pytest.param(
+            [[SCORED, LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]],
+            "CR",
+            ["killed by SIGKILL"] * 3,
+            1,
+            id="killed before it begins",
+        ),
+        pytest.param(
+            [[LOST], [REFUSED_BEFORE]], "R", ["killed by SIGKILL", "has no objects left"], 1, id="began before"
+        ),
     ],
 )
 def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings, capsys, starts, states, lines, kept):
@@ -483,6 +519,33 @@ def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings,
     assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
     assert rows[1]["reason"] == result.reason
     assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
+
+
+@pytest.mark.slow
+def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monkeypatch, capsys):
+    """All in real processes: no tile shows a whole object, so no training with the values of the trial can begin. While
+    a callback cannot be imported, none with those of the recipe can, either."""
+    monkeypatch.chdir(tmp_path)
+    data = write_dataset(tmp_path / "set", train=2, val=1)
+    for labels in (tmp_path / "set").rglob("labels/**/*.txt"):
+        labels.write_text("0 0.5 0.5 0.9 0.9\n")
+    data.write_text(f"{data.read_text()}\ntile: 32\n")
+    model = write_model(tmp_path / "tiny.yaml")
+    (tmp_path / "ranges.yaml").write_text("tile_visibility: [0.98, 1.0]\n")
+    hooks = tmp_path / "user_hooks.py"
+    flags = ["--hyp", "ranges.yaml", "--data", str(data), "--model", str(model), *SMALL, "--epochs", "1"]
+    flags += ["--trials", "1", "--project", ".", "--name", "alone", "--callbacks", "user_hooks:on_epoch"]
+    folder = tmp_path / "alone"
+    hooks.write_text("raise RuntimeError('broken')\n")
+    assert "broken" in error_of(capsys, main, *flags)
+    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []  # a new start is possible
+    hooks.write_text("def on_epoch(run): pass\n")
+    assert "no trial is complete" in error_of(capsys, main, *flags)
+    (row,) = table(folder)
+    assert (row["state"], row["epochs"]) == ("failed", "0")
+    assert "no tile shows 98% of an object" in row["reason"]
+    assert hyperparameters_from(str(folder / "base.yaml")) == Hyperparameters()
+    assert [path.name for path in (folder / "trials" / "0000").iterdir() if path.is_dir()] == ["run"]
 
 
 @pytest.mark.parametrize(

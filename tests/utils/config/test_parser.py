@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import build_parser, shown_name
+from utils.config.flags import build_parser, flags_of, shown_name
 from utils.config.other_programs.table import table_of
 from utils.config.parser import parse_command, parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
@@ -24,6 +24,7 @@ from utils.config.settings import (
     ValConfig,
     names_with,
 )
+from utils.config.tool_settings import ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.schema import build
@@ -116,8 +117,29 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    with refused("unrecognized arguments: b.jpg c.jpg (put a pattern such as '*.jpg' in quotes)"):
+    with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
+    assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
+
+
+@pytest.mark.parametrize("words", [["a", "--", "--"], ["--", "a", "--"], ["a", "b", "--from=--"]])
+def test_the_end_of_flags_is_no_value(words):
+    with refused("'--' ends the flags, so it cannot be a value; write './--' for a file of this name"):
+        parse_config(ConvertConfig, words)
+
+
+def test_words_after_the_end_of_flags_are_taken_as_they_are():
+    config = parse_config(ConvertConfig, ["--from", "csv", "--", "--my_folder", "--from"])
+    assert (config.source, config.out, config.from_) == ("--my_folder", "--from", "csv")
+    config = parse_config(ConvertConfig, ["--", "--from", "--from"])
+    assert (config.source, config.out, config.from_) == ("--from", "--from", "auto")
+
+
+@pytest.mark.parametrize("values", [["lr0=1"], ['["', "--fitness=["], ["-x"], ['["a']])
+def test_a_repeated_flag_of_texts_has_a_command_line(values):
+    config = TrainConfig(override=values)
+    assert parse_config(TrainConfig, [*flags_of(config)]).override == values
+    assert parse_config(TrainConfig, [*flags_of(config), "--set", "mosaic=0"]).override == [*values, "mosaic=0"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.issues.issue import LABEL_ERRORS, Issue, by_kind
 from engine.report.census import census_content, take_census
-from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS
+from engine.report.gallery import LABEL_LEGEND, MAX_LABEL_ERRORS, DrawnDetections
 from engine.report.photos import COLORS, Album
 from tools.check.checks.box_sizes import SIZE_STEP
 from tools.check.issue_kinds import DUPLICATES, advice_about
@@ -45,12 +45,11 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
 
 
 def _content(result: CheckResult) -> dict[str, Any]:
-    """Returns the values of the template."""
+    """Returns the values that the template shows."""
     issues = result.issues
     kinds = by_kind(issues)
     censuses = [take_census(split.index, split.name, result.imgsz) for split in result.splits]
     indexes = [split.index for split in result.splits]
-    thresholds = [drawn.threshold for drawn in result.label_errors.detections.values()]
     return {
         "colors": COLORS,
         "issues": issues,
@@ -60,7 +59,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "model": Path(result.weights).name,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
         "most_errors": MAX_LABEL_ERRORS,
-        "threshold": max(thresholds, default=0.0),
+        "thresholds": _thresholds(result.label_errors.detections),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],
         **_galleries(result),
@@ -80,6 +79,14 @@ def _galleries(result: CheckResult) -> dict[str, list[page.Card]]:
     album.add_bytes(MAX_GALLERY_BYTES["boxes"])
     boxes = galleries.boxes(result.issues, album)
     return {"label_errors": label_errors, "duplicates": duplicates, "boxes": boxes}
+
+
+def _thresholds(detections: Mapping[str, DrawnDetections]) -> str:
+    """Returns the confidence above which detections are drawn, or those of the splits if they differ."""
+    thresholds = {split: f"{drawn.threshold:.3f}" for split, drawn in detections.items()}
+    if len(set(thresholds.values())) == 1:
+        return next(iter(thresholds.values()))
+    return ", ".join(f"{threshold} ({split})" for split, threshold in thresholds.items())
 
 
 def _facts(result: CheckResult) -> list[tuple[str, str]]:
