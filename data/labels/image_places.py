@@ -14,6 +14,8 @@ from typing import NamedTuple
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.split_files import NamesOfImage, OtherImages
 
+Parents = tuple[tuple[str, ...], ...]  # the folders, loose, in each reading of a file name
+
 
 class Origin(Enum):
     """The split that an image, a folder or a list row belongs to."""
@@ -120,12 +122,13 @@ class ImagePlaces:
         """Returns the place whose folders agree best with those in ``file_name``. Of equal places, a list row comes
         first, then an image of no split, a missing folder, and the splits' folders. If an existing image of a split has
         the file name (``matches``), images of no split and missing folders must agree better than the splits' do."""
-        in_missing, _ = self._missing_folders.closest(file_name)
-        in_splits, folders = self._split_folders.closest(file_name)
+        parents = _parents_in(file_name)
+        in_missing, _ = self._missing_folders.closest(parents)
+        in_splits, folders = self._split_folders.closest(parents)
         names = [file.name for image in matches for file in image.names]
-        of_matches = max((_agreement_of(name, file_name) for name in names), default=Agreement())
-        row = _best_match(self._rows, file_name)
-        image = _best_match(self._unassigned, file_name)
+        of_matches = max((_agreement_of(name, parents) for name in names), default=Agreement())
+        row = _best_match(self._rows, file_name, parents)
+        image = _best_match(self._unassigned, file_name, parents)
         if row and row.agreement < max(in_missing, in_splits):
             row = None
         if image and (image.agreement < max(in_missing, in_splits) or (matches and image.agreement <= of_matches)):
@@ -164,6 +167,7 @@ class _FolderTable:
         self._all = walked.union(others)
         self._by_tail: dict[tuple[str, ...], list[str]] = {}  # by last parts of the path
         self._walked_by_tail: dict[tuple[str, ...], list[str]] = {}  # without ``others``
+        self._closest: dict[Parents, tuple[Agreement, frozenset[str]]] = {}  # results; most file names share folders
         self._num_below_walked: dict[str, int] = {}  # parts of a folder's path below the walked folder
         for folder in self._all:
             containing = _with_parents(folder)
@@ -177,33 +181,37 @@ class _FolderTable:
     def __len__(self) -> int:
         return len(self._all)
 
-    def closest(self, file_name: str) -> tuple[Agreement, frozenset[str]]:
-        """Returns the best agreement with ``file_name`` and the folders that have it; all folders if none agrees."""
+    def closest(self, parents: Parents) -> tuple[Agreement, frozenset[str]]:
+        """Returns the best agreement with ``parents`` and the folders that have it; all folders if none agrees."""
+        if parents not in self._closest:
+            self._closest[parents] = self._find_closest(parents)
+        return self._closest[parents]
+
+    def _find_closest(self, parents: Parents) -> tuple[Agreement, frozenset[str]]:
         best = Agreement()
         folders = self._all
-        for parents in _parents_in(file_name):
-            for depth in range(1, len(parents) + 1):
+        for reading in parents:
+            for depth in range(1, len(reading) + 1):
                 for start in range(depth):
-                    common = parents[start:depth]
+                    common = reading[start:depth]
                     agreement = Agreement(len(common), start == 0, depth)
                     if agreement < best:
                         break
-                    if depth < len(parents):
+                    if depth < len(reading):
                         names = frozenset(self._walked_by_tail.get(common, ()))
                     else:
-                        names = frozenset(
-                            name for name in self._by_tail.get(common, ()) if self._fits(name, common, parents)
-                        )
+                        candidates = self._by_tail.get(common, ())
+                        names = frozenset(name for name in candidates if self._fits(name, common, reading))
                     if names:
                         folders = folders | names if agreement == best else names
                         best = agreement
                         break
         return best, folders
 
-    def _fits(self, folder: str, common: Sequence[str], parents: Sequence[str]) -> bool:
-        """Returns whether a folder may be the one that a file name means with ``parents``, of which the last ones are
-        ``common``: below the folder "images/val", "a" is meant by "a" and by "x/val/a", but not by "train/a"."""
-        return len(common) == len(parents) or len(common) > self._num_below_walked[folder]
+    def _fits(self, folder: str, common: Sequence[str], reading: Sequence[str]) -> bool:
+        """Returns whether a folder may be the one that a file name means with the folders ``reading``, of which the
+        last ones are ``common``: below "images/val", "a" is meant by "a" and by "x/val/a", but not by "train/a"."""
+        return len(common) == len(reading) or len(common) > self._num_below_walked[folder]
 
 
 def _folder_of(name: str) -> str:
@@ -216,29 +224,28 @@ class _Match(NamedTuple):
     agreement: Agreement
 
 
-def _best_match(images: ImageNames, file_name: str) -> _Match | None:
+def _best_match(images: ImageNames, file_name: str, parents: Parents) -> _Match | None:
     """Returns the image that matches ``file_name`` and agrees best, the first of several, or None if none matches."""
-    matches = [_Match(image, _agreement_of(images.name(image), file_name)) for image in images.find(file_name)]
+    matches = [_Match(image, _agreement_of(images.name(image), parents)) for image in images.find(file_name)]
     return max(matches, key=lambda match: match.agreement, default=None)
 
 
-def _agreement_of(name: str, file_name: str) -> Agreement:
-    """Returns how well the folder of the existing or listed image ``name`` agrees with ``file_name``."""
+def _agreement_of(name: str, parents: Parents) -> Agreement:
+    """Returns how well the folder of the existing or listed image ``name`` agrees with ``parents``."""
     folder = _loose_parts(_folder_of(name))
     best = Agreement()
-    for parents in _parents_in(file_name):
-        depth = len(parents)
+    for reading in parents:
+        depth = len(reading)
         num_common = 0
-        while num_common < min(depth, len(folder)) and parents[-1 - num_common] == folder[-1 - num_common]:
+        while num_common < min(depth, len(folder)) and reading[-1 - num_common] == folder[-1 - num_common]:
             num_common += 1
         if num_common:
             best = max(best, Agreement(num_common, num_common == depth, depth))
     return best
 
 
-def _parents_in(file_name: str) -> list[tuple[str, ...]]:
-    """Returns the folders in each reading of a file name."""
-    return [tuple(map(loose, parts[:-1])) for parts in readings_of(file_name)]
+def _parents_in(file_name: str) -> Parents:
+    return tuple(dict.fromkeys(tuple(map(loose, parts[:-1])) for parts in readings_of(file_name)))
 
 
 def _loose_parts(folder: str) -> tuple[str, ...]:
