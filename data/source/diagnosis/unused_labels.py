@@ -76,7 +76,7 @@ def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: Ot
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
-    findings += unread.values()
+    findings += dict.fromkeys(unread.values())  # images of one stem have the same finding
     return Diagnosis(findings, reasons | unread if found.is_any_labeled else {})
 
 
