@@ -43,11 +43,11 @@ def find_labels(split_images: SplitImages, label_format: FilesPerImage, annotati
 def find_unusual_labels(found: FoundLabels) -> FoundLabels:
     """Returns ``found`` with the label files in other folders or under other names. An image with several matching
     files is left out."""
-    found = _with_choices(found, _similarly_named(found))
-    return _with_choices(found, _naming_their_image(found))
+    found = _assign_files(found, _similarly_named(found))
+    return _assign_files(found, _naming_their_image(found))
 
 
-def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
+def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
     """Assigns to each image the only file among its ``choices``, which are the matching files by image name."""
     choices = {name: files for name, files in choices.items() if files}
     if not choices:
@@ -59,7 +59,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            views = _with_choice(image, choices, found.candidates)
+            views = _image_with_files(image, choices, found.candidates)
             chosen += views.images
             findings += views.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
@@ -76,7 +76,9 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
     )
 
 
-def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles) -> Views:
+def _image_with_files(
+    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
+) -> Views:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
     named_images: list[ListedImage] = []
