@@ -141,12 +141,13 @@ class SplitContext:
         if own.annotations is None:
             return frozenset()
         folders = self.own.candidates.folders
-        names: set[str] = set()
-        for name in splits_with_other_images(self._spec, self._split):
-            if self._shares_labels(name) and _format_per_image(self._spec.listed_splits[name]) is None:
-                names |= find_images_leniently(self._spec, name, folders).names
         known = {name for labels in self.splits for name in labels.image_of_name}
-        names.update(images_of_no_split(self._spec, self._split, folders, known=known))
+        names: set[str] = set()
+        for split in (self._split, *splits_with_other_images(self._spec, self._split)):
+            if self._shares_labels(split):
+                names.update(images_of_no_split(self._spec, split, folders, known=known))
+                if _format_per_image(self._spec.listed_splits[split]) is None:
+                    names |= find_images_leniently(self._spec, split, folders).names
         return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
 
     def is_used_by_another(self, file: Candidate) -> bool:

@@ -86,6 +86,14 @@ def test_only_label_files_outside_the_folder_of_a_split_may_be_of_a_missing_one(
     assert f"its image may be in {tmp_path}/images/val, which has no images" in "".join(indexes["train"].report.lines)
 
 
+def test_labels_of_an_image_of_no_split_are_not_lost_wherever_the_image_is(tmp_path):
+    for name in ("a/train/0", "b/val/1", "b/more/2"):
+        image(tmp_path, f"{name}.png")
+        label(tmp_path, f"{name[-1]}.xml")
+    indexes = read(tmp_path, {"train": "images/a/train", "val": "images/b/val"})
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+
+
 def test_labels_of_a_missing_folder_leave_out_no_image_of_the_same_name(tmp_path):
     for name in "01":
         image(tmp_path, f"train/{name}.png")
