@@ -32,16 +32,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonSplit, ShardSplit
-from data.source.diagnosis.split_context import OtherSplits
+from data.source.diagnosis.split_context import SplitContext, folders_of
 from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
-from data.source.listing.candidate_files import CandidateFiles
 from data.source.listing.images import SplitImages, find_images
-from data.source.listing.label_files import find_label_files
 from data.source.listing.label_folders import are_all_labeled
 from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
 from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
-from data.source.listing.unusual_labels import find_unusual_labels
+from data.source.listing.unusual_labels import find_labels
 from data.source.walk import Folders, stamp_of
 from data.split_files import LabelFile
 from utils.errors import UserError
@@ -94,16 +92,10 @@ def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec
     label_format = split_spec.label_format
     if label_format is None or label_format.per_image is None:
         raise _unusable_annotations(split_spec.annotations, spec)
-    candidates = CandidateFiles(
-        label_format.per_image, split_spec.annotations, split_images.folders, split_images.other_files
-    )
-    found = find_label_files(split_images, candidates)
-    if found.without_usual_label:
-        found = find_unusual_labels(found)
+    found = find_labels(split_images, label_format.per_image, split_spec.annotations)
     diagnosis = NO_DIAGNOSIS
-    split_folders = [str(entry) for entry in split_spec.images if entry.is_dir()]
-    if not are_all_labeled(found, split_folders):
-        diagnosis = diagnose_labels(found, split_folders, OtherSplits(spec, split, split_images))
+    if not are_all_labeled(found, folders_of(split_spec)):
+        diagnosis = diagnose_labels(SplitContext(spec, split, found))
     images = leave_out(found.images, diagnosis.reasons)
     listing = Listing(
         all_images=images,

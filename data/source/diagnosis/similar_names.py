@@ -47,8 +47,9 @@ class UnlabeledImages:
                 images.setdefault(part, []).extend(of_stem)
         return images
 
-    def __contains__(self, stem: str) -> bool:
-        return stem in self._by_stem
+    def named(self, stem: str) -> list[ListedImage]:
+        """Returns the images whose loose stem is ``stem``."""
+        return self._by_stem.get(stem, [])
 
     def resembling(self, stem: str) -> list[ListedImage]:
         """Returns the images whose loose stem is ``stem``. Without one, returns the only image whose stem differs in

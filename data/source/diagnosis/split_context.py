@@ -1,106 +1,69 @@
-"""Context for deciding which image an unused label file belongs to (`SplitContext`): the images of its split, on the
-disk, and in the other splits (`OtherSplits`)."""
+"""Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
+be in the same folders, each with its images and the folders where its label files are looked for (`SplitLabels`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
-from data.source.dataset_spec import DatasetSpec
+from data.labels.label_format import FilesPerImage
+from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
-from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.images import SplitImages, find_images_leniently
+from data.source.listing.candidate_files import Candidate, CandidateFiles
+from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import FoundLabels
+from data.source.listing.label_folders import expected_folders, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split
-from data.source.listing.other_splits import (
-    entries_without_images,
-    share_labels,
-    splits_before,
-    splits_with_other_images,
-)
-from data.source.walk import Folders
-from utils.files.paths import path_of
+from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
+from data.source.listing.unusual_labels import find_labels
 
 
-class OtherSplits:
-    """Images of the other splits of a data set, as far as they differ from this split's. They are listed on first use.
+class SplitLabels:
+    """The images of a split, and the folders where its label files are looked for. Each folder has one name, see
+    `Folders.first_name`."""
 
-    Args:
-        split: name of this split.
-        split_images: images of this split.
-    """
-
-    def __init__(self, spec: DatasetSpec, split: str, split_images: SplitImages) -> None:
-        self._spec = spec
-        self._split = split
-        self._split_images = split_images
-        self._folders = Folders(spec.root)
-
-    @cached_property
-    def _names(self) -> list[str]:
-        """The other splits, in the order of the data set."""
-        return splits_with_other_images(self._spec, self._split)
-
-    @cached_property
-    def _names_before(self) -> list[str]:
-        """The other splits that the data set names before this one."""
-        earlier = splits_before(self._spec, self._split)
-        return [name for name in self._names if name in earlier]
+    def __init__(self, found: FoundLabels, folders: Sequence[str]) -> None:
+        self.found = found
+        self.folders = folders  # that the split names (absolute), without its lists
+        self.unlabeled = UnlabeledImages(found.images)
 
     @property
-    def is_first_split(self) -> bool:
-        """Whether the data set names no other split before this one."""
-        return not self._names_before
+    def candidates(self) -> CandidateFiles:
+        """The label files that no image of the split uses."""
+        return self.found.candidates
 
     @cached_property
-    def stems(self) -> frozenset[str]:
-        """Loose stems of images outside this split whose labels may be in the same folders as this split's."""
-        splits = self._spec.listed_splits
-        annotations = splits[self._split].annotations
-        names: list[str] = []
-        for other in self._names:
-            if share_labels(annotations, splits[other].annotations):
-                names += find_images_leniently(self._spec, other, self._folders).images
-        if annotations is not None:
-            names += images_of_no_split(self._spec, self._split, self._folders, known=self._split_images.names)
-        return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
+    def expected(self) -> dict[str, list[str]]:
+        """The `expected_folders`, each with the folders of the images whose label files may be there."""
+        return {folder: [group.folder for group in groups] for folder, groups in expected_folders(self.found).items()}
 
     @cached_property
-    def may_lack_images(self) -> bool:
-        """Whether images are missing whose labels may be in the annotations of this split."""
-        return bool(entries_without_images(self._spec, self._split))
+    def nearby(self) -> dict[str, list[str]]:
+        """The other `nearby_folders`, each with the folders of the images whose label files may be there."""
+        folders: dict[str, list[str]] = {}
+        for nearby in nearby_folders(self.folders, self.candidates):
+            folder = self.candidates.folders.first_name(nearby.label_folder)
+            if folder not in self.expected:
+                image_folders = folders.setdefault(folder, [])
+                if nearby.image_folder is not None:
+                    image_folders.append(nearby.image_folder)
+        return folders
 
     @cached_property
-    def folders_before(self) -> frozenset[str]:
-        """The image folders (absolute) of the splits that the data set names before this one."""
-        names: set[str] = set()
-        for other in self._names_before:
-            images = find_images_leniently(self._spec, other, self._folders).names
-            names |= {name.rpartition("/")[0] for name in images}
-        return frozenset(path_of(name, self._spec.root) for name in names)
+    def usual(self) -> frozenset[str]:
+        """The usual label folders of the images."""
+        first_name = self.candidates.folders.first_name
+        return frozenset(first_name(group.usual_label_folder) for group in self.found.groups)
 
-
-@dataclass(frozen=True)
-class SplitContext:
-    """The images of a split, the images around it, and the label files found for it."""
-
-    found: FoundLabels
-    split_folders: Sequence[str]  # folders that the split names (absolute), without its lists
-    others: OtherSplits
-    unlabeled: UnlabeledImages
-    images_on_disk: ImagesOnDisk  # including images of no split
-
-    @classmethod
-    def of(cls, found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> SplitContext:
-        return cls(
-            found=found,
-            split_folders=split_folders,
-            others=others,
-            unlabeled=UnlabeledImages(found.images),
-            images_on_disk=ImagesOnDisk(found.candidates.folders),
-        )
+    @cached_property
+    def own_folders(self) -> frozenset[str]:
+        """The label folders of the images and of the folders that the split names, as far as they are searched."""
+        first_name = self.candidates.folders.first_name
+        named = [folder for entry in self.folders for folder in self.candidates.label_folders(entry)]
+        return frozenset({*self.expected, *self.nearby.keys() & set(map(first_name, named))})
 
     @cached_property
     def image_of_name(self) -> dict[str, ListedImage]:
@@ -113,7 +76,125 @@ class SplitContext:
         images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
         return frozenset(loose_stem(image.file.base_name) for image in images)
 
+    def image_folders(self, label_folder: str) -> list[str]:
+        """Returns the folders of the images whose label files may be in a folder."""
+        return self.expected.get(label_folder) or self.nearby.get(label_folder, [])
+
+    def images_named(self, names: Sequence[str], status: ImageStatus) -> list[ListedImage]:
+        """Returns the images of a status among ``names``. Links may give one image several of these names."""
+        images = [self.image_of_name[name] for name in names if name in self.image_of_name]
+        return [image for image in {image.name: image for image in images}.values() if image.status is status]
+
+
+class FolderOwner(NamedTuple):
+    """To whom the unused label files in a folder belong."""
+
+    splits: list[SplitLabels]  # in the order of the data set
+    missing: Path | None  # folder or list of a further split, which is missing or names no image
+
     @property
-    def candidates(self) -> CandidateFiles:
-        """The candidate label files that are not used by any image."""
-        return self.found.candidates
+    def charged(self) -> SplitLabels:
+        """The split in which a file without an image is lost, if there are ``splits``: the first that names a folder,
+        because files that no list names need not be losses, or else the first."""
+        return next((labels for labels in self.splits if labels.folders), self.splits[0])
+
+
+class SplitContext:
+    """The splits that may have label files in the folders of one split. The others are listed on first use.
+
+    Args:
+        split: name of the split whose unused label files are explained.
+        found: its images and the label files that they use.
+    """
+
+    def __init__(self, spec: DatasetSpec, split: str, found: FoundLabels) -> None:
+        self._spec = spec
+        self._split = split
+        self.own = SplitLabels(found, folders_of(spec.listed_splits[split]))
+        self.images_on_disk = ImagesOnDisk(found.candidates.folders)  # including images of no split
+
+    @cached_property
+    def others(self) -> list[SplitLabels]:
+        """The other splits that have other images, and their own label files in the same folders."""
+        return [labels for labels in self.splits if labels is not self.own]
+
+    @cached_property
+    def splits(self) -> list[SplitLabels]:
+        """This split and the `others`, in the order of the data set, which is the same for each of them. A part that is
+        held out from the training split stands in its place."""
+        listed = self._spec.listed_splits
+        others = splits_with_other_images(self._spec, self._split)
+        first_of_own_images = next(name for name in listed if name not in others)
+        splits: list[SplitLabels] = []
+        for name in listed:
+            if name == first_of_own_images:
+                splits.append(self.own)
+            elif name in others and self._shares_labels(name):
+                splits += self._labels_of(listed[name], name)
+        return splits
+
+    @cached_property
+    def stems_elsewhere(self) -> frozenset[str]:
+        """The loose stems of images that may have unused label files in the annotations: of images in no split, and in
+        splits with another kind of label file."""
+        own = self._spec.listed_splits[self._split]
+        if own.annotations is None:
+            return frozenset()
+        folders = self.own.candidates.folders
+        known = {name for labels in self.splits for name in labels.image_of_name}
+        names: set[str] = set()
+        for split in (self._split, *splits_with_other_images(self._spec, self._split)):
+            if self._shares_labels(split):
+                names.update(images_of_no_split(self._spec, split, folders, known=known))
+                if _format_per_image(self._spec.listed_splits[split]) is None:
+                    names |= find_images_leniently(self._spec, split, folders).names
+        return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
+
+    def is_used_by_another(self, file: Candidate) -> bool:
+        """Returns whether an image of another split uses a label file."""
+        return any(labels.candidates.is_used(file) for labels in self.others)
+
+    def owner_of(self, folder: str) -> FolderOwner:
+        """Returns to whom the unused label files in a folder belong: those whose label folders include it or, failing
+        that, the closest folder above it; or else the splits that look for label files nearby."""
+        first_name = self.own.candidates.folders.first_name
+        for ancestor in (folder, *map(str, Path(folder).parents)):
+            name = first_name(ancestor)
+            splits = [labels for labels in self.splits if name in labels.own_folders]
+            missing = self._missing_entries.get(name)
+            if splits or missing is not None:
+                return FolderOwner(splits, missing)
+        return FolderOwner([labels for labels in self.splits if folder in labels.nearby], None)
+
+    @cached_property
+    def _missing_entries(self) -> dict[str, Path]:
+        """The folders and lists of other splits that are missing or name no image, by label folder."""
+        entries: dict[str, Path] = {}
+        for entry in entries_without_images(self._spec, self._split):
+            for folder in self.own.candidates.label_folders(str(entry)):
+                entries.setdefault(self.own.candidates.folders.first_name(folder), entry)
+        return entries
+
+    def _labels_of(self, other: ListedSplit, name: str) -> list[SplitLabels]:
+        """Returns the labels of another split, or nothing if it has no images, or one label file for all of them."""
+        label_format = _format_per_image(other)
+        if label_format is None:
+            return []
+        images = find_images_leniently(self._spec, name, self.own.candidates.folders)
+        if not images.images:
+            return []
+        return [SplitLabels(find_labels(images, label_format, other.annotations), folders_of(other))]
+
+    def _shares_labels(self, other: str) -> bool:
+        splits = self._spec.listed_splits
+        return share_labels(splits[self._split].annotations, splits[other].annotations)
+
+
+def _format_per_image(split: ListedSplit) -> FilesPerImage | None:
+    """Returns the format of a split with a label file for each image, or None for other splits."""
+    return None if split.label_format is None else split.label_format.per_image
+
+
+def folders_of(split: ListedSplit) -> list[str]:
+    """Returns the existing folders that a split names, without its lists."""
+    return [str(entry) for entry in split.images if entry.is_dir()]

@@ -33,40 +33,45 @@ def unread_labels(found: FoundLabels, left_out: Container[str]) -> dict[str, Fin
 
 
 def _unread_labels_in(folders: Sequence[str], images: Sequence[ListedImage], found: FoundLabels) -> dict[str, Finding]:
-    """Returns findings about files in ``folders`` that are named like the unlabeled ``images`` and seem to contain
-    labels, at most one per image."""
+    """Returns, by image name, findings about files in ``folders`` that are named like the unlabeled ``images`` and seem
+    to contain labels, at most one per image. Images of one stem share a finding."""
     if not images:
         return {}
     candidates = found.candidates
     # Number of files to open per folder. A sample suffices if no image is labeled: then the split is refused.
     max_files = len(found.images) if found.is_any_labeled else SAMPLE_SIZE
-    image_of_stem = {loose_stem(image.file.base_name): image for image in images}
+    images_of_stem: dict[str, list[ListedImage]] = {}
+    for image in images:
+        images_of_stem.setdefault(loose_stem(image.file.base_name), []).append(image)
     findings: dict[str, Finding] = {}
     for folder in folders:
         names = sorted(name for name in candidates.names(folder) if not is_image_name(name))
         stems = {name: _image_stem(name, candidates.label_format.suffix) for name in names}
-        named_like_images = [name for name in names if stems[name] in image_of_stem]
+        named_like_images = [name for name in names if stems[name] in images_of_stem]
         for name in named_like_images[:max_files]:
-            image = image_of_stem[stems[name]]
-            if image.name in findings:
+            same_stem = images_of_stem[stems[name]]
+            if same_stem[0].name in findings:
                 continue
             file = Candidate(folder, name)
             format_name = format_of_labels(file.first_bytes())
             if format_name:
-                findings[image.name] = _unread_file(file, image, format_name, found)
+                finding = _unread_file(file, same_stem, format_name, found)
+                findings |= {image.name: finding for image in same_stem}
     return findings
 
 
-def _unread_file(file: Candidate, image: ListedImage, format_name: str, found: FoundLabels) -> Finding:
-    """Returns the finding about a file that seems to contain the labels of an image."""
+def _unread_file(file: Candidate, images: Sequence[ListedImage], format_name: str, found: FoundLabels) -> Finding:
+    """Returns the finding about a file that seems to contain the labels of one of ``images``, which have one stem."""
+    names = " or ".join(image.name for image in images)
+    are_left_out = "which is left out" if len(images) == 1 else "which are left out"
     return Finding(
         where=found.candidates.full_name(file),
         kind=UNREAD_LABELS,
         text=(
-            f"seems to contain the labels of {image.name}, which is left out ({format_name}; labels are read from "
-            f"{image.label.name}, which may be empty)"
+            f"seems to contain the labels of {names}, {are_left_out} ({format_name}; labels are read from "
+            f"{images[0].label.name}, which may be empty)"
         ),
-        lost_images=int(found.is_any_labeled),
+        lost_images=len(images) if found.is_any_labeled else 0,
     )
 
 

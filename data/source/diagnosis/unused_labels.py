@@ -2,30 +2,33 @@
 and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
-objects. The steps:
+objects. Splits may share folders of label files. Each file is therefore judged with the images of all of them, in the
+same way whichever split is read, so that it is lost at most once. The first question with the answer "yes" decides:
 
-1. find the unused label files, in the folders where they are expected (`_in_expected_folders`) and nearby
-   (`_misplaced_files`);
-2. explain files whose image is known (`_file_of_images`): the image has another label file, or is not read;
-3. leave out the images whose names resemble the name of an unexplained file (`_assign_images_once`);
-4. leave out the images that seem to have labels in another format (`unread_labels`).
+1. Does another split use the file? It is none of this split's.
+2. Is its image on the disk, in a folder whose label files may be in the file's folder? `_of_existing_images`: a copy of
+   the image's labels is ignored, a second label file reported; an unlabeled image is left out, as in 4.
+3. Does its folder belong to a missing folder of another split alone? It is reported, but not lost.
+4. May it label unlabeled images? Each split leaves out its own; the objects are lost in the first of these splits.
+5. Is it named like another image, which has labels or is in no split (`_is_of_another_image`)? It is ignored.
+6. Does its folder also belong to a missing folder or list? It is reported, but not lost.
+7. Else it is lost in one of the splits to which its folder belongs (`FolderOwner.charged`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import OtherSplits, SplitContext
+from data.source.diagnosis.split_context import SplitContext, SplitLabels
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.listing.candidate_files import Candidate
-from data.source.listing.label_files import FoundLabels, ImageGroup
-from data.source.listing.label_folders import NearbyFolder, expected_folders, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
 
@@ -40,44 +43,158 @@ class Diagnosis(NamedTuple):
 NO_DIAGNOSIS = Diagnosis([], {})  # for a split with exactly one label file per image
 
 
-class _Unused(NamedTuple):
-    """What is known about an unused label file."""
+class _Unlabeled(NamedTuple):
+    """The unlabeled images of a split that an unused label file may label."""
 
-    explanation: Finding | None = None  # None if its image is unknown
-    images: Sequence[ListedImage] = ()  # unlabeled images that the file names in its content
+    images: Sequence[ListedImage]
+    is_charged: bool  # whether the objects of the file are lost in this split, not in another one
 
 
-def diagnose_labels(found: FoundLabels, split_folders: Sequence[str], others: OtherSplits) -> Diagnosis:
-    """Reports the label files that are not used by exactly one image of the split, and labels in other formats.
+_Explanation = Finding | _Unlabeled | None  # None if this split need not report the file
 
-    Args:
-        found: the label files that are used.
-        split_folders: the folders that the split names (absolute), without lists.
-        others: the data set's other splits.
-    """
-    context = SplitContext.of(found, split_folders, others)
-    groups_by_folder = expected_folders(found)
-    unused = dict(_in_expected_folders(groups_by_folder, context))
-    unused |= dict.fromkeys(_misplaced_files(context, expected=groups_by_folder), _Unused())
-    similar = {
-        file: state.images or context.unlabeled.resembling(loose_stem(file.name))
-        for file, state in unused.items()
-        if state.explanation is None
-    }
+
+def diagnose_labels(context: SplitContext) -> Diagnosis:
+    """Reports the label files that are not used by exactly one image of the split, and labels in other formats."""
+    found = context.own.found
+    explanations = {file: _explain(file, context) for file in _unused_files(context)}
+    similar = {file: e.images for file, e in explanations.items() if isinstance(e, _Unlabeled)}
     images_of = _assign_images_once(similar)
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
-    for file, state in unused.items():
-        finding = state.explanation
-        if finding is None:
-            finding = _of_unknown_image(file, similar[file], images_of[file], context)
+    for file, explanation in explanations.items():
+        if isinstance(explanation, Finding):
+            findings.append(explanation)
+        elif isinstance(explanation, _Unlabeled):
+            finding = _of_unlabeled_images(file, explanation, images_of[file], context.own)
             reasons |= dict.fromkeys(images_of[file], finding)
-        findings.append(finding)
+            findings.append(finding)
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
-    findings += unread.values()
+    findings += dict.fromkeys(unread.values())  # images of one stem have the same finding
     return Diagnosis(findings, reasons | unread if found.is_any_labeled else {})
+
+
+def _unused_files(context: SplitContext) -> Iterator[Candidate]:
+    """Yields the unused label files in the expected and nearby folders of the split."""
+    own = context.own
+    for folder in (*own.expected, *own.nearby):
+        is_skipped = folder in own.expected and folder not in own.usual and not own.candidates.contains_labels(folder)
+        if is_skipped:  # such as captions beside the images
+            continue
+        for file in own.candidates.files(folder):
+            if not context.is_used_by_another(file) and own.candidates.is_label_file(file):
+                yield file
+
+
+def _explain(file: Candidate, context: SplitContext) -> _Explanation:
+    """Answers the questions of this module, from the second on, about an unused label file."""
+    own = context.own
+    stems = _stems_of_its_image(file, own)
+    existing = _existing_images(file, stems, context)
+    if existing:
+        return _of_existing_images(existing, file, context)
+    owner = context.owner_of(file.folder)
+    if owner.missing is not None and not owner.splits:
+        return _of_missing_folder(file, owner.missing, own)
+    is_of_another = _is_of_another_image(file, stems, context)
+    unlabeled = [
+        (labels, _similar_images(file, labels, only_same_name=is_of_another or labels not in owner.splits))
+        for labels in context.splits
+    ]
+    if any(images for _, images in unlabeled):
+        return _share_of(own, unlabeled)
+    if is_of_another:
+        return None
+    if owner.missing is not None:
+        return _of_missing_folder(file, owner.missing, own)
+    if owner.charged is own:
+        return _without_image(file, "belongs to no image; rename it like its image, or remove it", own)
+    return None
+
+
+def _share_of(own: SplitLabels, unlabeled: Sequence[tuple[SplitLabels, Sequence[ListedImage]]]) -> _Unlabeled | None:
+    """Returns the images of a split that a file may label, or None if there is none. ``unlabeled``: by split."""
+    affected = [(labels, images) for labels, images in unlabeled if images]
+    for labels, images in affected:
+        if labels is own:
+            return _Unlabeled(images, is_charged=affected[0][0] is own)
+    return None
+
+
+# Images that exist
+
+
+def _stems_of_its_image(file: Candidate, own: SplitLabels) -> list[str]:
+    """Returns the loose stems that the image of a label file may have, beginning with the stem of the file itself."""
+    stems = [loose_stem(file.name)]
+    for parts in readings_of(_named_image(file, own)):
+        stems += [loose(parts[-1]), loose_stem(parts[-1])]
+    return stems
+
+
+def _named_image(file: Candidate, own: SplitLabels) -> str:
+    """Returns the image that a file names in its content, or ""."""
+    named_image = own.candidates.label_format.named_image
+    return "" if named_image is None else named_image(file.first_bytes())
+
+
+def _existing_images(file: Candidate, stems: Sequence[str], context: SplitContext) -> list[str]:
+    """Returns the names of the images on the disk to which a file belongs, whether or not a split has them. Of several
+    images, these are the ones whose folders the file names, if it names any."""
+    folders = [folder for labels in context.splits for folder in labels.image_folders(file.folder)]
+    names = context.images_on_disk.find(stems, list(dict.fromkeys(folders)))
+    named = _named_image(file, context.own)
+    if len(names) <= 1 or not named:
+        return names
+    return [names[i] for i in ImageNames.of_single_names(names).find(named)] or names
+
+
+def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitContext) -> _Explanation:
+    """Returns what is known about an unused label file of the existing images ``names``."""
+    own = context.own
+    root = own.candidates.folders.root
+    labeled = own.images_named(names, ImageStatus.LABELED)
+    if any(own.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in labeled):
+        return None  # a copy
+    unlabeled = [(labels, labels.images_named(names, ImageStatus.BACKGROUND)) for labels in context.splits]
+    share = _share_of(own, unlabeled)
+    if share is not None:
+        return share
+    if labeled:
+        message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
+        return Finding(own.candidates.full_name(file), SECOND_LABEL, message)
+    is_in_a_split = any(name in labels.image_of_name for labels in context.splits for name in names)
+    if is_in_a_split or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
+        return None  # an image of another split, or of a supported kind in no list, or it has a finding already
+    image_folder = os.path.dirname(path_of(names[0], root))
+    if own is next(labels for labels in context.splits if image_folder in labels.image_folders(file.folder)):
+        return _without_image(file, f"its image, {names[0]}, is not read", own)
+    return None
+
+
+# Images with similar names
+
+
+def _is_of_another_image(file: Candidate, stems: Sequence[str], context: SplitContext) -> bool:
+    """Returns whether a file is named like an image of no split or, in a folder where no split expects label files,
+    like a labeled image: it may be an older version of its labels."""
+    if not context.stems_elsewhere.isdisjoint(stems):
+        return True
+    if any(file.folder in labels.expected for labels in context.splits):
+        return False
+    return any(file.folder in labels.nearby and stems[0] in labels.labeled_stems for labels in context.splits)
+
+
+def _similar_images(file: Candidate, labels: SplitLabels, *, only_same_name: bool) -> Sequence[ListedImage]:
+    """Returns the unlabeled images of a split that a file may label: those of the same name or, unless
+    ``only_same_name``, the one of a similar name. There are none in a folder where the split expects no label files
+    if a labeled image has the same name."""
+    stem = loose_stem(file.name)
+    is_expected = file.folder in labels.expected
+    if not is_expected and (file.folder not in labels.nearby or stem in labels.labeled_stems):
+        return ()
+    return labels.unlabeled.named(stem) if only_same_name else labels.unlabeled.resembling(stem)
 
 
 def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, list[str]]:
@@ -91,161 +208,42 @@ def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> d
     return images_of
 
 
-# Expected folders (see `label_folders`)
-
-
-def _in_expected_folders(
-    groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext
-) -> Iterator[tuple[Candidate, _Unused]]:
-    """Yields the unused label files in the folders where label files are expected."""
-    candidates = context.candidates
-    label_format = candidates.label_format
-    for folder in _folders_to_search(groups_by_folder, context):
-        image_folders = [group.folder for group in groups_by_folder[folder]]
-        for file in candidates.files(folder):
-            first_bytes = file.first_bytes()
-            if not label_format.is_labels(first_bytes):
-                continue
-            named = label_format.named_image(first_bytes) if label_format.named_image is not None else ""
-            stems = _stems_of_its_image(file, named)
-            names = _closest(named, context.images_on_disk.find(stems, image_folders))
-            state: _Unused | None = None
-            if names:
-                state = _file_of_images(names, file, context)
-            elif candidates.annotations is None or context.others.stems.isdisjoint(stems):
-                state = _Unused()
-            if state is not None:
-                yield file, state
-
-
-def _folders_to_search(groups_by_folder: Mapping[str, Sequence[ImageGroup]], context: SplitContext) -> Iterator[str]:
-    """Yields the expected folders whose unused files are reported by this split."""
-    candidates = context.candidates
-    for folder, groups in groups_by_folder.items():
-        is_usual = any(folder == candidates.folders.first_name(group.usual_label_folder) for group in groups)
-        if not is_usual and not candidates.contains_labels(folder):
-            continue
-        if candidates.files(folder) and any(_is_reported_here(group, context) for group in groups):
-            yield folder
-
-
-def _is_reported_here(group: ImageGroup, context: SplitContext) -> bool:
-    """Returns whether this split reports the unused label files of an image folder. If several splits list images of
-    one folder, the first split does, because these files would be a large fraction of a small split."""
-    is_walked = group.folder in context.candidates.walked
-    return is_walked or group.folder not in context.others.folders_before
-
-
-def _stems_of_its_image(file: Candidate, named: str) -> list[str]:
-    """Returns the loose stems that the image of a label file may have, beginning with the stem of the file itself.
-    ``named``: the image that the file names, or ""."""
-    stems = [loose_stem(file.name)]
-    for parts in readings_of(named):
-        stems += [loose(parts[-1]), loose_stem(parts[-1])]
-    return stems
-
-
-def _closest(named: str, images: list[str]) -> list[str]:
-    """Returns those of several ``images`` whose folders a label file names, or all if it names none."""
-    if len(images) <= 1 or not named:
-        return images
-    return [images[i] for i in ImageNames.of_single_names(images).find(named)] or images
-
-
-def _file_of_images(names: Sequence[str], file: Candidate, context: SplitContext) -> _Unused | None:
-    """Returns what is known about an unused label file of one of the existing images ``names``, or None if the file can
-    be ignored."""
-    images = [context.image_of_name[name] for name in names if name in context.image_of_name]
-    images = list({image.name: image for image in images}.values())  # links may give one image several of the names
-    unlabeled = [image for image in images if image.status is ImageStatus.BACKGROUND]
-    labeled = [image for image in images if image.status is ImageStatus.LABELED]
-    root = context.candidates.folders.root
-    if any(context.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in labeled):
-        return None  # a copy
-    if unlabeled:
-        return _Unused(images=unlabeled)
-    if labeled:
-        message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
-        return _Unused(Finding(context.candidates.full_name(file), SECOND_LABEL, message))
-    if images or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
-        return None  # an image of a supported kind is in no list, or has a finding already
-    return _Unused(_without_image(file, f"its image, {names[0]}, is not read", context))
-
-
-# Nearby folders
-
-
-def _misplaced_files(context: SplitContext, expected: Container[str]) -> list[Candidate]:
-    """Returns the label files of a split that are in nearby folders. ``expected``: folders already searched."""
-    candidates = context.candidates
-    misplaced: dict[Candidate, None] = {}  # an ordered set: a folder may be near several folders of the split
-    for nearby in nearby_folders(context.split_folders, candidates):
-        folder = candidates.folders.first_name(nearby.label_folder)
-        if folder in expected:
-            continue
-        for file in candidates.files(folder):
-            is_new = file not in misplaced and _is_misplaced(file, nearby, context)
-            if is_new and candidates.is_label_file(file):
-                misplaced[file] = None
-    return list(misplaced)
-
-
-def _is_misplaced(file: Candidate, nearby: NearbyFolder, context: SplitContext) -> bool:
-    """Returns whether a file in a nearby folder belongs to no image there and may belong to an image of this split.
-    Files that may belong to an image of any split are reported by the first split."""
-    stem = loose_stem(file.name)
-    belongs_to_another = stem in context.images_on_disk.names_in(nearby.image_folder) or stem in context.labeled_stems
-    if belongs_to_another:
-        return False
-    if stem in context.unlabeled:
-        return True
-    if nearby.is_of_other_splits:
-        return context.others.is_first_split and stem not in context.others.stems
-    return True
-
-
 # Findings
 
 
-def _without_image(file: Candidate, message: str, context: SplitContext) -> Finding:
-    """Returns the finding about a label file whose image the split does not have.
+def _without_image(file: Candidate, message: str, own: SplitLabels) -> Finding:
+    """Returns the finding about a label file whose image no split has.
 
     It counts as one lost image. If the split names only lists, nothing is lost, because the folder may contain the
     labels of many other images.
     """
-    candidates = context.candidates
-    is_of_split = bool(context.split_folders)
+    is_of_split = bool(own.folders)
     return Finding(
-        where=candidates.full_name(file),
+        where=own.candidates.full_name(file),
         kind=ORPHAN,
         text=message,
         lost_images=int(is_of_split),
-        lost_objects=candidates.num_objects(file) if is_of_split else 0,
+        lost_objects=own.candidates.num_objects(file) if is_of_split else 0,
     )
 
 
-def _of_unknown_image(
-    file: Candidate, similar: Sequence[ListedImage], left_out: Collection[str], context: SplitContext
-) -> Finding:
-    """Returns the finding about a label file that may belong to any of the unlabeled images ``similar``.
+def _of_missing_folder(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
+    """Returns the finding about a label file whose image may be in a folder or list without images."""
+    message = f"belongs to no image that is here; its image may be in {missing}, which has no images"
+    return Finding(own.candidates.full_name(file), OF_MISSING_FOLDER, message)
 
-    ``left_out``: names of the images that are left out because of it, and not already because of another file, if any
-    image of the split is labeled.
-    """
-    if similar:
-        first = similar[0]
-        finding = Finding(
-            where=context.candidates.full_name(file),
-            kind=ORPHAN,
-            text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
-            lost_images=len(left_out) if context.found.is_any_labeled else 0,
-            lost_objects=context.candidates.num_objects(file) if left_out else 0,
-        )
-    else:
-        finding = _without_image(file, "belongs to no image; rename it like its image, or remove it", context)
-    if not left_out and context.others.may_lack_images:
-        return finding._replace(kind=OF_MISSING_FOLDER, lost_images=0, lost_objects=0)
-    return finding
+
+def _of_unlabeled_images(file: Candidate, unlabeled: _Unlabeled, left_out: Sequence[str], own: SplitLabels) -> Finding:
+    """Returns the finding about a label file that may belong to unlabeled images. ``left_out``: names of the images
+    that are left out because of it, not already because of another file, if any image of the split is labeled."""
+    first = unlabeled.images[0]
+    return Finding(
+        where=own.candidates.full_name(file),
+        kind=ORPHAN,
+        text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
+        lost_images=len(left_out) if own.found.is_any_labeled else 0,
+        lost_objects=own.candidates.num_objects(file) if left_out and unlabeled.is_charged else 0,
+    )
 
 
 def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:

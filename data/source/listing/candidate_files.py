@@ -67,6 +67,10 @@ class CandidateFiles:
             names[folder] = names.get(folder, frozenset()) | frozenset(names_in_folder)
         return CandidateFiles(self.label_format, self.annotations, self.folders, self.walked, names)
 
+    def is_used(self, file: Candidate) -> bool:
+        """Returns whether a file is used as an image's label file."""
+        return file.name in self._used_in_real.get(self.folders.real(file.folder), frozenset())
+
     def label_folders(self, image_folder: str, below_split: str = "") -> list[str]:
         """Returns the folders (absolute) that may contain the label files of the images in a folder, the usual one
         first. ``below_split``: the part of ``image_folder`` below the folder that the split names."""

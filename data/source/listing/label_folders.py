@@ -22,8 +22,7 @@ class NearbyFolder(NamedTuple):
     """A folder that may contain misplaced label files of the split."""
 
     label_folder: str  # absolute
-    image_folder: str  # absolute; ``label_folder`` is the label folder of its images
-    is_of_other_splits: bool  # whether other splits may also have labels there
+    image_folder: str | None  # absolute; ``label_folder`` is the label folder of its images. None for a split of lists
 
 
 def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
@@ -57,7 +56,10 @@ def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
 
 
 def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folders of the folders that a split names, and the folders nearby."""
+    """Yields the usual label folders of the folders that a split names, and the folders nearby. For a split of lists,
+    yields its annotations, if it has any, and the folders below them."""
+    if candidates.annotations is not None and not split_folders:
+        yield from _folders_from(NearbyFolder(str(candidates.annotations), None), candidates)
     for split_folder in split_folders:
         yield from _folders_below(split_folder, candidates)
         if candidates.annotations is None:
@@ -68,22 +70,26 @@ def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[Ne
     """Yields the usual label folder of a folder that the split names, and the folders below it. For ``images/train``,
     these are ``labels/train``, ``labels/train/a``, ... If the labels are next to the images, as for a path without
     ``images``, these are the image folders themselves."""
-    is_of_other_splits = candidates.annotations is not None
     label_folder = candidates.label_folders(split_folder)[0]
     if label_folder == split_folder:
         prefix = os.path.join(split_folder, "")
         for folder in sorted(candidates.walked):
             if folder == split_folder or folder.startswith(prefix):
-                yield NearbyFolder(folder, folder, is_of_other_splits)
-        return
-    pending = [NearbyFolder(label_folder, split_folder, is_of_other_splits)]
+                yield NearbyFolder(folder, folder)
+    else:
+        yield from _folders_from(NearbyFolder(label_folder, split_folder), candidates)
+
+
+def _folders_from(outer: NearbyFolder, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
+    """Yields a folder and the folders below it."""
+    pending = [outer]
     while pending:
         nearby = pending.pop()
         yield nearby
         for name in candidates.folders_in(nearby.label_folder):
             inner_labels = os.path.join(nearby.label_folder, name)
-            inner_images = os.path.join(nearby.image_folder, name)
-            pending.append(NearbyFolder(inner_labels, inner_images, is_of_other_splits))
+            inner_images = None if nearby.image_folder is None else os.path.join(nearby.image_folder, name)
+            pending.append(NearbyFolder(inner_labels, inner_images))
 
 
 def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
@@ -95,4 +101,4 @@ def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[Ne
         label_folder = candidates.label_folders(image_folder)[0]
         if label_folder == image_folder or Path(image_folder) in candidates.folders.root.parents:
             return
-        yield NearbyFolder(label_folder, image_folder, is_of_other_splits=True)
+        yield NearbyFolder(label_folder, image_folder)

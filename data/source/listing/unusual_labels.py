@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
+from data.labels.label_format import FilesPerImage
 from data.source.listing.candidate_files import Candidate, CandidateFiles
-from data.source.listing.label_files import FoundLabels, ImageGroup, with_label
+from data.source.listing.images import SplitImages
+from data.source.listing.label_files import FoundLabels, ImageGroup, find_label_files, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
@@ -30,14 +32,22 @@ class _NamingFile(NamedTuple):
     image_name: str  # as written in the file
 
 
+def find_labels(split_images: SplitImages, label_format: FilesPerImage, annotations: Path | None) -> FoundLabels:
+    """Finds the label files of a split's images. ``annotations``: the folder of the label files, if the data set names
+    one."""
+    candidates = CandidateFiles(label_format, annotations, split_images.folders, split_images.other_files)
+    found = find_label_files(split_images, candidates)
+    return find_unusual_labels(found) if found.without_usual_label else found
+
+
 def find_unusual_labels(found: FoundLabels) -> FoundLabels:
     """Returns ``found`` with the label files in other folders or under other names. An image with several matching
     files is left out."""
-    found = _with_choices(found, _similarly_named(found))
-    return _with_choices(found, _naming_their_image(found))
+    found = _assign_files(found, _similarly_named(found))
+    return _assign_files(found, _naming_their_image(found))
 
 
-def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
+def _assign_files(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]) -> FoundLabels:
     """Assigns to each image the only file among its ``choices``, which are the matching files by image name."""
     choices = {name: files for name, files in choices.items() if files}
     if not choices:
@@ -49,7 +59,7 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
         if choices.keys().isdisjoint(file.name for file in image.names):
             images.append(image)
         else:
-            views = _with_choice(image, choices, found.candidates)
+            views = _image_with_files(image, choices, found.candidates)
             chosen += views.images
             findings += views.findings
     used: dict[str, list[str]] = {}  # names of label files, by folder
@@ -66,7 +76,9 @@ def _with_choices(found: FoundLabels, choices: Mapping[str, Sequence[Candidate]]
     )
 
 
-def _with_choice(image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles) -> Views:
+def _image_with_files(
+    image: ListedImage, choices: Mapping[str, Sequence[Candidate]], candidates: CandidateFiles
+) -> Views:
     """Returns an unlabeled image with the only matching file, or once per file if its names have different ones. If one
     name has several matching files, the image is left out."""
     named_images: list[ListedImage] = []

@@ -354,6 +354,17 @@ def test_an_image_with_labels_of_another_format_or_suffix_is_not_a_background(fo
     assert len(folder.index(max_bad=0.0)) == NUM_IMAGES
 
 
+def test_two_images_of_one_stem_whose_labels_are_not_read_are_left_out(folder):
+    folder.write(but=3)
+    folder.image("images/train/03.jpg")
+    folder.label("labels/train/03.xml", VOC_TEXT)
+    index = folder.index()
+    assert len(index) == len(index.classes) == NUM_IMAGES - 1
+    assert index.report.ledger.lost_images == 2
+    (line,) = index.report.lines
+    assert "images/train/03.jpg or images/train/03.png, which are left out" in line
+
+
 def test_half_of_the_labels_in_another_format_are_too_many(folder):
     folder.write()
     for i in range(10):

@@ -1,0 +1,186 @@
+"""A label file that no image uses is lost once, in one split, or explained; an image that it may label is left out."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from data.index.index import DatasetIndex
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.labels.findings import OF_MISSING_FOLDER, ORPHAN
+from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.three_formats import voc_text, write_image
+
+HEIGHT, WIDTH = 48, 64
+
+
+def image(root: Path, name: str) -> None:
+    write_image(root / "images" / name, HEIGHT, WIDTH)
+
+
+def label(root: Path, name: str, count: int = 1) -> None:
+    """Writes the XML file ``voc/name`` with ``count`` objects."""
+    path = root / "voc" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(voc_text([(0, 1 + i, 2, 30, 40) for i in range(count)], ["a"], HEIGHT, WIDTH))
+
+
+def read(root: Path, splits: Mapping[str, str], *used: str) -> dict[str, DatasetIndex]:
+    """Returns the indexes of the splits ``used``, or of all of them, whatever is lost."""
+    content = {**splits, "annotations": "voc", "names": ["a"]}
+    (root / "data.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    spec = load_dataset_spec(root / "data.yaml")
+    settings = IndexSettings(progress=False, workers=0, max_bad=1.0, use_cache=False)
+    return {split: load_index(spec, split, settings) for split in used or splits}
+
+
+def losses(indexes: Mapping[str, DatasetIndex]) -> dict[str, tuple[int, int]]:
+    """Returns the lost images and objects of each split."""
+    return {name: (i.report.ledger.lost_images, i.report.ledger.lost_objects) for name, i in indexes.items()}
+
+
+def reported(index: DatasetIndex, kind: str = ORPHAN) -> list[str]:
+    return [line.split(":")[0] for line in index.report.lines if f": {kind}: " in line]
+
+
+TRAIN_AND_VAL = {"train": "images/train", "val": "images/val"}
+
+
+def test_a_background_named_like_an_image_of_another_split_is_used(tmp_path):
+    for name in "012":
+        for split in ("train", "val"):
+            image(tmp_path, f"{split}/{name}.png")
+            if (split, name) != ("train", "2"):
+                label(tmp_path, f"{split}/{name}.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+    assert len(indexes["train"]) == 3
+
+
+@pytest.mark.parametrize(("folder", "loser"), [("", "train"), ("train/", "train"), ("val/", "val"), ("more/", "train")])
+def test_a_label_file_without_an_image_is_lost_in_the_split_of_its_folder(tmp_path, folder, loser):
+    """It is lost in the first split if the folder belongs to all of them."""
+    for split in ("train", "val"):
+        image(tmp_path, f"{split}/{split}.png")
+        label(tmp_path, f"{split}/{split}.xml")
+    label(tmp_path, f"{folder}gone.xml", count=2)
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)} | {loser: (1, 2)}
+    assert [name for name, index in indexes.items() if reported(index)] == [loser]
+
+
+def test_only_label_files_outside_the_folder_of_a_split_may_be_of_a_missing_one(tmp_path):
+    image(tmp_path, "train/0.png")
+    for name in ("train/0", "train/gone", "gone", "val/gone"):
+        label(tmp_path, f"{name}.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL, "train")
+    assert losses(indexes) == {"train": (1, 1)}
+    assert reported(indexes["train"]) == ["voc/train/gone.xml"]
+    assert reported(indexes["train"], OF_MISSING_FOLDER) == ["voc/gone.xml", "voc/val/gone.xml"]
+    assert f"its image may be in {tmp_path}/images/val, which has no images" in "".join(indexes["train"].report.lines)
+
+
+def test_labels_of_an_image_of_no_split_are_not_lost_wherever_the_image_is(tmp_path):
+    for name in ("a/train/0", "b/val/1", "b/more/2"):
+        image(tmp_path, f"{name}.png")
+        label(tmp_path, f"{name[-1]}.xml")
+    indexes = read(tmp_path, {"train": "images/a/train", "val": "images/b/val"})
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+
+
+def test_labels_of_a_missing_folder_leave_out_no_image_of_the_same_name(tmp_path):
+    for name in "01":
+        image(tmp_path, f"train/{name}.png")
+        label(tmp_path, f"val/{name}.xml")
+    label(tmp_path, "train/0.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL, "train")
+    assert len(indexes["train"]) == 2
+    assert losses(indexes) == {"train": (0, 0)}
+    assert reported(indexes["train"], OF_MISSING_FOLDER) == ["voc/val/0.xml", "voc/val/1.xml"]
+
+
+def test_the_second_file_that_may_label_an_image_is_not_of_a_missing_folder(tmp_path):
+    for name in ("0", "x"):
+        image(tmp_path, f"train/{name}.png")
+    for name in ("0", "x-1", "x-2"):
+        label(tmp_path, f"{name}.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL, "train")
+    assert losses(indexes) == {"train": (1, 1)}
+    assert reported(indexes["train"]) == ["voc/x-1.xml", "voc/x-2.xml"]
+
+
+def test_a_file_that_may_label_images_of_two_splits_leaves_out_both_and_is_lost_once(tmp_path):
+    for split in ("train", "val"):
+        image(tmp_path, f"{split}/{split}.png")
+        label(tmp_path, f"{split}.xml")
+        image(tmp_path, f"{split}/x.png")
+    label(tmp_path, "more/x.xml", count=3)
+    assert losses(read(tmp_path, TRAIN_AND_VAL)) == {"train": (1, 3), "val": (1, 0)}
+
+
+def expected_losses(
+    root: Path, images: Mapping[str, list[str]], counts: Mapping[str, int], missing: str
+) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Reads a data set naively: returns the stems of the images that each split uses, and its lost objects.
+
+    ``images``: stems by split. ``counts``: objects by label file, relative to voc, without suffix.
+    """
+    present = [split for split in images if split != missing]
+    places = {(split, stem): {f"{split}/{stem}", stem} & counts.keys() for split in present for stem in images[split]}
+    used = {file for files in places.values() for file in files}
+    labeled = {stem for (_, stem), files in places.items() if files}
+    left_out: set[tuple[str, str]] = set()
+    lost = dict.fromkeys(present, 0)
+    for file in counts.keys() - used:
+        folder, _, stem = file.rpartition("/")
+        if folder and folder == missing:
+            continue
+        affected = [split for split in present if places.get((split, stem)) == set()]
+        left_out |= {(split, stem) for split in affected}
+        if affected:
+            lost[affected[0]] += counts[file]
+        elif folder in present:
+            lost[folder] += counts[file]
+        elif not missing and not (folder == "more" and stem in labeled):
+            lost[present[0]] += counts[file]
+    used_stems = {split: sorted(stem for stem in images[split] if (split, stem) not in left_out) for split in present}
+    return used_stems, lost
+
+
+def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path):
+    for seed in range(12):
+        rng = random.Random(seed)
+        root = tmp_path / str(seed)
+        is_mirrored = rng.random() < 0.6
+        names = ("train", "val", "test")[: rng.randint(2, 3)]
+        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
+        images = {split: rng.sample(stems, 4) for split in names}
+        missing = rng.choice(("", "", names[-1]))
+        counts: dict[str, int] = {}
+        for split in names:
+            for i, stem in enumerate(images[split]):
+                image(root, f"{split}/{stem}.png")
+                if i == 0 or rng.random() < 0.6:
+                    counts[f"{split}/{stem}" if is_mirrored else stem] = rng.randint(1, 3)
+        for _ in range(3):
+            folder = rng.choice((*names, "", "more") if is_mirrored else ("", "more"))
+            stem = "".join(rng.choices("jklmn", k=8))
+            if folder and rng.random() < 0.6:
+                stem = stems.pop()
+            counts.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
+        for file, count in counts.items():
+            label(root, f"{file}.xml", count)
+        if missing:
+            shutil.rmtree(root / "images" / missing)
+        used, lost = expected_losses(root, images, counts, missing)
+        indexes = read(root, {split: f"images/{split}" for split in names}, *used)
+        assert {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()} == used, (
+            seed
+        )
+        assert {split: objects for split, (_, objects) in losses(indexes).items()} == lost, f"seed {seed}"
