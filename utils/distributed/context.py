@@ -100,10 +100,13 @@ def leaving_together(ctx: DistributedContext) -> Iterator[StoreBarrier]:
     raises, the others raise `PeerFailure`; if one dies, they raise PeerLost. The block precedes a collective where the
     work of the processes may take long, or fail in some of them.
     """
-    names = [f"process {rank}" for rank in range(ctx.world_size)]
+    rank = 0
+    names = ["process 0"]  # without a process group, there is nobody to wait for
     if ctx.is_distributed:
+        rank = ctx.rank
+        names = [f"process {number}" for number in range(ctx.world_size)]
         names[ctx.rank - ctx.local_rank] = f"the first process of node {ctx.node_rank}"
-    with StoreBarrier(ctx.store, f"together/{next(ctx._turns)}", rank=ctx.rank, names=names) as barrier:
+    with StoreBarrier(ctx.store, f"together/{next(ctx._turns)}", rank=rank, names=names) as barrier:
         yield barrier
         barrier.wait_all()
 
