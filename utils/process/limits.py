@@ -51,8 +51,10 @@ def cause_of(error: BaseException) -> Cause:
     The chain follows `raise ... from`, and an `ExplainedError` to the error that it explains, which `from None` hides.
     It does not follow a bug to the error during whose handling it was raised.
     """
+    visited: list[BaseException] = []  # `raise error from error` makes a chain without an end
     link: BaseException | None = error
-    while link is not None:
+    while link is not None and not any(link is other for other in visited):
+        visited.append(link)
         cause = _cause_of_link(link)
         if cause is not None:
             return cause

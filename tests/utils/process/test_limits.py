@@ -18,7 +18,8 @@ from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.errors import UserError
 from utils.process.entrypoint import run_main
-from utils.process.limits import explain_limit, memory_advice
+from utils.process.limits import cause_of, explain_limit, memory_advice
+from utils.process.outcome import Cause
 
 ROOT = Path(__file__).parents[3]
 LIMITED = """
@@ -218,3 +219,13 @@ def test_causes_name_the_signal_and_advice_names_smaller_settings():
 )
 def test_bugs_and_user_errors_are_not_explained_as_machine_errors(error):
     assert explain_limit(error) is None
+
+
+def test_a_chain_of_errors_that_leads_back_to_itself_has_an_end():
+    first = RuntimeError("first")
+    second = RuntimeError("second")
+    first.__cause__ = second
+    second.__cause__ = first
+    assert cause_of(first) == Cause.COMMAND
+    second.__cause__ = second
+    assert cause_of(second) == Cause.COMMAND
