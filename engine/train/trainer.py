@@ -174,9 +174,9 @@ class Trainer:
                 self._end_epoch()
 
     def _finish_training(self) -> None:
-        """Does what follows the last step, unless a signal leaves it to a resumed run."""
+        """Does what follows the last step, unless a signal or a failure leaves it to a resumed run."""
         self.call_hooks("after_steps")
-        if self.control.exit_code:
+        if self.control.exit_code or self.control.has_failed():
             return
         if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
             return

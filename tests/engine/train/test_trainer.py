@@ -445,6 +445,16 @@ def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, contin
         trainer.fit()
 
 
+def test_a_failure_ends_the_run_before_its_final_work():
+    """Ctrl-C during that work would hide the error."""
+    watch = Watch()
+    trainer = build(Fails(1), watch)
+    with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
+        trainer.fit()
+    assert watch.of("after_steps", "after_training", "finish") == [("after_steps", 0, 3)]
+    assert not trainer.control.does_final_work
+
+
 @pytest.mark.parametrize("has_pending", [False, True], ids=["report alone", "pending epoch"])
 def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_pending):
     class FailsAtStart(Hook):
