@@ -162,11 +162,12 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data .../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
+        ({"data": "other.yaml"}, "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
          "new run with another --name; this one: ... to ..."),
-        ({"imgsz": 320}, "--imgsz 320: ..."),
+        ({"imgsz": 320}, "--imgsz=320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
-        ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
+        ({"rect": True}, "--rect: ..."),
+        ({"model": "yolov8n"}, "--model=yolov8n: the run being resumed has ''; start a new run with --weights"),
     ],
 )  # fmt: skip
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):
