@@ -120,5 +120,5 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
     if list(val.names) != stored.names:
         return "its classes differ"
     if not DataIdentity.of(train, val).is_same(stored.identity):
-        return "its images or labels differ"
+        return "its labels or the sizes of its images differ"
     return ""

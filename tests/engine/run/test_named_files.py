@@ -200,8 +200,8 @@ def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
     ("change", "reason"),
     [
         ("move", ""),
-        ("move and change", "its images or labels differ"),
-        ("copy and change train", "its images or labels differ"),
+        ("move and change", "its labels or the sizes of its images differ"),
+        ("copy and change train", "its labels or the sizes of its images differ"),
         ("copy and change names", "its classes differ"),
         ("", "no such file; known by name: "),
     ],
