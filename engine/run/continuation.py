@@ -68,6 +68,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         settings=plan.settings,
         end_reason=end_reason,
         labels=StoredLabels.of(plan.started_from.description),
+        is_reported=is_reported,
     )
     if is_reported:
         return EndedRun(

@@ -183,6 +183,19 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
             plan_of(folder.parent, {"resume", *flags}, **flags)
 
 
+@pytest.mark.parametrize("callbacks", ["", "other:Hooks"])
+def test_a_run_without_its_report_may_leave_out_the_callbacks_that_prevent_it(folder, callbacks):
+    config = TrainConfig(project=str(folder.parent), callbacks="hooks:Hooks", epochs=3)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    plan = plan_of(folder.parent, {"resume", "callbacks"}, callbacks=callbacks)
+    assert isinstance(plan, ContinuedRun)
+    assert plan.only_reports
+    assert plan.settings.config.callbacks == callbacks
+    report(folder, config, 3)
+    with refused("--callbacks=...: the run in .../exp has ended, with 'hooks:Hooks'; ..."):
+        plan_of(folder.parent, {"resume", "callbacks"}, callbacks=callbacks)
+
+
 @pytest.mark.parametrize("state", ["last.pt", "no last.pt", "no report"])
 @pytest.mark.parametrize(
     ("stored", "given", "moves"),
