@@ -77,9 +77,9 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
             settings=plan.settings,
             epochs=epochs,
             end_reason=end_reason,
-            startup_messages=plan.startup_messages,
+            startup_messages=plan.change_messages,
         )
-    messages = [*plan.startup_messages, "all epochs are done; writing the report again"]
+    messages = [*plan.change_messages, "all epochs are done; writing the report again"]
     return replace(plan, startup_messages=messages)
 
 

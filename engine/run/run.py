@@ -119,6 +119,7 @@ class ContinuedRun(_Plan):
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
+    change_messages: list[str] = field(default_factory=list)  # the startup messages about settings and files
 
     @property
     def only_reports(self) -> bool:

@@ -245,6 +245,7 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(plan, EndedRun) == has_ended
     if isinstance(plan, EndedRun):
         assert plan.end_reason.startswith("a callback has ended it after 3 epochs; to continue: --resume ")
+        assert plan.startup_messages == []
     assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=11), ContinuedRun)
     named = plan_of(folder.parent, {"resume"}, resume=str(folder / "last.pt"))
     assert isinstance(named, ContinuedRun)
@@ -277,6 +278,7 @@ def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
         plan = plan_of(folder.parent, {"epochs", "export"}, epochs=2, export=["onnx"])
         assert isinstance(plan, EndedRun) == is_reported
         assert (plan.settings.config.epochs, plan.settings.config.export) == (3, ["onnx"])
+        assert not any(message.startswith(("resuming ", "resume: processes")) for message in plan.startup_messages)
         assert "resume: export [] -> ['onnx']" in plan.startup_messages
 
 
