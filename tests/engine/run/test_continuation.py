@@ -251,6 +251,24 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(named, ContinuedRun)
 
 
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_run_that_a_callback_has_ended_writes_its_report_if_that_was_interrupted(folder, is_pending):
+    """Unless epochs are added, or it is named to continue."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    progress = Progress(epoch=3)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
+    saved(folder / "last.pt", progress, config=config, pending=pending, ended_by_callback=True)
+    plan = plan_of(folder.parent, {"epochs"}, epochs=10)
+    assert isinstance(plan, ContinuedRun)
+    assert plan.only_reports
+    (message,) = plan.startup_messages
+    assert message.startswith("writing the report again: a callback has ended it after 3 epochs; to continue: --resume")
+    for given in ({"epochs": 11}, {"resume": str(folder / "last.pt")}):
+        plan = plan_of(folder.parent, given, **given)
+        assert isinstance(plan, ContinuedRun)
+        assert not plan.only_reports
+
+
 @pytest.mark.parametrize(
     ("stored", "trained", "more", "asks"),
     [

@@ -21,18 +21,19 @@ from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.complete_record import read_reported_epochs
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import RunSettings, StartedFrom, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
 from models.detector import build_detector
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped
+from utils.errors import Stopped, UserError
 from utils.logger import configure_logging
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.stop_signals import StopSignals
@@ -486,6 +487,63 @@ def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_p
     assert str(finished.failure) == f"on_end failed; when it is fixed, {way}"
     assert not any("on_end failed" in message for message in caplog.messages)  # the command ends with it
     assert read_reported_epochs(tmp_path, "run") is None
+
+
+class StopsAfter(Hook):
+    """Requests a stop like a callback: after an epoch, or after a step of the next one."""
+
+    def __init__(self, epoch: int, batch: int = 0) -> None:
+        self._position = (epoch, batch)
+
+    def after_step(self, trainer: Training) -> None:
+        self._request(trainer)
+
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+        self._request(trainer)
+
+    def _request(self, trainer: Training) -> None:
+        if (trainer.progress.epoch, trainer.progress.batch) == self._position:
+            trainer.control.request_stop()
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_stored"), [(StopsAfter(1), True), (StopsAfter(1, 1), True), (Fails(1), False), (Hook(), False)]
+)
+def test_a_checkpoint_tells_that_a_callback_has_ended_the_run(hook, is_stored):
+    trainer = build(hook, epochs=3)
+    try:
+        trainer.fit()
+    except UserError:
+        assert isinstance(hook, Fails)
+    assert trainer.checkpointer.saved[-1][2].ended_by_callback == is_stored
+
+
+@pytest.mark.parametrize(
+    ("progress", "validations"), [(Progress(epoch=2), 1), (Progress(epoch=2, batch=1), 0), (Progress(), 0)]
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_a_callback_has_ended_takes_no_step_for_its_report(tmp_path, progress, validations, fails):
+    class FailsAtStart(Hook):
+        def start(self, trainer: Training) -> None:
+            trainer.control.fail("on_start failed")
+
+    evaluator = Evaluates()
+    watch = Watch()
+    checkpoint = checkpoint_of(progress=progress, ended_by_callback=True)
+    hooks = [FailsAtStart()] if fails else []
+    plain = build(epochs=3)
+    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=StartedFrom.of(checkpoint))
+    trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
+    if fails:
+        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project ..."):
+            trainer.fit()
+        assert trainer.checkpointer.saved[-1][2].ended_by_callback  # the next start also writes the report
+        return
+    trainer.fit()
+    assert evaluator.runs == validations
+    assert watch.of("before_epoch", "after_step") == []
+    assert len(watch.of("after_training", "finish")) == 2
+    assert read_reported_epochs(tmp_path, "run") == progress.epoch
 
 
 def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
