@@ -17,6 +17,7 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.stopping import EarlyStopping
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
@@ -357,6 +358,25 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     saved = [(epoch, batch, header.pending) for epoch, batch, header in trainer.checkpointer.saved]
     assert saved == [(1, 0, None), (2, 0, None)][:epochs]
     assert trainer.checkpointer.scored == [(1, True)]
+
+
+@pytest.mark.parametrize(("fitness", "last_epoch"), [(0.9, 9), (0.1, 7)])
+def test_patience_waits_for_the_scores_of_a_pending_epoch(fitness, last_epoch):
+    """A resumed run, with less patience than before."""
+
+    class Scores(Results):
+        def fill_in(self, ctx, epoch, progress, *, seconds) -> None:
+            super().fill_in(ctx, epoch, progress, seconds=seconds)
+            epoch.is_best = progress.record_fitness(fitness)
+
+    progress = Progress(epoch=7, best_epoch=4, best_fitness=0.5)
+    pending = PendingEpoch(row={}, is_closing=False, progress=replace(progress), ema={})
+    stopping = EarlyStopping(2, "AP", val_every=1)
+    trainer = build(stopping, progress=progress, validator=local(pending=pending), epochs=20, patience=2)
+    pending.ema.update(trainer.step.ema.module.state_dict())
+    trainer.results = Scores()
+    trainer.fit()
+    assert trainer.progress.epoch == last_epoch
 
 
 @pytest.mark.parametrize(("close_mosaic", "is_closing"), [(1, True), (0, False)])
