@@ -21,14 +21,8 @@ class EarlyStopping(Hook):
         self._fitness = fitness
         self._val_every = val_every
 
-    def start(self, trainer: Training) -> Action | None:
-        """Ends a run that was started again after its end, only for its report."""
-        return self._decide(trainer)
-
-    def after_epoch(self, trainer: Training, epoch: Epoch) -> Action | None:
-        return self._decide(trainer)
-
-    def _decide(self, trainer: Training) -> Action | None:
+    def report(self, trainer: Training, epoch: Epoch) -> Action | None:
+        """Decides when the epoch has its scores: a run may continue with an epoch that is not scored yet."""
         progress = trainer.progress
         if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
             return None

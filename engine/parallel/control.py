@@ -60,6 +60,7 @@ class RunControl:
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.exit_code = 0  # of the signal that has stopped the ranks, or 0
         self.does_final_work = False  # see `begin_final_work`
+        self.ended_by_callback = False  # the ranks have followed `request_stop`: neither a signal nor a failure
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
@@ -138,13 +139,14 @@ class RunControl:
         if flags.interrupt:
             return self._stop(INTERRUPTED)
         if flags.stop:  # by a signal to any rank, or else by a request
-            return self._stop(max_over_ranks(self._ctx, REQUEUE if self._signals.requeue else 0))
+            exit_code = max_over_ranks(self._ctx, REQUEUE if self._signals.requeue else 0)
+            return self._stop(exit_code) if exit_code else self._follow_request()
         return action | Action.SAVE
 
     def agree(self) -> Action:
         """Returns `Action.STOP` if any rank has requested it. Called at the start and after an epoch."""
         if max_over_ranks(self._ctx, int(self._stop_requested)):
-            return self._stop(0)
+            return self._follow_request()
         return Action.CONTINUE
 
     def stops_validation(self) -> bool:
@@ -213,6 +215,11 @@ class RunControl:
         checkpoint = f"continue with: {resume_flag(own_last)}" if own_last else "there is no checkpoint yet"
         log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
+
+    def _follow_request(self) -> Action:
+        """Stops the run as a rank has requested, or because a hook has failed on one. Every rank must call this."""
+        self.ended_by_callback |= not self.has_failed()
+        return self._stop(0)
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code

@@ -30,6 +30,7 @@ from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint, reason_to_end
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, TrainCommand
+from utils.config.settings import AUTO
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted
@@ -58,7 +59,9 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     epochs = plan.started_from.progress.epoch
     is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
     end_reason = plan.end_reason
-    if not end_reason and is_reported:
+    # ``--resume PATH`` continues such a run, also if torchrun restarts it before it has saved.
+    was_ended = plan.started_from.ended_by_callback and command.config.resume in (None, AUTO)
+    if not end_reason and (is_reported or was_ended):
         end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
@@ -68,6 +71,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         settings=plan.settings,
         end_reason=end_reason,
         labels=StoredLabels.of(plan.started_from.description),
+        is_reported=is_reported,
     )
     if is_reported:
         return EndedRun(
@@ -76,15 +80,15 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
             settings=plan.settings,
             epochs=epochs,
             end_reason=end_reason,
-            startup_messages=plan.startup_messages,
+            startup_messages=plan.change_messages,
         )
-    messages = [*plan.startup_messages, "all epochs are done; writing the report again"]
-    return replace(plan, startup_messages=messages)
+    messages = [*plan.change_messages, f"writing the report again: {end_reason}"]
+    return replace(plan, end_reason=end_reason, startup_messages=messages)
 
 
 def _reason_of_callback(plan: ContinuedRun) -> str:
-    """Returns the end reason of a run that a callback has ended, whose report is written although epochs were left; ""
-    for any other run, and if the command adds epochs."""
+    """Returns the end reason of a run that a callback has ended, although epochs were left; "" if none were, or if
+    the command adds some."""
     epochs = plan.started_from.progress.epoch
     had_ended = reason_to_end(plan.started_from, plan.before.config, explicit_flags=()) != ""
     if had_ended or may_add_epochs(plan.before.config, plan.settings.config, epochs):

@@ -75,7 +75,13 @@ class StoredLabels:
 
 
 def check_unchanged(
-    folder: Path, *, before: RunSettings, settings: RunSettings, end_reason: str, labels: StoredLabels
+    folder: Path,
+    *,
+    before: RunSettings,
+    settings: RunSettings,
+    end_reason: str,
+    labels: StoredLabels,
+    is_reported: bool = True,
 ) -> None:
     """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
     rank 0 calls this.
@@ -84,10 +90,13 @@ def check_unchanged(
         before: the settings of the run, in which files that have moved have their new paths.
         end_reason: see `EndedRun`.
         labels: those of the run. A data set at another path counts as the same if it has these.
+        is_reported: False if the run has to write its report: other ``--callbacks``, or none, may then do so, because
+            they no longer change what is trained, and those of the run may be what has prevented its report.
     """
+    decisive = _DECIDE_RESULTS if is_reported else _DECIDE_RESULTS - {"callbacks"}
     before_by_name = before.by_name()
     for name, value in settings.by_name().items():
-        if name not in _DECIDE_RESULTS or value == before_by_name[name]:
+        if name not in decisive or value == before_by_name[name]:
             continue
         reason = ""
         if name == "data" and labels.identity.has_label_digests:
@@ -120,5 +129,5 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
     if list(val.names) != stored.names:
         return "its classes differ"
     if not DataIdentity.of(train, val).is_same(stored.identity):
-        return "its images or labels differ"
+        return "its labels or the sizes of its images differ"
     return ""

@@ -134,16 +134,15 @@ class FileMatch(enum.Enum):
     """How the file that a command names is related to the one that a run has stored for the same setting."""
 
     SAME = "same"  # the same path, or typed in the same way in the same working folder
-    CHANGED = "changed"  # the same, but the file has another content now
-    # Another path to the same file, to one of the same content, or to the YAML that a folder has in place of the run's.
-    MOVED = "moved"
+    CHANGED = "changed"  # the same file, perhaps by another path, but it has another content now
+    MOVED = "moved"  # another path to the same file, or to one of the same content
     BOTH_GONE = "both gone"  # neither exists, so they cannot be compared
     OTHER = "other"
 
 
 def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: NamedFiles) -> FileMatch:
-    """Compares the file that the setting ``name`` of ``config`` means with the one that a run has ``stored``. The
-    labels of a data set are not compared here (ended_run.py).
+    """Compares the file that the setting ``name`` of ``config`` means with the one that a run has ``stored``. Does not
+    compare the labels of data sets; ended_run.py does.
 
     ``files``: what was typed for ``config``.
     """
@@ -151,14 +150,16 @@ def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: Nam
     now = getattr(config, name)
     typed = files.typed.get(name, "")
     is_typed_alike = typed != "" and typed == stored.files.typed.get(name, before)
-    if is_typed_alike and _is_missing(before) and _is_there(now):  # the YAML of a folder has another name now
-        return FileMatch.MOVED
-    if is_typed_alike or now == before:
+    # A folder may have another YAML now, in place of the one that the run has read: another data set, perhaps.
+    is_replaced = _is_missing(before) and _is_there(now)
+    if now == before or (is_typed_alike and not is_replaced):
         return FileMatch.CHANGED if _has_content(name, before, stored) is False else FileMatch.SAME
     if _is_missing(before) and _is_missing(now):
         return FileMatch.BOTH_GONE
-    is_one_file = _is_there(before) and _is_there(now) and os.path.samefile(before, now)
-    return FileMatch.MOVED if is_one_file or _has_content(name, now, stored) else FileMatch.OTHER
+    has_same_content = _has_content(name, now, stored)
+    if _is_there(before) and _is_there(now) and os.path.samefile(before, now):
+        return FileMatch.CHANGED if has_same_content is False else FileMatch.MOVED
+    return FileMatch.MOVED if has_same_content else FileMatch.OTHER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,9 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
     if not _has_same_data(checkpoint, data):
-        messages.append("resume: the images, the labels, or how the YAML reads them have changed since the run began")
+        messages.append(
+            "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
+        )
     start = choose_epoch_start(checkpoint, config, data)
     if start is EpochStart.END:
         progress = replace(progress, batch=data.batches)
@@ -160,7 +162,7 @@ def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Pro
 
 
 def _has_same_data(checkpoint: Checkpoint, data: EpochData) -> bool:
-    """Returns whether the run has the images and labels that it had so far."""
+    """Returns whether the run has the labels and the sizes of images that it had so far (`DataIdentity`)."""
     return checkpoint.description.identity.is_same(data.identity)
 
 

@@ -6,6 +6,7 @@ changed if its two values differ.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_paths
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
+from utils.config.flags import words_of_flag
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -151,4 +153,6 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
 
 def as_flag(name: str, value: Any) -> str:
     """Returns a setting or hyper-parameter as it is typed on a command line."""
-    return f"--{name.replace('_', '-')} {value}" if name in _CONFIG_NAMES else f"--set {name}={value}"
+    if name in _CONFIG_NAMES:
+        return shlex.join(words_of_flag(name, value))
+    return f"--set {name}={value}"

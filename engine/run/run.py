@@ -56,6 +56,7 @@ class StartedFrom:
     conditions: RunConditions
     metrics: dict[str, float]  # scores of its weights; empty: not validated
     is_pending: bool  # the newest epoch had not been scored yet
+    ended_by_callback: bool  # see `CheckpointHeader`
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> StartedFrom:
@@ -67,6 +68,7 @@ class StartedFrom:
             conditions=header.run,
             metrics=header.metrics,
             is_pending=header.pending is not None,
+            ended_by_callback=header.ended_by_callback,
         )
 
     @property
@@ -118,11 +120,13 @@ class ContinuedRun(_Plan):
     launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
-    end_reason: str = ""  # as in `EndedRun`; "": epochs or scores are missing
+    end_reason: str = ""  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
+    change_messages: list[str] = field(default_factory=list)  # the startup messages about settings and files
 
     @property
     def only_reports(self) -> bool:
-        """True if all epochs are done and scored, and only the report and the exports are missing."""
+        """True if no step is left: only the report and the exports are missing, or also the scores of the epoch after
+        which a callback has ended the run."""
         return self.end_reason != ""
 
     @property

@@ -113,12 +113,13 @@ class Trainer:
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._stopped = False  # this process takes no more steps
+        self._stopped = run.only_reports  # this process takes no more steps
         self._last_concluded = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
             self._last_concluded.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
+            control.ended_by_callback = run.only_reports and run.started_from.ended_by_callback
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -164,7 +165,8 @@ class Trainer:
     def _train_epochs(self) -> None:
         """Runs the remaining epochs. First concludes an epoch of an earlier start, or repeats its report."""
         if self.run.only_reports:
-            self._report_again()
+            if self._ends_with_validation():
+                self._report_again()
         elif not self._stopped:
             self._conclude_pending(saves_last=True)
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
@@ -174,9 +176,9 @@ class Trainer:
                 self._end_epoch()
 
     def _finish_training(self) -> None:
-        """Does what follows the last step, unless a signal leaves it to a resumed run."""
+        """Does what follows the last step, unless a signal or a failure leaves it to a resumed run."""
         self.call_hooks("after_steps")
-        if self.control.exit_code:
+        if self.control.exit_code or self.control.has_failed():
             return
         if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
             return
@@ -188,8 +190,9 @@ class Trainer:
         """Raises as `RunControl.raise_if_stopped` does. Logs how to continue a run that a callback has ended."""
         position = self.progress.describe(len(self.loader))
         self.control.raise_if_stopped(position, self._continuation())
-        if self._stopped and not self._has_ended():
-            log.info("ended by a callback after %s; %s", position, self._continuation())
+        if self.control.ended_by_callback and not self.run.only_reports and not self._has_ended():
+            way = f"continue with: {resume_flag(self.checkpointer.last)}"
+            log.info("ended by a callback after %s; %s", position, way)
 
     def _finish(self) -> FinishedRun:
         """Calls the hooks that come last, and records that the run has been reported."""
@@ -208,7 +211,7 @@ class Trainer:
 
     def _continuation(self) -> str:
         """Returns how another command does what is left of the run."""
-        if not self._has_ended():
+        if not self._has_ended() and not self.control.ended_by_callback:
             return f"continue with: {resume_flag(self.checkpointer.last)}"
         folder = self.run.folder
         name = shlex.quote(folder.name)
@@ -343,6 +346,16 @@ class Trainer:
             self.save_last()
         return action
 
+    def _ends_with_validation(self) -> bool:
+        """Returns True if a run without a step left ends with a validated epoch. A callback may end it elsewhere."""
+        if self.validator.pending is not None:  # scored when the steps are done (`_finish_training`)
+            return False
+        progress = self.progress
+        if progress.epoch >= self.epochs:
+            return True
+        is_after_epoch = progress.epoch > 0 and progress.batch == 0
+        return is_after_epoch and validates_after(progress.epoch, self.epochs, self.run.config.val_every)
+
     def _report_again(self) -> None:
         """Validates the last epoch again because its report was interrupted. results.csv already has its row."""
         epoch = Epoch(self.progress.epoch)
@@ -394,7 +407,13 @@ class Trainer:
         )
         is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_concluded.number
         metrics = self._last_concluded.metrics if is_at_end_of_epoch else {}
-        return CheckpointHeader(progress=progress, run=conditions, metrics=metrics, pending=self.validator.pending)
+        return CheckpointHeader(
+            progress=progress,
+            run=conditions,
+            metrics=metrics,
+            pending=self.validator.pending,
+            ended_by_callback=self.control.ended_by_callback,
+        )
 
     def seconds(self) -> float:
         """Returns how long the run has trained, over all its starts."""

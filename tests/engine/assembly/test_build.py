@@ -73,7 +73,7 @@ def names(trainer: Trainer) -> list[str]:
         (["--image-weights", "--time", "2"],
          [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
         (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "EarlyStopping", "Summary"]),
+         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Summary", "EarlyStopping"]),
     ],
 )  # fmt: skip
 def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):

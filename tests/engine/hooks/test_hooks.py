@@ -134,13 +134,11 @@ def test_patience_counts_validated_epochs_and_only_between_epochs():
     over = []
     progress.best_epoch = 2
     for progress.epoch in range(2, 10):
-        over.append(hook.after_epoch(trainer, Epoch(progress.epoch)) is Action.END)
+        over.append(hook.report(trainer, Epoch(progress.epoch)) is Action.END)
     assert over == [False, False, True, False, True, False, True, False]  # after the last epoch there is none to spare
     progress.epoch = 4
     progress.batch = 1
-    assert hook.start(trainer) is None
-    progress.batch = 0
-    assert hook.start(trainer) is Action.END  # a resumed run
+    assert hook.report(trainer, Epoch(4)) is None  # scored while the next epoch was trained
 
 
 def test_patience_waits_for_the_first_score():

@@ -162,11 +162,12 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data .../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
+        ({"data": "other.yaml"}, "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
          "new run with another --name; this one: ... to ..."),
-        ({"imgsz": 320}, "--imgsz 320: ..."),
+        ({"imgsz": 320}, "--imgsz=320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
-        ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
+        ({"rect": True}, "--rect: ..."),
+        ({"model": "yolov8n"}, "--model=yolov8n: the run being resumed has ''; start a new run with --weights"),
     ],
 )  # fmt: skip
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):
@@ -180,6 +181,19 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
     if has_last or is_reported:
         with refused(message):
             plan_of(folder.parent, {"resume", *flags}, **flags)
+
+
+@pytest.mark.parametrize("callbacks", ["", "other:Hooks"])
+def test_a_run_without_its_report_may_leave_out_the_callbacks_that_prevent_it(folder, callbacks):
+    config = TrainConfig(project=str(folder.parent), callbacks="hooks:Hooks", epochs=3)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    plan = plan_of(folder.parent, {"resume", "callbacks"}, callbacks=callbacks)
+    assert isinstance(plan, ContinuedRun)
+    assert plan.only_reports
+    assert plan.settings.config.callbacks == callbacks
+    report(folder, config, 3)
+    with refused("--callbacks=...: the run in .../exp has ended, with 'hooks:Hooks'; ..."):
+        plan_of(folder.parent, {"resume", "callbacks"}, callbacks=callbacks)
 
 
 @pytest.mark.parametrize("state", ["last.pt", "no last.pt", "no report"])
@@ -231,9 +245,28 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(plan, EndedRun) == has_ended
     if isinstance(plan, EndedRun):
         assert plan.end_reason.startswith("a callback has ended it after 3 epochs; to continue: --resume ")
+        assert plan.startup_messages == []
     assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=11), ContinuedRun)
     named = plan_of(folder.parent, {"resume"}, resume=str(folder / "last.pt"))
     assert isinstance(named, ContinuedRun)
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_a_run_that_a_callback_has_ended_writes_its_report_if_that_was_interrupted(folder, is_pending):
+    """Unless epochs are added, or it is named to continue."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    progress = Progress(epoch=3)
+    pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
+    saved(folder / "last.pt", progress, config=config, pending=pending, ended_by_callback=True)
+    plan = plan_of(folder.parent, {"epochs"}, epochs=10)
+    assert isinstance(plan, ContinuedRun)
+    assert plan.only_reports
+    (message,) = plan.startup_messages
+    assert message.startswith("writing the report again: a callback has ended it after 3 epochs; to continue: --resume")
+    for given in ({"epochs": 11}, {"resume": str(folder / "last.pt")}):
+        plan = plan_of(folder.parent, given, **given)
+        assert isinstance(plan, ContinuedRun)
+        assert not plan.only_reports
 
 
 @pytest.mark.parametrize(
@@ -263,6 +296,7 @@ def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
         plan = plan_of(folder.parent, {"epochs", "export"}, epochs=2, export=["onnx"])
         assert isinstance(plan, EndedRun) == is_reported
         assert (plan.settings.config.epochs, plan.settings.config.export) == (3, ["onnx"])
+        assert not any(message.startswith(("resuming ", "resume: processes")) for message in plan.startup_messages)
         assert "resume: export [] -> ['onnx']" in plan.startup_messages
 
 

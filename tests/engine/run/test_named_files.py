@@ -200,8 +200,8 @@ def test_a_file_that_has_moved_is_hashed_once(here, monkeypatch):
     ("change", "reason"),
     [
         ("move", ""),
-        ("move and change", "its images or labels differ"),
-        ("copy and change train", "its images or labels differ"),
+        ("move and change", "its labels or the sizes of its images differ"),
+        ("copy and change train", "its labels or the sizes of its images differ"),
         ("copy and change names", "its classes differ"),
         ("", "no such file; known by name: "),
     ],
@@ -260,6 +260,29 @@ def test_a_folder_keeps_what_it_meant(here):
         shutil.copy(here / "set/first.yaml", here / "set" / later)
         assert outcome_of("data", "set") == SAME
         (here / "set" / later).unlink()
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+def test_a_yaml_that_takes_the_place_of_the_one_of_the_run_is_compared_by_its_labels(here, has_last):
+    """The same command names a folder, which has another YAML now."""
+    end_run(plan_of(data="set").settings, has_last=has_last)
+    (here / "set/data.yaml").rename(here / "set/other.yaml")
+    assert outcome_of("data", "set") == MOVED
+    (here / "set/labels/val/000.txt").write_text("0 0.5 0.5 0.25 0.25\n")
+    with pytest.raises(UserError, match=r"has ended, .* differ"):
+        plan_of(data="set")
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+def test_a_file_that_has_changed_is_named_if_the_command_links_to_it(here, has_last):
+    end_run(plan_of(weights="best.pt").settings, has_last=has_last)
+    (here / "link.pt").symlink_to("best.pt")
+    assert outcome_of("weights", "link.pt") == MOVED
+    (here / "best.pt").write_text("other content")
+    plan = plan_of(weights="link.pt")
+    assert plan.settings.config.weights == str(here / "best.pt")
+    (line,) = [line for line in plan.startup_messages if "has changed" in line]
+    assert line.startswith(f"--weights {here / 'link.pt'}: has changed since the run began; ")
 
 
 def test_a_folder_is_not_the_built_in_data_set_of_its_name(here):

@@ -17,22 +17,24 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from engine.eval_ranks.messages import WeightsMessage
 from engine.evaluation.metrics import Fitness
 from engine.hooks.hook import Action, Epoch, Hook, Training
+from engine.hooks.stopping import EarlyStopping
 from engine.optim.schedule import step_plan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
 from engine.run.complete_record import read_reported_epochs
-from engine.run.run import RunSettings, TrainingRun
+from engine.run.run import RunSettings, StartedFrom, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from engine.train.trainer import Trainer, Validator
 from engine.train.validation import LocalValidator, RemoteValidator, RunValidation
 from models.detector import build_detector
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL, make_batch
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import Stopped
+from utils.errors import Stopped, UserError
 from utils.logger import configure_logging
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.stop_signals import StopSignals
@@ -358,6 +360,25 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     assert trainer.checkpointer.scored == [(1, True)]
 
 
+@pytest.mark.parametrize(("fitness", "last_epoch"), [(0.9, 9), (0.1, 7)])
+def test_patience_waits_for_the_scores_of_a_pending_epoch(fitness, last_epoch):
+    """A resumed run, with less patience than before."""
+
+    class Scores(Results):
+        def fill_in(self, ctx, epoch, progress, *, seconds) -> None:
+            super().fill_in(ctx, epoch, progress, seconds=seconds)
+            epoch.is_best = progress.record_fitness(fitness)
+
+    progress = Progress(epoch=7, best_epoch=4, best_fitness=0.5)
+    pending = PendingEpoch(row={}, is_closing=False, progress=replace(progress), ema={})
+    stopping = EarlyStopping(2, "AP", val_every=1)
+    trainer = build(stopping, progress=progress, validator=local(pending=pending), epochs=20, patience=2)
+    pending.ema.update(trainer.step.ema.module.state_dict())
+    trainer.results = Scores()
+    trainer.fit()
+    assert trainer.progress.epoch == last_epoch
+
+
 @pytest.mark.parametrize(("close_mosaic", "is_closing"), [(1, True), (0, False)])
 def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
     watch = Watch()
@@ -445,6 +466,16 @@ def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, contin
         trainer.fit()
 
 
+def test_a_failure_ends_the_run_before_its_final_work():
+    """Ctrl-C during that work would hide the error."""
+    watch = Watch()
+    trainer = build(Fails(1), watch)
+    with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
+        trainer.fit()
+    assert watch.of("after_steps", "after_training", "finish") == [("after_steps", 0, 3)]
+    assert not trainer.control.does_final_work
+
+
 @pytest.mark.parametrize("has_pending", [False, True], ids=["report alone", "pending epoch"])
 def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_pending):
     class FailsAtStart(Hook):
@@ -476,6 +507,63 @@ def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_p
     assert str(finished.failure) == f"on_end failed; when it is fixed, {way}"
     assert not any("on_end failed" in message for message in caplog.messages)  # the command ends with it
     assert read_reported_epochs(tmp_path, "run") is None
+
+
+class StopsAfter(Hook):
+    """Requests a stop like a callback: after an epoch, or after a step of the next one."""
+
+    def __init__(self, epoch: int, batch: int = 0) -> None:
+        self._position = (epoch, batch)
+
+    def after_step(self, trainer: Training) -> None:
+        self._request(trainer)
+
+    def after_epoch(self, trainer: Training, epoch: Epoch) -> None:
+        self._request(trainer)
+
+    def _request(self, trainer: Training) -> None:
+        if (trainer.progress.epoch, trainer.progress.batch) == self._position:
+            trainer.control.request_stop()
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_stored"), [(StopsAfter(1), True), (StopsAfter(1, 1), True), (Fails(1), False), (Hook(), False)]
+)
+def test_a_checkpoint_tells_that_a_callback_has_ended_the_run(hook, is_stored):
+    trainer = build(hook, epochs=3)
+    try:
+        trainer.fit()
+    except UserError:
+        assert isinstance(hook, Fails)
+    assert trainer.checkpointer.saved[-1][2].ended_by_callback == is_stored
+
+
+@pytest.mark.parametrize(
+    ("progress", "validations"), [(Progress(epoch=2), 1), (Progress(epoch=2, batch=1), 0), (Progress(), 0)]
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_a_callback_has_ended_takes_no_step_for_its_report(tmp_path, progress, validations, fails):
+    class FailsAtStart(Hook):
+        def start(self, trainer: Training) -> None:
+            trainer.control.fail("on_start failed")
+
+    evaluator = Evaluates()
+    watch = Watch()
+    checkpoint = checkpoint_of(progress=progress, ended_by_callback=True)
+    hooks = [FailsAtStart()] if fails else []
+    plain = build(epochs=3)
+    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=StartedFrom.of(checkpoint))
+    trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
+    if fails:
+        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project ..."):
+            trainer.fit()
+        assert trainer.checkpointer.saved[-1][2].ended_by_callback  # the next start also writes the report
+        return
+    trainer.fit()
+    assert evaluator.runs == validations
+    assert watch.of("before_epoch", "after_step") == []
+    assert len(watch.of("after_training", "finish")) == 2
+    assert read_reported_epochs(tmp_path, "run") == progress.epoch
 
 
 def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
