@@ -17,6 +17,7 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
+from data.source.listing.image_list import is_row
 from data.source.open import ARCHIVES
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.csv_table import unknown_columns
@@ -181,10 +182,11 @@ def _relative(path: Path, *folders: Path) -> str:
 
 
 def _check_rows(rows: Sequence[str]) -> None:
-    """Raises UserError for a path that is no single row of a list."""
+    """Raises UserError for a path that a list cannot contain."""
     for row in rows:
-        if row.splitlines() != [row]:
-            raise UserError(f"{row!r}: contains a line break, so it cannot be in a list of images; rename it")
+        if not is_row(row):
+            reason = "has a line break or outer spaces, so it cannot be in a list of images"
+            raise UserError(f"{row!r}: {reason}; rename it")
 
 
 def _yaml_path(path: str) -> str:

@@ -586,11 +586,24 @@ def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
     text = file.read_text()
     file.write_text(text.replace('name="two.png"', 'name="t&#10;wo.png" subset="Validation"'))
     (images / "two.png").rename(images / "t\nwo.png")
-    check_refusal(images, "'set/t\\nwo.png': contains a line break, so it cannot be in a list of images; rename it")
+    check_refusal(
+        images, "'set/t\\nwo.png': has a line break or outer spaces, so it cannot be in a list of images; rename it"
+    )
     file.write_text(text)
     (images / "t\nwo.png").rename(images / "two.png")
     folder = images.rename(images.with_name(os.fsdecode(b"set\xff")))
     check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
+
+
+def test_an_image_name_with_outer_spaces_is_refused_in_a_list(images):
+    write_cvat(images)
+    file = images / "annotations.xml"
+    file.write_text(file.read_text().replace('name="two.png"', 'name=" two.png" subset="Validation"'))
+    (images / "two.png").rename(images / " two.png")
+    message = "' two.png': has a line break or outer spaces, so it cannot be in a list of images; rename it"
+    with refused(message):
+        convert(images, images / "out.json")
+    assert not list(images.glob("out*"))
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
