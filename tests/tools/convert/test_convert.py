@@ -606,6 +606,22 @@ def test_an_image_name_with_outer_spaces_is_refused_in_a_list(images):
     assert not list(images.glob("out*"))
 
 
+def test_an_image_name_with_a_backslash_is_refused(images):
+    write_cvat(images)
+    file = images / "annotations.xml"
+    file.write_text(file.read_text().replace("two.png", "t\\wo.png"))
+    (images / "two.png").rename(images / "t\\wo.png")
+    check_refusal(images, r"'t\\wo.png': has a \, which separates folders in a COCO JSON; rename the image")
+
+
+def test_a_folder_may_have_a_backslash(images):
+    write_cvat(images)
+    (images / "a\\b").mkdir()
+    (images / "two.png").rename(images / "a\\b" / "two.png")
+    convert(images, images.parent / "out.json")
+    assert boxes_of(images.parent / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
 def test_an_archive_is_to_be_unpacked(tmp_path):
     archive = tmp_path / "export.zip"
     archive.write_bytes(b"PK")
