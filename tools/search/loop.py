@@ -48,7 +48,7 @@ BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a tra
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # starts of a search in which a trial is lost after the same epoch (with --folds: fold) before it fails
+MAX_LOSSES = 2  # processes of a search that lose a trial after the same epoch (with --folds: fold) before it fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
