@@ -186,7 +186,7 @@ def _check_rows(rows: Sequence[str]) -> None:
     """Raises UserError for a path that a list cannot contain."""
     for row in rows:
         if not is_row(row):
-            reason = "has a line break or outer spaces, so it cannot be in a list of images"
+            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
             raise UserError(f"{row!r}: {reason}; rename it")
 
 

@@ -80,7 +80,12 @@ def is_image(name: str, suffixes: frozenset[str]) -> bool:
 
 
 def is_row(path: str) -> bool:
-    """Returns whether a list can contain ``path``: one with a line break or outer spaces would be read differently."""
+    """Returns whether a list, which is UTF-8, can contain ``path``: one with a line break or outer spaces would be read
+    differently."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
     return [row.text for row in _rows(path)] == [path]
 
 
