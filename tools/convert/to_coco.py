@@ -17,6 +17,7 @@ import yaml
 from data.labels.coco import read_coco
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
+from data.source.listing.image_list import is_row
 from data.source.open import ARCHIVES
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.csv_table import unknown_columns
@@ -122,8 +123,9 @@ def _write_files(annotations: Annotations, folder: Path, out: Path) -> Counter[s
         content[split] = _yaml_path(_relative(entry, folder, out.parent))
         write_whole(path, json.dumps(_coco(images, names, base)))
         annotation_files[split] = path.name
-        for image in read_coco(path, tuple(names)).images:
-            written.update(names[int(row[0])] for row in image.labels.rows)
+        for annotated, entry_read in zip(images, read_coco(path, tuple(names)).images, strict=True):
+            _check_name(annotated.path, entry_read.file_name)
+            written.update(names[int(row[0])] for row in entry_read.labels.rows)
     content |= {"names": names, "annotations": annotation_files}
     if annotations.ignored:
         content["ignore"] = sorted(annotations.ignored)
@@ -181,10 +183,18 @@ def _relative(path: Path, *folders: Path) -> str:
 
 
 def _check_rows(rows: Sequence[str]) -> None:
-    """Raises UserError for a path that is no single row of a list."""
+    """Raises UserError for a path that a list cannot contain."""
     for row in rows:
-        if row.splitlines() != [row]:
-            raise UserError(f"{row!r}: contains a line break, so it cannot be in a list of images; rename it")
+        if not is_row(row):
+            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
+            raise UserError(f"{row!r}: {reason}; rename it")
+
+
+def _check_name(image: Path, name_read: str) -> None:
+    """Raises UserError if the name of an image, as read from the COCO JSON, is that of another file."""
+    if os.path.basename(name_read) != image.name:
+        reason = r"has a \, which separates folders in a COCO JSON"
+        raise UserError(f"{image.name!r}: {reason}; rename the image")
 
 
 def _yaml_path(path: str) -> str:

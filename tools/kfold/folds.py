@@ -23,6 +23,7 @@ from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
+from data.source.listing.image_list import is_row
 from engine.evaluation.metrics import Fitness
 from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
@@ -163,7 +164,7 @@ def data_of(folder: Path, number: int) -> Path:
 def _check_listable(paths: Sequence[str], spec: DatasetSpec) -> None:
     """Raises UserError for a path that cannot be in a list with one path per line."""
     for path in paths:
-        if path.strip().splitlines() != [path]:
+        if not is_row(path):
             raise UserError(f"{spec.source}: {path!r}: lists cannot hold such a name; rename the image and its label")
 
 

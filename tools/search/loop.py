@@ -48,7 +48,7 @@ BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a tra
 HYP_YAML = "hyp.yaml"
 RUN_FOLDER = "run"
 MAX_FAILURES = 3  # trials in a row that fail before the search stops
-MAX_LOSSES = 2  # starts of a search in which a trial is lost after the same epoch (with --folds: fold) before it fails
+MAX_LOSSES = 2  # processes of a search that lose a trial after the same epoch (with --folds: fold) before it fails
 
 
 def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
@@ -164,7 +164,7 @@ class _Worker:
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
-            if not self._has_failed(claim, error.result):
+            if self._decide(claim, error.result) == Verdict.STAYS_UNFINISHED:
                 raise
             outcome = TrialOutcome.failed(error.result.reason)
         self.study.finish(claim, outcome)
@@ -206,19 +206,22 @@ class _Worker:
                 return TrialOutcome.scored(fitness, is_pruned=True)
         return TrialOutcome.scored(fitness)
 
-    def _has_failed(self, claim: Claim, result: RunResult) -> bool:
-        """Returns whether a trial fails because its training or scoring was refused or lost, or has failed. Counts the
-        loss, or tries whether a training with the base recipe can begin, if the verdict depends on it."""
+    def _decide(self, claim: Claim, result: RunResult) -> Verdict:
+        """Decides whether a trial whose training or scoring did not succeed FAILS or STAYS_UNFINISHED. If the verdict
+        depends on it, counts the loss in the study, or tries a training with the base recipe."""
         verdict = verdict_on(result, has_begun_before=_has_begun(claim.folder))
         if verdict == Verdict.FAILS_IF_LOST_AGAIN:
-            return self.study.count_loss(claim) >= MAX_LOSSES
-        if verdict == Verdict.FAILS_IF_BASE_CAN_BEGIN:
-            return self._base_recipe_can_begin(claim, result.reason)
-        return verdict == Verdict.FAILS
+            fails = self.study.count_loss(claim) >= MAX_LOSSES
+        elif verdict == Verdict.FAILS_IF_BASE_CAN_BEGIN:
+            fails = self._try_base_recipe(claim, result.reason)
+        else:
+            return verdict
+        return Verdict.FAILS if fails else Verdict.STAYS_UNFINISHED
 
-    def _base_recipe_can_begin(self, claim: Claim, reason: str) -> bool:
-        """Returns whether a training with the base recipe can begin, unlike that of the trial ``claim``. Then the
-        hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
+    def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
+        """Tries to begin a training with the base recipe, and returns whether it can, unlike that of the trial
+        ``claim``. Then the hyper-parameters of the trial are the reason, and not the settings, the data or the
+        machine."""
         if self.space.is_base(claim.values):
             return False
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"

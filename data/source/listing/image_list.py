@@ -55,7 +55,7 @@ class _RowReader(Protocol):
 def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
     """Reads a list. If no row names an image as written, determines the folder that the list was written for. Raises
     UserError if the first rows still match no image, or if one of them matches several."""
-    rows = _rows(file)
+    rows = _rows(read_text(file, max_bytes=MAX_LIST_BYTES))
     reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
     if rows and all(reader.path(row.text) is None for row in rows):
         reader = _reader_for_another_folder(rows, file, folders, suffixes)
@@ -79,9 +79,18 @@ def is_image(name: str, suffixes: frozenset[str]) -> bool:
     return os.path.splitext(name)[1].lower() in suffixes
 
 
-def _rows(file: Path) -> list[_Row]:
-    lines = read_text(file, max_bytes=MAX_LIST_BYTES).splitlines()
-    rows = [_Row(number, line.strip()) for number, line in enumerate(lines, 1)]
+def is_row(path: str) -> bool:
+    """Returns whether a list, which is UTF-8, can contain ``path``: one with a line break or outer spaces would be read
+    differently."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return [row.text for row in _rows(path)] == [path]
+
+
+def _rows(text: str) -> list[_Row]:
+    rows = [_Row(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [row for row in rows if row.text]
 
 

@@ -582,15 +582,39 @@ def test_two_images_of_one_name_are_told_apart_by_their_folders(images, tmp_path
 def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
     """Training would not find the images."""
     write_cvat(images)
-    file = images / "annotations.xml"
-    text = file.read_text()
-    file.write_text(text.replace('name="two.png"', 'name="t&#10;wo.png" subset="Validation"'))
-    (images / "two.png").rename(images / "t\nwo.png")
-    check_refusal(images, "'set/t\\nwo.png': contains a line break, so it cannot be in a list of images; rename it")
-    file.write_text(text)
-    (images / "t\nwo.png").rename(images / "two.png")
     folder = images.rename(images.with_name(os.fsdecode(b"set\xff")))
     check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
+
+
+@pytest.mark.parametrize("stem", ["t\nwo", " two", os.fsdecode(b"two\xff")])
+def test_an_image_name_that_a_list_cannot_contain_is_refused(stem, images):
+    """Training would not find the image. A row is relative to the output's folder, here that of the images."""
+    write_labelme(images)
+    content = json.loads((images / "two.json").read_text())
+    (images / "val").mkdir()  # the split of two.png
+    (images / "val" / f"{stem}.json").write_text(json.dumps(content | {"imagePath": f"{stem}.png"}))
+    (images / "two.json").unlink()
+    (images / "two.png").rename(images / f"{stem}.png")
+    reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
+    with refused(f"{stem + '.png'!r}: {reason}; rename it"):
+        convert(images, images / "out.json")
+    assert not list(images.glob("out*"))
+
+
+def test_an_image_name_with_a_backslash_is_refused(images):
+    write_cvat(images)
+    file = images / "annotations.xml"
+    file.write_text(file.read_text().replace("two.png", "t\\wo.png"))
+    (images / "two.png").rename(images / "t\\wo.png")
+    check_refusal(images, r"'t\\wo.png': has a \, which separates folders in a COCO JSON; rename the image")
+
+
+def test_a_folder_may_have_a_backslash(images):
+    write_cvat(images)
+    (images / "a\\b").mkdir()
+    (images / "two.png").rename(images / "a\\b" / "two.png")
+    convert(images, images.parent / "out.json")
+    assert boxes_of(images.parent / "out.yaml").total() == sum(map(len, TRUTH.values()))
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
