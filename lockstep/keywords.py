@@ -54,12 +54,34 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
         if value is not None or (_can_be_null(name) and "--set" in actions_of(command)):
             plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
             flags += _flags_of_keyword(command, name, plain)
+        elif not _is_known(command, name):
+            raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
     return flags
 
 
 def _can_be_null(name: str) -> bool:
     """Returns whether ``name`` is a hyper-parameter that can be null."""
     return name in HYPERPARAMETERS and parse_hint(hints_of(Hyperparameters)[name]).is_optional
+
+
+def _is_known(command: str, name: str) -> bool:
+    """Returns whether ``name`` is a keyword here or in Ultralytics."""
+    if flag_name(name) in actions_of(command) or python_hint("keyword", name):
+        return True
+    try:
+        flags_of_argument(command, name, "None")
+    except UserError as error:
+        return str(error) != ""
+    return True
+
+
+def _unknown(command: str, name: str) -> str:
+    """Describes an unknown keyword, with the closest keyword of ``command``."""
+    actions = actions_of(command)
+    known = [flag.removeprefix("--").replace("-", "_") for flag in actions]
+    if "--set" in actions:
+        known += HYPERPARAMETERS
+    return f"unknown{suggestion(name, known)}"
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
@@ -81,8 +103,7 @@ def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[s
     try:
         flags = flags_of_argument(command, name, str(value))
     except UserError as error:
-        known = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
-        problem = str(error) or f"unknown{suggestion(name, [*known, *HYPERPARAMETERS])}"
+        problem = str(error) or _unknown(command, name)
         raise UserError(f"{name}={value!r}: {problem}") from None
     reason_for_none = reason_for_refusal(command, flag_name(name))
     if not flags and reason_for_none:

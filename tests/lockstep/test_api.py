@@ -103,7 +103,7 @@ def test_none_is_the_null_of_the_hyperparameters_whose_type_says_so():
     config = parse_config(TrainConfig, ["--hyp=scratch", *flags])
     assert read_recipe("scratch", [], pretrained=True).lr_mult == 1.0
     assert read_recipe(config.hyp, config.override, pretrained=True).lr_mult is None
-    assert flags_of_keywords("val", given) == []
+    assert flags_of_keywords("val", dict.fromkeys(["weights", "iou_thres", "plots"])) == []
     assert "lr_mult: learning rate factor of loaded parameters; None: by how well `weights` " in lockstep.train.__doc__
 
 
@@ -263,6 +263,23 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 def test_mistakes_in_settings(given, message):
     with refused(message, lockstep.Error):
         lockstep.train(**given)
+
+
+@pytest.mark.parametrize(
+    ("command_name", "given", "message"),
+    [
+        ("train", {"epocs": None}, "epocs=None: unknown (did you mean 'epochs'?)"),
+        ("val", {"lr0": None}, "lr0=None: unknown"),
+        ("val", {"box": 7.0}, "box=7.0: unknown"),
+        ("export", {"lr0": 1}, "lr0=1: unknown"),
+        ("check", {"epochs": 3}, "epochs=3: unknown"),
+        ("train", {"mosaik": 1}, "mosaik=1: unknown (did you mean 'mosaic'?)"),
+    ],
+)
+def test_unknown_keywords_are_refused_and_only_those_of_the_command_suggested(command_name, given, message):
+    with pytest.raises(lockstep.Error) as error:
+        flags_of_keywords(command_name, given)
+    assert str(error.value) == message
 
 
 def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
