@@ -33,6 +33,8 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     CheckConfig: ("data", "json"),
 }
 
+_LISTS_IN_ULTRALYTICS = ("device", "imgsz")  # settings with one value here
+
 
 def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
     """Returns the fields of ``config`` that are keywords of its function."""
@@ -95,8 +97,24 @@ def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
-    is_empty_list = isinstance(value, list | tuple) and not value
-    return [] if is_empty_list else words_of_flag(name, value)
+    if isinstance(value, list | tuple):
+        return _flags_of_list(command, name, list(value), takes_list=action.nargs == "+")
+    return words_of_flag(name, value)
+
+
+def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
+    """Returns the flags for a list, or none if it is empty. Raises UserError if the flag takes one value, unless
+    Ultralytics writes that value as a list: ``device=[0, 1]``."""
+    if not values:
+        return []
+    if takes_list:
+        return words_of_flag(name, values)
+    if name not in _LISTS_IN_ULTRALYTICS:
+        raise UserError(f"{name}={values!r}: must be one value, not a list")
+    flags = _flags_of_ultralytics_keyword(command, name, values)
+    if name == "imgsz" and len(set(values)) > 1:
+        print(f"{name}={values!r}: used as {' '.join(flags)}, the larger one", flush=True)
+    return flags
 
 
 def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[str]:

@@ -26,7 +26,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.logger import terminal_bars
 
@@ -265,9 +265,23 @@ def test_mistakes_in_settings(given, message):
         lockstep.train(**given)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_lists_of_ultralytics_are_one_value(kind, capsys):
+    """They were several words after a flag that takes one: "unrecognized arguments: 1"."""
+    config = parse_config(TrainConfig, flags_of_keywords("train", {"device": kind([0, 1]), "imgsz": kind([640, 640])}))
+    assert (config.device, config.imgsz) == ("0,1", 640)
+    assert capsys.readouterr().out == ""
+    config = parse_config(ValConfig, ["--weights=a.pt", *flags_of_keywords("val", {"imgsz": kind([480, 640])})])
+    assert config.imgsz == 640
+    assert capsys.readouterr().out == "imgsz=[480, 640]: used as --imgsz 640, the larger one\n"
+    config = parse_config(ExportConfig, ["--weights=a.pt", *flags_of_keywords("export", {"imgsz": kind([480, 640])})])
+    assert config.imgsz == [480, 640]
+
+
 @pytest.mark.parametrize(
     ("command_name", "given", "message"),
     [
+        ("train", {"project": ["a", "b"]}, "project=['a', 'b']: must be one value, not a list"),
         ("train", {"epocs": None}, "epocs=None: unknown (did you mean 'epochs'?)"),
         ("val", {"lr0": None}, "lr0=None: unknown"),
         ("val", {"box": 7.0}, "box=7.0: unknown"),
@@ -276,7 +290,7 @@ def test_mistakes_in_settings(given, message):
         ("train", {"mosaik": 1}, "mosaik=1: unknown (did you mean 'mosaic'?)"),
     ],
 )
-def test_unknown_keywords_are_refused_and_only_those_of_the_command_suggested(command_name, given, message):
+def test_keywords_that_a_command_cannot_use_are_refused_without_suggesting_them(command_name, given, message):
     with pytest.raises(lockstep.Error) as error:
         flags_of_keywords(command_name, given)
     assert str(error.value) == message
