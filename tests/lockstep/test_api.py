@@ -84,6 +84,9 @@ def test_the_settings_of_a_check_become_its_flags_and_its_data_is_not_written_to
     assert (config.split, config.out, config.imgsz, config.noplots) == (["val"], "checked", 0, True)
     assert yaml.safe_load(Path(config.data).read_text()) == data | {"path": str(tmp_path)}
     assert not list(tmp_path.iterdir())
+    lockstep.check("-x.yaml", split=["train", "val"])
+    config = parse_config(CheckConfig, json.loads(capsys.readouterr().out)[1:])
+    assert (config.data, config.split) == ("-x.yaml", ["train", "val"])
 
 
 def test_numbers_and_arrays_of_numpy_are_settings():
