@@ -66,8 +66,6 @@ class Parser(argparse.ArgumentParser):
         return suggestion(flag, actions, 0.75)
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            message = self.unknown_message(message.split()[2:], [])
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
 
 
