@@ -57,7 +57,10 @@ POLL_S = 2.0  # interval at which the process is polled; each poll is a barrier 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
-    options = _parser().parse_args(argv[:separator])
+    options, unknown = _parser().parse_known_args(argv[:separator])
+    if unknown:
+        hint = "" if "--" in argv else "; flags of train.py follow '--'"
+        raise UserError(f"{_parser().unknown_message(unknown, argv[:separator])}{hint}")
     for flag, number, low in (("--cpus", options.cpus, 1), ("--failures", options.failures, 0)):
         if number < low:
             raise UserError(f"{flag} {number}: must be at least {low}")
@@ -73,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> Parser:
     """Creates the parser of the flags before ``--``."""
     parser = Parser(
-        "python launch/ray_train.py", description=__doc__.split("\n")[0], usage="%(prog)s [flags] -- FLAGS_OF_TRAIN"
+        "python launch/ray_train.py",
+        description=__doc__.split("\n")[0],
+        usage="%(prog)s [flags] -- FLAGS_OF_TRAIN",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--workers", default=1, type=read_workers, help="number of workers, or from:to: as many as Ray can start"

@@ -167,7 +167,8 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
-    words = [os.fspath(_data_file(data, cache_folder() / "check")), *flags_of_keywords("check", settings)]
+    file = os.fspath(_data_file(data, cache_folder() / "check"))
+    words = [*flags_of_keywords("check", settings), "--", file]  # the name may begin with "-"
     return dict(call_command("check", words, required_key="issues"))
 
 

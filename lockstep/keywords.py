@@ -33,6 +33,8 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     CheckConfig: ("data", "json"),
 }
 
+_LISTS_IN_ULTRALYTICS = ("device", "imgsz")  # settings with one value here
+
 
 def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
     """Returns the fields of ``config`` that are keywords of its function."""
@@ -54,12 +56,34 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
         if value is not None or (_can_be_null(name) and "--set" in actions_of(command)):
             plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
             flags += _flags_of_keyword(command, name, plain)
+        elif not _is_known(command, name):
+            raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
     return flags
 
 
 def _can_be_null(name: str) -> bool:
     """Returns whether ``name`` is a hyper-parameter that can be null."""
     return name in HYPERPARAMETERS and parse_hint(hints_of(Hyperparameters)[name]).is_optional
+
+
+def _is_known(command: str, name: str) -> bool:
+    """Returns whether ``name`` is a keyword here or in Ultralytics."""
+    if flag_name(name) in actions_of(command) or python_hint("keyword", name):
+        return True
+    try:
+        flags_of_argument(command, name, "None")
+    except UserError as error:
+        return str(error) != ""
+    return True
+
+
+def _unknown(command: str, name: str) -> str:
+    """Describes an unknown keyword, with the closest keyword of ``command``."""
+    actions = actions_of(command)
+    known = [flag.removeprefix("--").replace("-", "_") for flag in actions]
+    if "--set" in actions:
+        known += HYPERPARAMETERS
+    return f"unknown{suggestion(name, known)}"
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
@@ -73,16 +97,31 @@ def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
-    is_empty_list = isinstance(value, list | tuple) and not value
-    return [] if is_empty_list else words_of_flag(name, value)
+    if isinstance(value, list | tuple):
+        return _flags_of_list(command, name, list(value), takes_list=action.nargs == "+")
+    return words_of_flag(name, value)
+
+
+def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
+    """Returns the flags for a list, or none if it is empty. Raises UserError if the flag takes one value, unless
+    Ultralytics writes that value as a list: ``device=[0, 1]``."""
+    if not values:
+        return []
+    if takes_list:
+        return words_of_flag(name, values)
+    if name not in _LISTS_IN_ULTRALYTICS:
+        raise UserError(f"{name}={values!r}: must be one value, not a list")
+    flags = _flags_of_ultralytics_keyword(command, name, values)
+    if name == "imgsz" and len(set(values)) > 1:
+        print(f"{name}={values!r}: used as {' '.join(flags)}, the larger one", flush=True)
+    return flags
 
 
 def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[str]:
     try:
         flags = flags_of_argument(command, name, str(value))
     except UserError as error:
-        known = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
-        problem = str(error) or f"unknown{suggestion(name, [*known, *HYPERPARAMETERS])}"
+        problem = str(error) or _unknown(command, name)
         raise UserError(f"{name}={value!r}: {problem}") from None
     reason_for_none = reason_for_refusal(command, flag_name(name))
     if not flags and reason_for_none:

@@ -60,6 +60,8 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
     [
         (["--", "--resume"], "leave out --resume and --spawn"),
         (["--", "--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--data", "x.yaml"], "unrecognized arguments: --data x.yaml; flags of train.py follow '--'"),
+        (["--work", "2", "--"], "unrecognized arguments: --work 2 (did you mean '--workers'?)"),
         (["--workers", "1:"], "--workers 1:: must be a number, at least 1, or a range such as 1:4"),
         (["--workers=2:1"], "--workers 2:1: must be"),
         (["--workers", "0"], "--workers 0: must be"),

@@ -26,7 +26,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe
-from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.logger import terminal_bars
 
@@ -84,6 +84,9 @@ def test_the_settings_of_a_check_become_its_flags_and_its_data_is_not_written_to
     assert (config.split, config.out, config.imgsz, config.noplots) == (["val"], "checked", 0, True)
     assert yaml.safe_load(Path(config.data).read_text()) == data | {"path": str(tmp_path)}
     assert not list(tmp_path.iterdir())
+    lockstep.check("-x.yaml", split=["train", "val"])
+    config = parse_config(CheckConfig, json.loads(capsys.readouterr().out)[1:])
+    assert (config.data, config.split) == ("-x.yaml", ["train", "val"])
 
 
 def test_numbers_and_arrays_of_numpy_are_settings():
@@ -103,7 +106,7 @@ def test_none_is_the_null_of_the_hyperparameters_whose_type_says_so():
     config = parse_config(TrainConfig, ["--hyp=scratch", *flags])
     assert read_recipe("scratch", [], pretrained=True).lr_mult == 1.0
     assert read_recipe(config.hyp, config.override, pretrained=True).lr_mult is None
-    assert flags_of_keywords("val", given) == []
+    assert flags_of_keywords("val", dict.fromkeys(["weights", "iou_thres", "plots"])) == []
     assert "lr_mult: learning rate factor of loaded parameters; None: by how well `weights` " in lockstep.train.__doc__
 
 
@@ -263,6 +266,37 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 def test_mistakes_in_settings(given, message):
     with refused(message, lockstep.Error):
         lockstep.train(**given)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_lists_of_ultralytics_are_one_value(kind, capsys):
+    """They were several words after a flag that takes one: "unrecognized arguments: 1"."""
+    config = parse_config(TrainConfig, flags_of_keywords("train", {"device": kind([0, 1]), "imgsz": kind([640, 640])}))
+    assert (config.device, config.imgsz) == ("0,1", 640)
+    assert capsys.readouterr().out == ""
+    config = parse_config(ValConfig, ["--weights=a.pt", *flags_of_keywords("val", {"imgsz": kind([480, 640])})])
+    assert config.imgsz == 640
+    assert capsys.readouterr().out == "imgsz=[480, 640]: used as --imgsz 640, the larger one\n"
+    config = parse_config(ExportConfig, ["--weights=a.pt", *flags_of_keywords("export", {"imgsz": kind([480, 640])})])
+    assert config.imgsz == [480, 640]
+
+
+@pytest.mark.parametrize(
+    ("command_name", "given", "message"),
+    [
+        ("train", {"project": ["a", "b"]}, "project=['a', 'b']: must be one value, not a list"),
+        ("train", {"epocs": None}, "epocs=None: unknown (did you mean 'epochs'?)"),
+        ("val", {"lr0": None}, "lr0=None: unknown"),
+        ("val", {"box": 7.0}, "box=7.0: unknown"),
+        ("export", {"lr0": 1}, "lr0=1: unknown"),
+        ("check", {"epochs": 3}, "epochs=3: unknown"),
+        ("train", {"mosaik": 1}, "mosaik=1: unknown (did you mean 'mosaic'?)"),
+    ],
+)
+def test_keywords_that_a_command_cannot_use_are_refused_without_suggesting_them(command_name, given, message):
+    with pytest.raises(lockstep.Error) as error:
+        flags_of_keywords(command_name, given)
+    assert str(error.value) == message
 
 
 def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import typing
@@ -30,40 +31,48 @@ def flag_name(name: str) -> str:
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are UserErrors, with suggestions for misspelled flags."""
 
-    def unknown_message(self, words: Sequence[str]) -> str:
-        """Describes the ``words`` that `parse_known_args` did not recognize: each flag with its values, and the closest
-        known flag."""
+    def unknown_message(self, words: Sequence[str], arguments: Sequence[str]) -> str:
+        """Describes the ``words`` of the command line ``arguments`` that `parse_known_args` did not recognize: each
+        flag with its values, and the closest known flag."""
         groups: list[list[str]] = []
         for word in words:
             if word.startswith("-") or not groups:
                 groups.append([])
             groups[-1].append(word)
-        return f"unrecognized arguments: {', '.join(map(self._describe_unknown, groups))}"
+        descriptions = [self._describe_unknown(group, arguments) for group in groups]
+        return f"unrecognized arguments: {', '.join(descriptions)}"
 
-    def _describe_unknown(self, words: Sequence[str]) -> str:
+    def _describe_unknown(self, words: Sequence[str], arguments: Sequence[str]) -> str:
         """Describes an unknown flag with its values, or words that no flag takes."""
         shown = " ".join(words[:_MAX_SHOWN_WORDS])
         if len(words) > _MAX_SHOWN_WORDS:
             shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
         if words[0].startswith("-"):
             return shown + self._hint(words[0].partition("=")[0])
-        takes_pattern = "--source" in self._option_string_actions
-        if takes_pattern and os.path.exists(words[0]):  # the shell may have replaced a pattern by matching files
+        # The shell may have replaced a pattern by matching files.
+        if words[0] in _words_after("--source", arguments)[1:] and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
         return shown
 
     def _hint(self, flag: str) -> str:
-        """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar."""
+        """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar. argparse does
+        not recognize a correct flag after ``--``."""
         actions = self._option_string_actions
+        if flag in actions:
+            return " (write flags before '--')"
         completions = [known for known in actions if known.startswith(flag)]
         if len({actions[known].dest for known in completions}) == 1:
             return f" (did you mean '{completions[0]}'?)"
         return suggestion(flag, actions, 0.75)
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            message = self.unknown_message(message.split()[2:])
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
+
+
+def _words_after(flag: str, arguments: Sequence[str]) -> list[str]:
+    """Returns the words between ``flag`` and the next flag, or none if ``flag`` is not among the ``arguments``."""
+    following = arguments[arguments.index(flag) + 1 :] if flag in arguments else []
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), following))
 
 
 class ListedChoices(tuple):
@@ -210,7 +219,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     with mistakes.collecting():  # argparse itself refuses flags without a value
         _, unknown = parser.parse_known_args(arguments, parsed)
     if unknown:
-        mistakes.add(parser.unknown_message(unknown))
+        mistakes.add(parser.unknown_message(unknown, arguments))
     values = {name: value for name, value in vars(parsed).items() if value != []}
     for name, value in values.items():
         with mistakes.collecting():

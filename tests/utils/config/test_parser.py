@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import said
 from utils.config.commands import COMMANDS, Command
-from utils.config.flags import build_parser, flags_of, shown_name
+from utils.config.flags import build_parser, flag_actions, flags_of, shown_name
 from utils.config.other_programs.table import table_of
 from utils.config.parser import parse_command, parse_config
 from utils.config.search_settings import KfoldConfig, SearchConfig
@@ -120,6 +120,19 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
     assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
+    for words in (["--weights", "a.pt", "b.jpg"], ["--source", "a.jpg", "--weights", "a.pt", "b.jpg"]):
+        assert "pattern" not in said(DetectConfig, words)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_no_flag_is_suggested_to_whoever_wrote_it(command):
+    """A flag after ``--`` is a word that no flag takes: ``-- --json`` asked "did you mean '--json'?"."""
+    fields = dataclasses.fields(command.settings)
+    positional = ["a" for field in fields if field.metadata["positional"]]
+    for flag in flag_actions(command.settings):
+        with pytest.raises(UserError) as error:
+            parse_config(command.settings, [*positional, "--", flag])
+        assert f"{flag} (write flags before '--')" in str(error.value)
 
 
 @pytest.mark.parametrize("words", [["a", "--", "--"], ["--", "a", "--"], ["a", "b", "--from=--"]])
