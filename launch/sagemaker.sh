@@ -6,7 +6,7 @@
 read -r nodes first rank < <(python -c '
 import json, os
 hosts = sorted(json.loads(os.environ["SM_HOSTS"]))
-print(len(hosts), hosts[0], hosts.index(os.environ["SM_CURRENT_HOST"]))')
+print(len(hosts), hosts[0], hosts.index(os.environ["SM_CURRENT_HOST"]))') || exit 2
 
 if [ "$nodes" -gt 1 ] && [ -z "$CHECKPOINTS" ]; then
     echo "error: $nodes instances: set CHECKPOINTS to a folder that all of them see; /opt/ml/checkpoints is each one's own" >&2
@@ -14,8 +14,10 @@ if [ "$nodes" -gt 1 ] && [ -z "$CHECKPOINTS" ]; then
 fi
 CHECKPOINTS=${CHECKPOINTS:-/opt/ml/checkpoints}
 
+processes=$((SM_NUM_GPUS > 0 ? SM_NUM_GPUS : 1))  # SM_NUM_GPUS is 0 on an instance without GPUs
+
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=90
 
 exec torchrun --max-restarts 3 --rdzv-id lockstep --rdzv-backend c10d --rdzv-endpoint "$first:29500" \
-    --nnodes "$nodes" --nproc-per-node "${SM_NUM_GPUS:-1}" --rdzv-conf "is_host=$([ "$rank" = 0 ] && echo true || echo false)" \
+    --nnodes "$nodes" --nproc-per-node "$processes" --rdzv-conf "is_host=$([ "$rank" = 0 ] && echo true || echo false)" \
     train.py --data "$SM_CHANNEL_TRAIN/data.yaml" --project "$CHECKPOINTS" --name run --resume auto "$@"

@@ -49,8 +49,8 @@ def keyword_help(field: dataclasses.Field) -> str:
 
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     """Converts ``keywords``, including hyper-parameters, to flags. None is the value null of a hyper-parameter that has
-    it; any other keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no effect, and
-    raises UserError for keywords that are unknown or have another name here."""
+    it; any other known keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no
+    effect, and raises UserError for keywords that are unknown or have another name here."""
     flags: list[str] = []
     for name, value in keywords.items():
         if value is not None or (_can_be_null(name) and "--set" in actions_of(command)):

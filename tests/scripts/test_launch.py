@@ -77,9 +77,18 @@ def test_several_instances_of_sagemaker_need_a_shared_folder(tmp_path, cluster):
     del environment["CHECKPOINTS"]
     done = subprocess.run(["bash", *words], env=cluster | environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("set CHECKPOINTS to a folder that all of them see")) == (2, 1)
-    one = environment | {"SM_HOSTS": '["algo-1"]'}
+    one = environment | {"SM_HOSTS": '["algo-1"]', "SM_NUM_GPUS": "0"}
     assert subprocess.run(["bash", *words], env=cluster | one, check=False).returncode == 0
-    assert "/opt/ml/checkpoints" in (tmp_path / "torchrun").read_text().splitlines()
+    argv = (tmp_path / "torchrun").read_text().splitlines()
+    assert "/opt/ml/checkpoints" in argv
+    assert argv[argv.index("--nproc-per-node") + 1] == "1"  # on an instance without GPUs
+
+
+def test_a_host_that_sagemaker_does_not_list_starts_nothing(tmp_path, cluster):
+    words, environment, _ = sagemaker(tmp_path, host="algo-3")
+    done = subprocess.run(["bash", *words], env=cluster | environment, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    assert not (tmp_path / "torchrun").exists()
 
 
 def test_the_kubernetes_resources_are_consistent():
