@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _STATE_KEYS = ("model", "ema", "optimizer", "scaler")  # without one of these, a run cannot resume
 # Keys that best.pt leaves out: it stores the averaged weights and their description.
-_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "teacher", "files")
+_RUN_KEYS = ("model", "optimizer", "scaler", "run", "rank_buffers", "pending", "ended_by_callback", "teacher", "files")
 
 
 class TrainState(Protocol):
