@@ -524,10 +524,10 @@ def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypa
     """The part is judged by the log of train.py."""
     lose_evaluating_process("rank 1: no fp16 on CPUs")
     settings = training_options(amp="fp16", folder=tmp_path)
-    monkeypatch.setattr(scores, "run_script", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
-    assert lines_and_failure(scores.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")
-    monkeypatch.setattr(scores, "run_script", Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run)
-    assert lines_and_failure(scores.validate_elsewhere, settings) == (caplog.messages, caplog.messages[0])
+    monkeypatch.setattr(trainings, "run_script", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
+    assert lines_and_failure(trainings.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")
+    monkeypatch.setattr(trainings, "run_script", Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run)
+    assert lines_and_failure(trainings.validate_elsewhere, settings) == (caplog.messages, caplog.messages[0])
 
 
 class Replicas:
