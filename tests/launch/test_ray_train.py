@@ -69,7 +69,7 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--failures", "-3"], "--failures -3: must be at least 0"),
     ],
 )
-def test_flags_that_cannot_be(capsys, flags, message):
+def test_invalid_flags_are_refused(capsys, flags, message):
     line = error_of(capsys, ray_train.main, *flags)
     assert line.startswith(f"error: {message}")
 
@@ -82,7 +82,7 @@ def test_flags_that_cannot_be(capsys, flags, message):
         (None, "", "a cluster on this machine"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkeypatch, address, variable, source):
+def test_the_error_names_the_cluster_address_as_given(monkeypatch, address, variable, source):
     def init(**_: object) -> None:
         raise ConnectionError("nobody answers")
 
