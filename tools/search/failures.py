@@ -1,20 +1,20 @@
-"""Decides what becomes of a trial whose training, or the scoring of a fold, was refused or lost, or has failed."""
+"""Decides whether a trial fails if its training, or the scoring of a fold, does not succeed."""
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, auto
 
 from utils.child import RunResult
 from utils.process.outcome import Cause, Outcome
 
 
 class Verdict(Enum):
-    """What becomes of a trial: it fails, or stays unfinished, and the next start of the search continues it."""
+    """Whether a trial fails, or stays unfinished, so that another process of the search continues it."""
 
-    FAILS = "fails"
-    FAILS_IF_LOST_AGAIN = "fails if lost again"  # after the same step, by another start of the search
-    FAILS_IF_BASE_CAN_BEGIN = "fails if base can begin"  # a training with the base recipe, at this moment
-    STAYS_UNFINISHED = "stays unfinished"  # what has ended the trial would end the others, too
+    FAILS = auto()
+    FAILS_IF_LOST_AGAIN = auto()  # after the same step, by another process of the search
+    FAILS_IF_BASE_CAN_BEGIN = auto()  # a training with the base recipe, at this moment
+    STAYS_UNFINISHED = auto()  # what has ended the trial would end the others, too
 
 
 def verdict_on(result: RunResult, *, has_begun_before: bool) -> Verdict:
@@ -31,7 +31,7 @@ def verdict_on(result: RunResult, *, has_begun_before: bool) -> Verdict:
 
     Args:
         result: of the training or scoring ("begun now": `RunResult.has_begun`). A lost one was tried twice.
-        has_begun_before: whether any training of the trial has ever begun, also in an earlier start of the search.
+        has_begun_before: whether any training of the trial has ever begun, also in another process of the search.
     """
     if result.outcome == Outcome.FAILED:
         return Verdict.FAILS

@@ -157,8 +157,8 @@ class _Worker:
     def _run_trial(self, claim: Claim) -> TrialOutcome:
         """Trains, or cross-validates, with the hyper-parameters of a trial, and records the outcome in the study.
 
-        Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. The next start of
-        the search continues the trial.
+        Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. Another process
+        of the search then continues the trial.
         """
         config = self._config_of(claim.folder / HYP_YAML, claim.values)
         try:

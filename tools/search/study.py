@@ -42,7 +42,7 @@ _STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
 _TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
 _ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
 _REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
-# Attributes of a trial: how many starts of the search have lost its training since its newest step, and that step.
+# Attributes of a trial: how many processes of the search have lost its training since its newest step, and that step.
 _LOSSES_ATTRIBUTE = "losses"
 _LOST_AFTER_ATTRIBUTE = "lost after"
 # Errors that Optuna raises for lines of the journal that it cannot read.
@@ -157,7 +157,7 @@ class SharedStudy:
         return dict(self.trials()[claim.number].intermediate_values)
 
     def count_loss(self, claim: Claim) -> int:
-        """Records that a start of the search has lost the training of a trial. Returns how many have since the newest
+        """Records that this process has lost the training of a trial. Returns how many processes have since the newest
         step."""
         frozen = self.trials()[claim.number]
         losses = 1
