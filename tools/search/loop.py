@@ -27,6 +27,7 @@ from tools.search.study import (
     SharedStudy,
     TrialOutcome,
     best_of,
+    exclusive_study,
     has_running_trial,
     reason_of,
     single_process_without_locks,
@@ -87,7 +88,7 @@ def _join(config: SearchConfig, space: Space, experiment: Experiment) -> tuple[S
 
 def _remove_if_untrained(folder: ContinuedFolder) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
-    with folder.wait_for_lock():
+    with folder.wait_for_lock(), exclusive_study(folder.path):
         if not has_running_trial(folder.path):
             folder.remove_if_untrained()
 

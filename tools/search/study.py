@@ -17,7 +17,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,12 +201,17 @@ class SharedStudy:
         lock = FileLock(folder / _TRIAL_LOCK)
         return None if lock.acquire() else lock
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Lets only one process at a time choose or end a trial."""
-        with FileLock(self._folder / _STUDY_LOCK) as lock:
-            lock.acquire(math.inf)
-            yield
+    def exclusive(self) -> AbstractContextManager[None]:
+        """See `exclusive_study`."""
+        return exclusive_study(self._folder)
+
+
+@contextmanager
+def exclusive_study(folder: Path) -> Iterator[None]:
+    """Lets only one process at a time choose or end a trial of the search in ``folder``."""
+    with FileLock(folder / _STUDY_LOCK) as lock:
+        lock.acquire(math.inf)
+        yield
 
 
 def _open_study(journal: Path, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner) -> optuna.Study:
@@ -330,7 +335,8 @@ def _write_pid_file(pid_file: Path) -> None:
 
 
 def has_running_trial(folder: Path) -> bool:
-    """Returns whether any process is running a trial of the search in ``folder``."""
+    """Returns whether any process is running a trial of the search in ``folder``. Takes each trial's lock for a moment,
+    so the caller holds `exclusive_study`, within which processes claim trials."""
     for path in folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:
             if lock.acquire():

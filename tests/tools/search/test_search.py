@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import signal
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -631,6 +632,29 @@ def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tm
         assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
     assert (folder / "search.yaml").exists() == is_shared
     assert (trials / "0000").exists() == is_shared
+
+
+def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(world, tmp_path, monkeypatch, capsys):
+    """That process would find its trial locked, or its journal gone."""
+    _, flags = world
+    folder = tmp_path / "search"
+    study_lock = FileLock(folder / ".study.lock")
+    trial_lock = FileLock(folder / "trials" / "0001" / ".trial.lock")
+
+    def claim() -> None:
+        trial_lock.path.parent.mkdir()
+        trial_lock.acquire()
+        study_lock.release()
+
+    def be_refused(*_: object) -> RunResult:
+        study_lock.acquire()
+        threading.Timer(0.2, claim).start()
+        return RunResult.of(2, {"error": "--device 3: no such GPU", "cause": "machine"})
+
+    monkeypatch.setattr("tools.search.loop.train", be_refused)
+    with study_lock, trial_lock:
+        assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert (folder / "journal.log").exists()
 
 
 def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
