@@ -228,4 +228,4 @@ def check_box(box: AnnotatedBox, location: str) -> None:
         raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
     if box.x2 < box.x1 or box.y2 < box.y1:
         corners = " ".join(f"{value:g}" for value in box[1:5])
-        raise UserError(f"{location}: '{box.name}' ends before it begins (x1 y1 x2 y2: {corners})")
+        raise UserError(f"{location}: '{box.name}' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: {corners})")

@@ -90,7 +90,7 @@ def image_name(value: Any, location: str) -> str:
     """Returns the name of an image. Raises UserError if it is missing, or no name."""
     name = name_of(value, location)
     if not name:
-        raise UserError(f"{location}: names no image")
+        raise UserError(f"{location}: has no image name")
     return name
 
 

@@ -19,7 +19,7 @@ from utils.errors import UserError
         (lambda row: of(row).append({"name": "cat", "annotation_kind": "ImageSegmentationMask", "mask": {"url": "h"}}),
          "ImageSegmentationMask of 'cat' is stored at a URL"),
         (lambda row: row.update(data_row={"row_data": "https://[h/one.png"}), "row_data: malformed URL 'https://.h/one.png'"),
-        (lambda row: row.update(data_row={"external_id": ""}), ":1: names no image"),
+        (lambda row: row.update(data_row={"external_id": ""}), ":1: has no image name"),
         (lambda row: row["projects"]["p"]["labels"][0].update(annotations={"frames": {}}), "objects: must be a list"),
     ],
 )  # fmt: skip
