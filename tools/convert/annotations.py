@@ -47,11 +47,6 @@ class AnnotatedImage:
     has_skipped_shape: bool = False  # in any of its entries
     _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
 
-    @property
-    def is_left_out(self) -> bool:
-        """Whether the image has only skipped shapes: as a background it would teach the model to ignore its objects."""
-        return self.has_skipped_shape and not self.boxes
-
     def add(self, box: AnnotatedBox, entry: Entry) -> None:
         """Adds a box of ``entry``. Raises UserError if another annotation file has the same box."""
         other_file = self._files.setdefault(box, entry.file)
@@ -97,7 +92,7 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by the tool's name of their kind
         self.first_skipped = ""
-        self.num_unlabeled_inside = 0  # images stored in annotation files without labels
+        self.num_unlabeled_inside = 0  # images stored in annotation files without usable labels
         self._extracted = extracted
         self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
@@ -172,24 +167,28 @@ class Annotations:
         write_whole(path, content)
         return path
 
-    def remove_left_out(self) -> None:
-        """Removes the images that `extract_image` has written and that are left out."""
-        for annotated in self._images.values():
-            if annotated.is_left_out and annotated.path.is_relative_to(self._extracted):
-                annotated.path.unlink()
+    def drop_left_out(self) -> None:
+        """Drops the images whose shapes were all skipped, once all entries are added: as backgrounds they would teach
+        the model to ignore their objects. Removes those that `extract_image` has written."""
+        for path, annotated in list(self._images.items()):
+            if annotated.boxes or not annotated.has_skipped_shape:
+                continue
+            del self._images[path]
+            if path.is_relative_to(self._extracted):
+                path.unlink()
+                self.num_unlabeled_inside += 1
 
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
-        """Returns the images of each split that has any, sorted by path, without those that are left out."""
-        used = [annotated for _, annotated in sorted(self._images.items()) if not annotated.is_left_out]
-        images = {split: [annotated for annotated in used if annotated.split == split] for split in SPLITS}
-        return {split: of_split for split, of_split in images.items() if of_split}
+        """Returns the images of each split that has any, sorted by path."""
+        images_by_split: dict[str, list[AnnotatedImage]] = {split: [] for split in SPLITS}
+        for _, annotated in sorted(self._images.items()):
+            images_by_split[annotated.split].append(annotated)
+        return {split: images for split, images in images_by_split.items() if images}
 
     def num_left_out(self) -> int:
-        """Counts the images, below the source and in its files, about which the annotations say nothing, or whose
-        shapes were all skipped."""
-        all_images = self._images.keys() | set(self.source_images.paths)
-        used = [annotated for annotated in self._images.values() if not annotated.is_left_out]
-        return len(all_images) - len(used) + self.num_unlabeled_inside
+        """Counts the images, below the source and in its files, without usable labels: the annotations say nothing
+        about them, or they were dropped."""
+        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unlabeled_inside
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""

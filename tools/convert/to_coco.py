@@ -52,7 +52,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
         if not annotations.num_objects:
             reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
-        annotations.remove_left_out()
+        annotations.drop_left_out()
         written = _write_files(annotations, folder, out)
         expected = annotations.num_objects
         missing = {name: expected[name] - written[name] for name in expected if written[name] != expected[name]}
