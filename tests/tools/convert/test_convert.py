@@ -490,7 +490,7 @@ def test_what_a_killed_run_left_is_removed(images, tmp_path, monkeypatch):
     write_csv(images)
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr("tools.convert.to_coco._write_files", lambda *_: os._exit(9))
+        monkeypatch.setattr("tools.convert.to_coco.write_dataset", lambda *_: os._exit(9))
         convert(images, tmp_path / "out.json")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert len(list(tmp_path.glob(".out*"))) == 1
@@ -615,6 +615,14 @@ def test_a_folder_may_have_a_backslash(images):
     (images / "two.png").rename(images / "a\\b" / "two.png")
     convert(images, images.parent / "out.json")
     assert boxes_of(images.parent / "out.yaml").total() == sum(map(len, TRUTH.values()))
+
+
+@pytest.mark.parametrize("name", ["set ", "set.yaml", "~"])
+def test_a_folder_that_would_be_read_differently_is_refused(name, images):
+    """In a YAML, the first loses its space, the second joins a data set, and the third is the user's home."""
+    write_cvat(images)
+    folder = images.rename(images.with_name(name))
+    check_refusal(folder, ".../out.json: training could not read it: ...")
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
