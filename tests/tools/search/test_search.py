@@ -9,13 +9,16 @@ import os
 import shutil
 import signal
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from engine.evaluation.metrics import Fitness
+from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
@@ -27,7 +30,8 @@ from train import main as train
 from utils.child import RunResult
 from utils.config.recipes import hyperparameters_from
 from utils.config.search_settings import SearchConfig
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings_file import read_settings_file
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
@@ -399,25 +403,33 @@ def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
 
 @pytest.fixture
 def trainings(monkeypatch):
-    """Returns a list of how the trainings of a search end, one after the other: the fitness of the epochs, and the
-    result."""
+    """Returns a list of how the processes of train.py that a search starts end, one after the other: the fitness of the
+    epochs, and the result."""
     endings: list[tuple[dict[int, float], RunResult]] = []
 
-    def end_training(config, folder, signals, pruning):
+    @contextmanager
+    def start(words, **_):
+        config = read_settings_file(TrainConfig, Path(words[-1].removeprefix("@")))
+        folder = Path(config.project, config.name)
         fitness_by_epoch, result = endings.pop(0)
         if result.has_begun or fitness_by_epoch:
+            folder.mkdir(exist_ok=True)
             (folder / "settings.yaml").touch()
             (folder / "last.pt").touch()
-            (folder / "results.csv").write_text("epoch\n1\n")
-        for epoch, fitness in fitness_by_epoch.items():
-            pruning.should_prune(epoch, fitness)
-        return result
+        if fitness_by_epoch:
+            results = ResultsTable()
+            for epoch, fitness in fitness_by_epoch.items():
+                results.add(epoch, {RECALL.column: fitness})
+            results.write(folder / "results.csv")
+        process = SimpleNamespace(poll=lambda: result.code)
+        yield SimpleNamespace(process=process, poll=lambda: result, has_begun=result.has_begun)
 
-    monkeypatch.setattr("tools.search.loop.train", end_training)
-    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: False)
+    monkeypatch.setattr(training, "start", start)
+    monkeypatch.setattr(training, "RETRY_S", 0)
     return endings
 
 
+RECALL = Fitness.parse("recall", ())
 SCORED = RunResult.of(0, {})
 STOPPED = RunResult.of(75, {})
 NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
@@ -427,6 +439,8 @@ LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
 REFUSED_BEFORE = RunResult.of(2, {"error": "the data has no objects left"})
 CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
 BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
+BEGUN = RunResult.of(75, {"begun": True})  # a training with the base recipe, which is stopped
+LOST_TWICE = [LOST, LOST]  # a lost training is tried once more
 
 
 @pytest.mark.parametrize(
@@ -440,11 +454,17 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
             4,
             id="three in a row",
         ),
-        pytest.param([[SCORED, CRASHED_BEFORE]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
+        pytest.param([[SCORED, *[CRASHED_BEFORE] * 2]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
         pytest.param(
-            [[SCORED, REFUSED_BEFORE], [REFUSED_BEFORE]], "CR", ["has no objects left"] * 2, 1, id="refused twice"
+            [[SCORED, *[REFUSED_BEFORE] * 2], [REFUSED_BEFORE] * 2],
+            "CR",
+            ["has no objects left"] * 2,
+            1,
+            id="refused twice",
         ),
-        pytest.param([[SCORED, BUG_BEFORE], [BUG_BEFORE]], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"),
+        pytest.param(
+            [[SCORED, *[BUG_BEFORE] * 2], [BUG_BEFORE] * 2], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"
+        ),
         pytest.param(
             [[NOT_FINITE] * 3, [NOT_FINITE]],
             "FFFF",
@@ -459,7 +479,7 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         pytest.param(
             [[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1, id="the last three of all"
         ),
-        pytest.param([[SCORED, NO_MEMORY, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
+        pytest.param([[SCORED, *[NO_MEMORY] * 2, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
         pytest.param(
             [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
             "FFFFF",
@@ -469,22 +489,25 @@ BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable
         ),
         # What the kernel kills each time does not block the search for ever.
         pytest.param(
-            [[LOST], [LOST, SCORED, NOT_FINITE, SCORED, SCORED]],
+            [LOST_TWICE, [*LOST_TWICE, SCORED, NOT_FINITE, SCORED, SCORED]],
             "FCFCC",
             ["killed by SIGKILL", ""],
             1,
             id="killed in two starts",
         ),
-        pytest.param([[LOST], [SCORED, SCORED, LOST]], "CCR", ["killed by SIGKILL"] * 2, 2, id="killed in one start"),
         pytest.param(
-            [[SCORED, LOST_BEFORE], [LOST_BEFORE], [LOST_BEFORE]],
+            [LOST_TWICE, [SCORED, SCORED, *LOST_TWICE]], "CCR", ["killed by SIGKILL"] * 2, 2, id="killed in one start"
+        ),
+        pytest.param([[LOST, *[SCORED] * 5]], "CCCCC", [""], 1, id="killed once"),
+        pytest.param(
+            [[SCORED, *[LOST_BEFORE] * 3], [LOST_BEFORE] * 3, [LOST_BEFORE] * 3],
             "CR",
             ["killed by SIGKILL"] * 3,
             1,
             id="killed before it begins",
         ),
         pytest.param(
-            [[LOST], [REFUSED_BEFORE]], "R", ["killed by SIGKILL", "has no objects left"], 1, id="began before"
+            [LOST_TWICE, [REFUSED_BEFORE]], "R", ["killed by SIGKILL", "has no objects left"], 1, id="began before"
         ),
     ],
 )
@@ -503,23 +526,18 @@ def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings,
     assert len(list(folder.rglob("last.pt"))) == kept
 
 
-@pytest.mark.parametrize("result", [REFUSED_BEFORE, BUG_BEFORE, LOST_BEFORE])
-def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, monkeypatch, result):
+@pytest.mark.parametrize(
+    "results", [[REFUSED_BEFORE], [BUG_BEFORE], [LOST_BEFORE] * 2], ids=["refused", "bug", "killed"]
+)
+def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, results):
     """Its own hyper-parameters are the reason if the recipe's can be trained."""
-    recipes = []
-
-    def can_begin(config, _):
-        recipes.append(hyperparameters_from(config.hyp))
-        return True
-
-    monkeypatch.setattr("tools.search.loop.can_begin", can_begin)
     _, flags = world
-    trainings += [({1: 0.5}, SCORED), ({}, result), ({1: 0.5}, SCORED)]
+    trainings += [({1: 0.5}, SCORED), *[({}, result) for result in results], ({}, BEGUN), ({1: 0.5}, SCORED)]
     main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
     rows = table(tmp_path / "alone")
     assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
-    assert rows[1]["reason"] == result.reason
-    assert recipes == [replace(Hyperparameters(), ema_tau=2.0)]
+    assert results[0].reason in rows[1]["reason"]
+    assert hyperparameters_from(str(tmp_path / "alone" / "base.yaml")) == replace(Hyperparameters(), ema_tau=2.0)
 
 
 @pytest.mark.slow
@@ -556,11 +574,9 @@ def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monke
         (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
     ],
 )
-def test_a_trial_that_cannot_begin_is_not_compared_in_vain(
-    world, tmp_path, trainings, monkeypatch, capsys, ranges, result
-):
+def test_a_trial_that_cannot_begin_is_not_compared_in_vain(world, tmp_path, trainings, capsys, ranges, result):
+    """No other training is started."""
     _, flags = world
-    monkeypatch.setattr("tools.search.loop.can_begin", lambda *_: pytest.fail("was called"))
     (tmp_path / "ranges.yaml").write_text(ranges)
     trainings.append(({}, result))
     flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
@@ -573,7 +589,7 @@ def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_
     _, flags = world
     flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
     for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
-        trainings.append((fitness, LOST))
+        trainings += [(fitness, LOST), ({}, LOST)]
         with suppress(SystemExit):
             call(main, *flags)
         assert states_of(tmp_path / "lost") == [state]
