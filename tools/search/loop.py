@@ -161,7 +161,7 @@ class _Worker:
         Raises `RunFailed` if the trial stays unfinished (`verdict_on`), and `Stopped` after a signal. Another process
         of the search then continues the trial.
         """
-        config = self._config_of(claim.folder / HYP_YAML, claim.values)
+        config = self._write_recipe(claim.folder / HYP_YAML, claim.values)
         try:
             outcome = self._cross_validate(claim, config) if config.folds else self._train(claim, config)
         except RunFailed as error:
@@ -171,8 +171,9 @@ class _Worker:
         self.study.finish(claim, outcome)
         return outcome
 
-    def _config_of(self, recipe: Path, values: dict[str, Scalar]) -> SearchConfig:
-        """Returns the settings of trainings with these values of the searched hyper-parameters. Writes their recipe."""
+    def _write_recipe(self, recipe: Path, values: dict[str, Scalar]) -> SearchConfig:
+        """Writes a recipe with these values of the searched hyper-parameters, and returns the settings of trainings
+        with it."""
         write_whole(recipe, yaml.safe_dump(self.space.recipe(values), sort_keys=False), durable=True)
         return replace(self.config, hyp=str(recipe), override=[])  # the recipe includes --set already
 
@@ -228,7 +229,7 @@ class _Worker:
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
         get_logger().warning(message, claim.number, reason)
         folder = self.experiment.folder.path
-        config = self._config_of(folder / BASE_YAML, {})
+        config = self._write_recipe(folder / BASE_YAML, {})
         changes = {"data": str(data_of(folder, 0))} if config.folds else {}
         return can_begin(train_config(config, **changes), claim.folder / RUN_FOLDER)
 
