@@ -72,14 +72,15 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
 
 
 def can_begin(config: TrainConfig, scratch: Path) -> bool:
-    """Starts a training, and ends it as soon as it has begun. Returns whether it has.
+    """Starts a training, without trackers but with the user's callbacks, and ends it as soon as it has begun. Returns
+    whether it has.
 
     ``scratch``: beside this path is a temporary folder for the training. Raises `Stopped` if a signal arrives.
     """
     with temporary_folder(scratch) as folder:
-        trial = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
+        scratch_config = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
         with (
-            settings_file(trial) as settings,
+            settings_file(scratch_config) as settings,
             start([*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child,
         ):
             while child.process.poll() is None and not child.has_begun:
