@@ -7,6 +7,7 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -269,6 +270,12 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
     with refused("x.tar: no space left on device"):
         written(source, tmp_path / "new" / "out")
     assert list((tmp_path / "new").glob("*out*")) == []
+
+
+def test_a_disk_without_space_for_an_image_is_named_by_the_output(source: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    with refused(f"{tmp_path}/out: no space left on device"):
+        written(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

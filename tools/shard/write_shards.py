@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -157,7 +158,7 @@ class _TarFiles:
 
     def add(self, number: int, suffix: str, image: bytes, label: bytes) -> int:
         """Appends the files NUMBER.SUFFIX and NUMBER.json. Returns the position of the image, with `SPAN` positions per
-        tar file. Raises UserError if the disk is full."""
+        tar file. Raises OSError if the disk is full."""
         tar = self._tar
         if tar is None or tar.offset + len(image) > self._max_bytes:
             tar = self._open_next(len(image))
@@ -171,7 +172,7 @@ class _TarFiles:
     def _open_next(self, needed_bytes: int) -> tarfile.TarFile:
         self.close()
         if needed_bytes > USABLE_DISK_FRACTION * shutil.disk_usage(self._folder).free:
-            raise UserError(f"{self._folder.parent}: the disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         name = f"{self._split}-{len(self.names):05d}.tar"
         self._tar = tarfile.open(self._folder / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         self.names.append(name)
