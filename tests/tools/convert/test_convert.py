@@ -617,6 +617,16 @@ def test_a_folder_may_have_a_backslash(images):
     assert boxes_of(images.parent / "out.yaml").total() == sum(map(len, TRUTH.values()))
 
 
+@pytest.mark.parametrize("name", ["out.json", "out.yaml"])
+def test_a_link_of_the_outputs_name_is_not_replaced(name, images, tmp_path):
+    write_cvat(images)
+    link = tmp_path / name
+    link.symlink_to("disk that is not mounted")
+    with refused(f"{link}: exists; remove it, or choose another name"):
+        convert(images, tmp_path / "out.json")
+    assert link.is_symlink()
+
+
 @pytest.mark.parametrize("name", ["set ", "set.yaml", "~"])
 def test_a_folder_that_would_be_read_differently_is_refused(name, images):
     """In a YAML, the first loses its space, the second joins a data set, and the third is the user's home."""
