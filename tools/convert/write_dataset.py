@@ -27,11 +27,12 @@ from utils.files.paths import path_of
 from utils.files.safe_io import write_whole
 
 
-class _SplitFiles(NamedTuple):
-    """The files of a split."""
+class _WrittenSplit(NamedTuple):
+    """The images of a split, and the files that describe it."""
 
-    images: Path  # their folder, or a list
-    annotations: Path  # the COCO JSON
+    images: list[Path]
+    entry: Path  # folder of the images, or a list of them, for the YAML
+    json_file: Path
 
 
 def write_dataset(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
@@ -41,23 +42,17 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> Counter[
     Raises UserError if a path cannot be written, or if training would not find all images and objects.
     """
     names = annotations.class_names()
-    images_by_split = annotations.images_by_split()
-    files: dict[str, _SplitFiles] = {}
-    for split, images in images_by_split.items():
-        json_file = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        others = [image.path for other, rest in images_by_split.items() if other != split for image in rest]
-        files[split] = _write_split(images, others, names, json_file)
+    splits = _write_splits(annotations.images_by_split(), names, folder, out)
     classes: dict[str, Any] = {"names": names}
     if annotations.ignored:
         classes["ignore"] = sorted(annotations.ignored)
     yaml_file = folder / out.with_suffix(".yaml").name
     check_file = folder / f".{yaml_file.name}"  # the YAML as it has to be while the files are in ``folder``
-    _write_yaml(yaml_file, {"path": ".", **_entries(files, folder, out.parent), **classes})
-    _write_yaml(check_file, {"path": "..", **_entries(files, out.parent), **classes})
-
+    _write_yaml(yaml_file, {"path": ".", **_entries(splits, folder, out.parent), **classes})
+    _write_yaml(check_file, {"path": "..", **_entries(splits, out.parent), **classes})
     try:
-        written = _count_boxes([of_split.annotations for of_split in files.values()], names)
-        unread = _unread_images(check_file, [image.path for images in images_by_split.values() for image in images])
+        written = _count_boxes(splits, names)
+        unread = _unread_images(splits, check_file)
     except UserError as error:
         reason = str(error).replace(check_file.name, yaml_file.name).replace(f"{folder.name}/", "")
         raise UserError(f"{out}: training could not read it: {reason}") from None
@@ -70,19 +65,32 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> Counter[
     return written
 
 
-def _write_split(
-    images: Sequence[AnnotatedImage], others: Sequence[Path], names: Sequence[str], json_file: Path
-) -> _SplitFiles:
-    """Writes the files of a split. ``others``: images of the other splits."""
-    base = _folder_of([image.path for image in images], others)
-    write_whole(json_file, json.dumps(_coco(images, names, base)))
-    if base is not None:
-        return _SplitFiles(base, json_file)
-    list_file = json_file.with_suffix(".txt")
-    rows = [_relative(image.path, json_file.parent, json_file.parents[1]) for image in images]
-    _check_rows(rows)
-    write_whole(list_file, "".join(f"{row}\n" for row in rows))
-    return _SplitFiles(list_file, json_file)
+def _write_splits(
+    images_by_split: Mapping[str, Sequence[AnnotatedImage]], names: Sequence[str], folder: Path, out: Path
+) -> dict[str, _WrittenSplit]:
+    """Writes the COCO JSON of each split and, if images of other splits are in its folder, the list of its images."""
+    splits: dict[str, _WrittenSplit] = {}
+    for split, annotated in images_by_split.items():
+        json_file = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
+        images = [image.path for image in annotated]
+        others = [image.path for other, rest in images_by_split.items() if other != split for image in rest]
+        base = _folder_of(images, others)
+        write_whole(json_file, json.dumps(_coco(annotated, names, base)))
+        entry = base
+        if entry is None:
+            entry = json_file.with_suffix(".txt")
+            _write_list(entry, [_relative(image, folder, out.parent) for image in images])
+        splits[split] = _WrittenSplit(images, entry, json_file)
+    return splits
+
+
+def _write_list(file: Path, rows: Sequence[str]) -> None:
+    """Writes a list of images. Raises UserError for a path that it cannot contain."""
+    for row in rows:
+        if not is_row(row):
+            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
+            raise UserError(f"{row!r}: {reason}; rename it")
+    write_whole(file, "".join(f"{row}\n" for row in rows))
 
 
 def _folder_of(images: Sequence[Path], others: Sequence[Path]) -> Path | None:
@@ -128,14 +136,11 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
     return {"images": entries, "annotations": annotations, "categories": categories}
 
 
-def _entries(files: Mapping[str, _SplitFiles], *folders: Path) -> dict[str, Any]:
+def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:
     """Returns the YAML's entries of the splits and of their annotations, relative to ``folders`` (`_relative`). Raises
     UserError if a YAML cannot contain a path."""
-    images: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    for split, of_split in files.items():
-        images[split] = _yaml_path(_relative(of_split.images, *folders))
-        annotations[split] = _yaml_path(_relative(of_split.annotations, *folders))
+    images = {name: _yaml_path(_relative(split.entry, *folders)) for name, split in splits.items()}
+    annotations = {name: _yaml_path(_relative(split.json_file, *folders)) for name, split in splits.items()}
     return {**images, "annotations": annotations}
 
 
@@ -155,28 +160,20 @@ def _relative(path: Path, *folders: Path) -> str:
     return path.relative_to(folder).as_posix() if folder else str(path)
 
 
-def _check_rows(rows: Sequence[str]) -> None:
-    """Raises UserError for a path that a list cannot contain."""
-    for row in rows:
-        if not is_row(row):
-            reason = "has a line break or outer spaces, or is not UTF-8, so it cannot be in a list of images"
-            raise UserError(f"{row!r}: {reason}; rename it")
-
-
 def _write_yaml(file: Path, content: Mapping[str, Any]) -> None:
     write_whole(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
-def _count_boxes(json_files: Sequence[Path], names: Sequence[str]) -> Counter[str]:
-    """Counts the boxes in COCO JSONs by class, as training reads them."""
-    entries = [entry for file in json_files for entry in read_coco(file, tuple(names)).images]
+def _count_boxes(splits: Mapping[str, _WrittenSplit], names: Sequence[str]) -> Counter[str]:
+    """Counts the boxes in the COCO JSONs by class, as training reads them."""
+    entries = [entry for split in splits.values() for entry in read_coco(split.json_file, tuple(names)).images]
     return Counter(names[int(row[0])] for entry in entries for row in entry.labels.rows)
 
 
-def _unread_images(yaml_file: Path, images: Sequence[Path]) -> list[Path]:
-    """Returns those of ``images`` that training would not find, or whose labels it would not."""
+def _unread_images(splits: Mapping[str, _WrittenSplit], yaml_file: Path) -> list[Path]:
+    """Returns the images that training would not find, or whose labels it would not find."""
     read = set(_images_read(yaml_file))
-    unread = [image for image in images if str(image) not in read]
+    unread = [image for split in splits.values() for image in split.images if str(image) not in read]
     if unread:  # by this name; a symbolic link may give it another one
         read = {os.path.realpath(path) for path in read}
         unread = [image for image in unread if os.path.realpath(image) not in read]
