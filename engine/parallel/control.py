@@ -104,8 +104,8 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error: `raise_if_aborted` raises it, or `late_failure` returns it if the
-        hook fails after that."""
+        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if the hook fails in ``finish``,
+        `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
@@ -198,8 +198,8 @@ class RunControl:
             raise _failure_error(self._failure, continuation) from self._cause
 
     def late_failure(self, continuation: str) -> UserError | None:
-        """Returns the error of a hook that failed on any rank after `raise_if_aborted`; None if there is none, and on
-        all ranks but 0. Every rank must call this. ``continuation``: see `raise_if_aborted`."""
+        """Returns the error of a hook that failed in ``finish``, on any rank; None if there is none, and on all ranks
+        but 0. Every rank must call this. ``continuation``: see `raise_if_aborted`."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
             return None
