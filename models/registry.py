@@ -148,9 +148,20 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 
 def check_depth(spec: ModelSpec) -> None:
     """Raises UserError for a graph that would take hours and gigabytes to build."""
-    count = sum(_scaled_repeats(layer, spec) for layer in spec.layers)
+    count = sum(_scaled_repeats(layer, spec) * _repeats_inside(layer) for layer in spec.layers)
     if count > MAX_MODULES:
         raise UserError(f"{spec.label}: has {count:,} layers, repeats included; at most {MAX_MODULES:,} are possible")
+
+
+def _repeats_inside(layer: LayerSpec) -> int:
+    """Returns how often the block of a row repeats layers inside it, as its args say (`RepNCSPELAN4`); 1 for other
+    rows, and for a number that `build_layer` refuses."""
+    entry = find_entry(layer)
+    if entry.kind is not ModuleKind.CONVOLUTION:
+        return 1
+    _, *names = inspect.signature(entry.module).parameters  # the graph supplies the first, the number of input channels
+    repeats = dict(zip(names, layer.args)).get("repeats")
+    return repeats if type(repeats) is int and repeats > 0 else 1
 
 
 def _scaled_repeats(layer: LayerSpec, spec: ModelSpec) -> int:

@@ -27,7 +27,7 @@ class ExportDetails:
 
     half: bool
     int8: bool
-    used_classes: list[int | str]  # see `InferenceModel.trained_classes`
+    used_classes: list[str]  # see `InferenceModel.trained_classes`
     keep_old: bool
     single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images

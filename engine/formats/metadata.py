@@ -20,8 +20,8 @@ KEY = "lockstep"
 VERSION = 1
 LAYOUTS = {"raw": False, "end2end": True}  # names of layouts, and `ExportMetadata.end2end` of each
 _TEXTS = ("description", "date", "author", "version", "license")
-# Fields of `ExportMetadata`.
-_OWN = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
+# Fields of `ExportMetadata` in the key `KEY`.
+_JSON_FIELDS = ("nms_iou", "box_voting", "validation_iou", "squares", "confidence", "voting_confidence", "bits", "data")
 MAX_CLASSES = 100_000
 MAX_SIDE_PX = 2**16
 Side = Annotated[int, Bounds(1, MAX_SIDE_PX)]
@@ -74,13 +74,13 @@ class ExportMetadata:
 
     def as_strings(self) -> dict[str, str]:
         """Returns the entries for formats that hold text: values for readers of YOLO exports as Python literals, and
-        this program's own as JSON."""
+        those of the key `KEY` as JSON."""
         known = {key: getattr(self, key) for key in (*_TEXTS, "task", "stride", "batch", "channels", "end2end")}
         known["imgsz"] = self._imgsz
         known["names"] = self._numbered_names
         known["args"] = {"dynamic": self.dynamic}
         strings = {key: str(value) for key, value in known.items()}
-        strings[KEY] = json.dumps(self._own_entries(), ensure_ascii=False)
+        strings[KEY] = json.dumps(self._json_entries(), ensure_ascii=False)
         return strings
 
     def as_data(self) -> dict[str, Any]:
@@ -88,11 +88,11 @@ class ExportMetadata:
         data = {"stride": self.stride, "batch": self.batch, "imgsz": self._imgsz, "names": self._numbered_names}
         return self.as_strings() | data
 
-    def _own_entries(self) -> dict[str, Any]:
+    def _json_entries(self) -> dict[str, Any]:
         """Returns the content of the key `KEY`."""
         layout = next(name for name, is_end2end in LAYOUTS.items() if is_end2end == self.end2end)
         entries: dict[str, Any] = {"version": VERSION, "layout": layout, "needs_nms": self.nms_iou is not None}
-        for key in _OWN:
+        for key in _JSON_FIELDS:
             entries[key] = getattr(self, key)
         entries["preprocessing"] = preprocessing(PixelFormat(self.channels, self.bits))
         return entries | self.details
@@ -130,7 +130,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
             values[key] = str(text[key])
     known = {key: value for key, value in values.items() if value is not None}
     if KEY in text:
-        known |= _own(text[KEY])
+        known |= _parse_json_entries(text[KEY])
     return build(ExportMetadata, known, "damaged metadata")
 
 
@@ -142,20 +142,20 @@ def _height_and_width(imgsz: Any) -> list[Any] | None:
     return sides * 2 if len(sides) == 1 else sides
 
 
-def _own(text: str) -> dict[str, Any]:
+def _parse_json_entries(text: str) -> dict[str, Any]:
     """Reads the fields that only this program stores."""
-    where = f"damaged metadata: {KEY}"
+    location = f"damaged metadata: {KEY}"
     try:
-        own = json.loads(text)
+        entries = json.loads(text)
     except (ValueError, TypeError, RecursionError):
-        raise UserError(f"{where}: not JSON") from None
-    own = check(own, dict, where)
-    if check(own.get("version", 0), int, f"{where}: version") > VERSION:
-        raise UserError(f"exported by a newer version (format {own['version']}); update this program")
-    layout = check(own.get("layout"), str, f"{where}: layout", Bounds(choices=tuple(LAYOUTS)))
-    known = {key: own[key] for key in _OWN if key in own}
+        raise UserError(f"{location}: not JSON") from None
+    entries = check(entries, dict, location)
+    if check(entries.get("version", 0), int, f"{location}: version") > VERSION:
+        raise UserError(f"exported by a newer version (format {entries['version']}); update this program")
+    layout = check(entries.get("layout"), str, f"{location}: layout", Bounds(choices=tuple(LAYOUTS)))
+    known = {key: entries[key] for key in _JSON_FIELDS if key in entries}
     not_details = {*known, "version", "layout", "needs_nms", "preprocessing"}
-    details = {key: value for key, value in own.items() if key not in not_details}
+    details = {key: value for key, value in entries.items() if key not in not_details}
     return known | {"is_ours": True, "end2end": LAYOUTS[layout], "details": details}
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from data.render.letterbox import CanvasRule
 from models.detector import Detector
 from models.postprocess.selection import DEFAULT_CONFIDENCE
-from utils.config.checks import typed_classes
 from utils.config.settings import MAX_IMGSZ
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
@@ -66,16 +65,9 @@ class InferenceModel(nn.Module):
         return value if type(value) is int and 0 < value <= MAX_IMGSZ else 0
 
     @property
-    def trained_classes(self) -> list[int | str]:
-        """``--classes`` of the training, as names. Files of earlier versions store them as typed, possibly as numbers;
-        these are returned if ``names`` are not the names of these classes."""
-        words = self.stored("used_classes")
-        if words:
-            return [word for word in words if type(word) in (int, str)] if isinstance(words, list) else []
-        typed = typed_classes(self.stored_words("classes"))
-        if typed and not self.has_merged_classes and not self.has_kept_classes:
-            return list(self.names)
-        return typed
+    def trained_classes(self) -> list[str]:
+        """Names of the classes that ``--classes`` of the training chose; empty: all."""
+        return self.stored_words("used_classes")
 
     @property
     def has_merged_classes(self) -> bool:

@@ -12,7 +12,6 @@ from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.data_location import find_location
-from utils.logger import get_logger
 from utils.strings import class_difference, class_key, counted, listed
 
 
@@ -71,10 +70,9 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
     if single_cls:
         common = trained_classes_in(model, spec)
         if not common:
-            trained = listed([str(word) for word in model.trained_classes])
             raise UserError(
-                f"{model.path}: was trained on --classes {trained}, of which {spec.source} has none; name its classes "
-                "with --classes"
+                f"{model.path}: was trained on --classes {listed(model.trained_classes)}, of which {spec.source} has "
+                "none; name its classes with --classes"
             )
         return common
     if model.has_kept_classes:
@@ -83,18 +81,9 @@ def classes_to_score(model: InferenceModel, spec: DatasetSpec, *, single_cls: bo
 
 
 def trained_classes_in(model: InferenceModel, spec: DatasetSpec) -> list[str]:
-    """Returns the names in ``spec`` of the training's ``--classes``, compared as in `DatasetSpec.extended`.
-
-    Files of earlier versions may store numbers in the training's data set. They are taken for numbers in ``spec``, with
-    a warning.
-    """
-    keys = {class_key(word) for word in model.trained_classes if isinstance(word, str)}
-    numbers = {word for word in model.trained_classes if isinstance(word, int)}
-    names = [name for number, name in enumerate(spec.names) if number in numbers or class_key(name) in keys]
-    if numbers:
-        message = "%s: stores its --classes as numbers, which are taken for classes of %s: %s; if wrong, use --classes"
-        get_logger().warning(message, model.path, spec.source, listed(names) or "none")
-    return names
+    """Returns the names in ``spec`` of the training's ``--classes``, compared as in `DatasetSpec.extended`."""
+    keys = {class_key(name) for name in model.trained_classes}
+    return [name for name in spec.names if class_key(name) in keys]
 
 
 def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:

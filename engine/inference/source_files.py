@@ -117,7 +117,7 @@ def _read_list(path: Path, suffixes: frozenset[str]) -> list[Path]:
         name = line.strip()
         if name:
             file = path.parent / os.path.expanduser(name)
-            if not file.is_file():
+            if not os.path.isfile(file):  # also False for a name that is too long for the system
                 raise UserError(f"{path}:{number}: {name}: no such file")
             _check_suffix(file, f"{path}:{number}: {name}", suffixes)
             files[file] = None

@@ -1,4 +1,4 @@
-"""Makes all ranks save, stop or end the run after the same step."""
+"""Makes all ranks save the run, or end it, after the same step."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class RunControl:
 
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.exit_code = 0  # of the signal that has stopped the ranks, or 0
-        self.does_final_work = False  # see `begin_final_work`
-        self.ended_by_callback = False  # the ranks have followed `request_stop`: neither a signal nor a failure
+        self.is_finalizing = False  # see `begin_finalizing`
+        self.ended_by_callback = False  # the ranks have followed `request_stop`, and no hook has failed
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
@@ -79,21 +79,21 @@ class RunControl:
         with self._signals.deferred(), self._watchdog.training(folder, is_writing):
             yield
 
-    def begin_final_work(self) -> Action:
+    def begin_finalizing(self) -> Action:
         """Called when no step or validation is left. Returns `Action.STOP` if Ctrl-C has reached any rank by then.
         Otherwise the final work, such as the report, is done in spite of SIGTERM and SIGUSR1, and Ctrl-C raises at
         once."""
         if max_over_ranks(self._ctx, int(self._signals.interrupt)):
             return self._stop(INTERRUPTED)
-        self.does_final_work = True
+        self.is_finalizing = True
         self._signals.ignore_requeue()
         self._watchdog.remove_stop_limit()
         return Action.CONTINUE
 
     @property
     def has_signal(self) -> bool:
-        """True if a signal to stop has reached this rank before the final work (`begin_final_work`)."""
-        return self._signals.received and not self.does_final_work
+        """True if a signal to stop has reached this rank before `begin_finalizing`."""
+        return self._signals.received and not self.is_finalizing
 
     def request_save(self) -> None:
         """Makes all ranks save once, after the same step."""
@@ -104,15 +104,16 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error: `raise_if_stopped` raises it, or, if the hook fails after that,
+        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if the hook fails in ``finish``,
         `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
 
-    def has_failed(self) -> bool:
-        """Returns True if a hook has failed on any rank. Every rank must call this."""
-        return max_over_ranks(self._ctx, int(bool(self._failure))) > 0
+    def is_aborted(self) -> bool:
+        """Returns True if the ranks have stopped at a signal, or if a hook has failed on any of them: what is left of
+        the run is left to another command. Every rank must call this."""
+        return self.exit_code != 0 or self._has_failed()
 
     def flags(self) -> StepFlags:
         """Returns this rank's requests for the step that begins."""
@@ -149,15 +150,16 @@ class RunControl:
             return self._follow_request()
         return Action.CONTINUE
 
-    def stops_validation(self) -> bool:
-        """Returns whether a signal has reached this rank or, by the last poll, another. Called before each batch of a
-        validation."""
+    def beat_and_poll_stop(self) -> bool:
+        """Tells the watchdog that a validation proceeds, and returns what `poll_stop` does. Called before each
+        batch."""
         self._watchdog.beat()
-        return self.stops_waiting()
+        return self.poll_stop()
 
-    def stops_waiting(self) -> bool:
-        """Returns the same as `stops_validation`, for ranks that wait for validation scores. Does not call
-        `Watchdog.beat`, because the watchdog must notice if another rank dies."""
+    def poll_stop(self) -> bool:
+        """Returns whether a signal has reached this rank or, by the last poll, another. Tells the others of a signal to
+        this one. Called alone while a rank waits for validation scores: then the watchdog must notice if another rank
+        dies."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal
@@ -176,9 +178,9 @@ class RunControl:
             return self._stop(code)
         return Action.CONTINUE
 
-    def raise_if_stopped(self, position: str, continuation: str) -> None:
-        """Raises an error if a signal or a failure has stopped the run. Returns if all epochs are done, or if a
-        callback has ended the run. Every rank must call this.
+    def raise_if_aborted(self, position: str, continuation: str) -> None:
+        """Raises an error if the run is aborted (`is_aborted`). Returns if all epochs are done, or if a callback has
+        ended the run. Every rank must call this.
 
         Args:
             position: progress text, such as ``2 epochs``.
@@ -190,14 +192,14 @@ class RunControl:
         if self.exit_code:
             log.info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)
-        if self.has_failed():
+        if self._has_failed():
             if not self._failure:
                 raise PeerFailure("a callback failed on another rank")
             raise _failure_error(self._failure, continuation) from self._cause
 
     def late_failure(self, continuation: str) -> UserError | None:
-        """Returns the error of a hook that failed on any rank after `raise_if_stopped`; None if there is none, and on
-        all ranks but 0. Every rank must call this. ``continuation``: see `raise_if_stopped`."""
+        """Returns the error of a hook that failed in ``finish``, on any rank; None if there is none, and on all ranks
+        but 0. Every rank must call this. ``continuation``: see `raise_if_aborted`."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
             return None
@@ -218,8 +220,11 @@ class RunControl:
 
     def _follow_request(self) -> Action:
         """Stops the run as a rank has requested, or because a hook has failed on one. Every rank must call this."""
-        self.ended_by_callback |= not self.has_failed()
+        self.ended_by_callback |= not self._has_failed()
         return self._stop(0)
+
+    def _has_failed(self) -> bool:
+        return max_over_ranks(self._ctx, int(bool(self._failure))) > 0
 
     def _stop(self, exit_code: int) -> Action:
         self.exit_code = exit_code

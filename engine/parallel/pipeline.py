@@ -1,12 +1,12 @@
 """``--pipeline 2``: two processes share the layers of a model, for images whose activations one device cannot hold.
 
-Processes 2i and 2i + 1, a pair, train on the same images: the first computes the layers before the cut (model_cut.py),
-the second the others and the loss. Both hold all weights and the optimizer state, so everything outside the step is as
-in other runs. One all-reduce over all processes gives each of them all gradients; a process contributes zeros for
-layers that it does not compute.
+Processes 2i and 2i + 1, a pair, train on the same images: the first computes the layers before the split
+(split_point.py), the second the others and the loss. Both hold all weights and the optimizer state, so everything
+outside the step is as in other runs. One all-reduce over all processes gives each of them all gradients; a process
+contributes zeros for layers that it does not compute.
 
 Each micro-batch (``--nominal-batch``) passes forward (F) and backward (B) through both processes. The first process
-sends its maps at the cut (m), and receives their gradients (g): for each layer whose output the second process takes,
+sends its maps at the split (m), and receives their gradients (g): for each layer whose output the second process takes,
 one tensor (B, C, H, W) in the type of autocast. A step of four micro-batches, with time running to the right:
 
     first process     F0    F1          B0 F2       B1 F3       B2          B3
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.optim.model_tensors import copy_from_flat, flatten, flatten_as, gradient_vector, set_gradients
-from engine.parallel.model_cut import choose_cut
+from engine.parallel.split_point import choose_split_point
 from engine.parallel.strategy import Autocast, Strategy, all_reduce_sum
 from models.detector import Detector
 from utils.batches import Batch
@@ -86,9 +86,9 @@ class Stage(Strategy):
         self._detector = model
         self._parameters = parameters
         self._peer = ctx.rank ^ 1
-        self._cut = choose_cut(model, autocast)
+        self._split = choose_split_point(model, autocast)
         layers = list(model.model)
-        halves = [_trained_norms(layers[: self._cut.layer]), _trained_norms(layers[self._cut.layer :])]
+        halves = [_trained_norms(layers[: self._split.layer]), _trained_norms(layers[self._split.layer :])]
         self._norms = halves[ctx.rank % STAGES]  # that this process computes
         self._peer_statistics = _statistics(halves[self._peer % STAGES])
         self._statistics = _statistics([*halves[0], *halves[1]])
@@ -124,11 +124,11 @@ class Stage(Strategy):
 
     def _receive(self, image_shape: Sequence[int]) -> _Message:
         """Starts to receive the maps, or their gradients, of a micro-batch with images of this shape."""
-        return self._start(dist.irecv, self._cut.empty_maps(image_shape))
+        return self._start(dist.irecv, self._split.empty_maps(image_shape))
 
     def _start(self, operation: Callable[..., Any], maps: Sequence[Tensor]) -> _Message:
         """Starts to send or to receive maps, by ``operation``: `dist.isend` or `dist.irecv`."""
-        flat = [values for values in flatten_as(maps, self._cut.examples) if len(values)]
+        flat = [values for values in flatten_as(maps, self._split.examples) if len(values)]
         operations = [dist.P2POp(operation, values, self._peer) for values in flat]
         return _Message(maps, works=dist.batch_isend_irecv(operations) if operations else [])
 
@@ -157,7 +157,7 @@ class _MicroBatch(NamedTuple):
 
 
 class FirstStage(Stage):
-    """Computes the layers before the cut."""
+    """Computes the layers before the split."""
 
     _recomputes: bool  # whether B computes the activations again
     _forwarded: _MicroBatch | None  # the micro-batch after F and before B
@@ -184,9 +184,9 @@ class FirstStage(Stage):
         """Computes the maps that the second process takes."""
         kept: dict[int, Tensor] = {}
         with self.autocast():
-            last = self._detector.run_layers(0, self._cut.layer, images, kept)
-        kept[self._cut.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
-        return [kept[layer] for layer in self._cut.taken]
+            last = self._detector.run_layers(0, self._split.layer, images, kept)
+        kept[self._split.layer - 1] = cast(Tensor, last)  # only the head, which the second process has, returns a list
+        return [kept[layer] for layer in self._split.taken]
 
     def _backward(self, batch: _MicroBatch) -> None:
         """Runs B of a micro-batch, with the gradients that the second process sends."""
@@ -202,7 +202,7 @@ class FirstStage(Stage):
 
 
 class LastStage(Stage):
-    """Computes the layers from the cut on."""
+    """Computes the layers from the split on."""
 
     _shapes: deque[torch.Size]  # image shapes of the micro-batches whose maps it has not started to receive
     _arriving: _Message  # the maps of the next micro-batch
@@ -223,8 +223,8 @@ class LastStage(Stage):
         self._receive_next()
         maps = arriving.wait()
         received = _Received.apply(self._send_gradients, *(values.requires_grad_() for values in maps))
-        first = self._cut.layer
-        kept = dict(zip(self._cut.taken, received))
+        first = self._split.layer
+        kept = dict(zip(self._split.taken, received))
         with self.autocast():
             raw = self._detector.run_layers(first, len(self._detector.model), kept.get(first - 1), kept)
         return cast(list[Tensor], raw)  # the last layer is the head

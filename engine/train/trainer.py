@@ -119,7 +119,6 @@ class Trainer:
         if run.started_from is not None:
             self._last_concluded.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
-            control.ended_by_callback = run.only_reports and run.started_from.ended_by_callback
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
@@ -129,14 +128,14 @@ class Trainer:
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
     def fit(self) -> FinishedRun:
-        """Runs what is left of the run. Raises as `RunControl.raise_if_stopped` does, after the same step on all
+        """Runs what is left of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all
         ranks."""
         try:
             with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
                 self._train()
             return self._finish()
         except Stopped:
-            if self.control.does_final_work:  # by Ctrl-C; a stop that the ranks agreed on has been logged
+            if self.control.is_finalizing:  # by Ctrl-C; a stop that the ranks agreed on has been logged
                 log.info("stopped by a signal; %s", self._continuation())
             raise
 
@@ -144,11 +143,13 @@ class Trainer:
         """Trains, and ends the run as the ranks have agreed. All files are written afterwards."""
         try:
             self._start()
-            if not self.control.has_failed():
+            if not self.control.is_aborted():
                 self._train_epochs()
+                self.call_hooks("after_steps")
+            if not self.control.is_aborted():
                 self._finish_training()
             self.checkpointer.flush()
-            self._raise_if_stopped()
+            self.control.raise_if_aborted(self.progress.describe(len(self.loader)), self._continuation())
         except Exception as error:
             if isinstance(error, ExplainedError) or not self.control.has_signal:
                 raise
@@ -176,26 +177,18 @@ class Trainer:
                 self._end_epoch()
 
     def _finish_training(self) -> None:
-        """Does what follows the last step, unless a signal or a failure leaves it to a resumed run."""
-        self.call_hooks("after_steps")
-        if self.control.exit_code or self.control.has_failed():
-            return
+        """Does what follows the last step, unless a signal leaves it to a resumed run."""
         if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
             return
-        if self._follow(self.control.begin_final_work()).breaks_off:
+        if self._follow(self.control.begin_finalizing()).breaks_off:
             return
         self.call_hooks("after_training")
 
-    def _raise_if_stopped(self) -> None:
-        """Raises as `RunControl.raise_if_stopped` does. Logs how to continue a run that a callback has ended."""
-        position = self.progress.describe(len(self.loader))
-        self.control.raise_if_stopped(position, self._continuation())
-        if self.control.ended_by_callback and not self.run.only_reports and not self._has_ended():
-            way = f"continue with: {resume_flag(self.checkpointer.last)}"
-            log.info("ended by a callback after %s; %s", position, way)
-
     def _finish(self) -> FinishedRun:
         """Calls the hooks that come last, and records that the run has been reported."""
+        if self.control.ended_by_callback and not self.run.only_reports and not self._has_ended():
+            position = self.progress.describe(len(self.loader))
+            log.info("ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last))
         self.call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
@@ -209,9 +202,16 @@ class Trainer:
         stops_early = progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
         return self.validator.pending is None and (progress.epoch >= self.epochs or stops_early)
 
+    @property
+    def _ended_by_callback(self) -> bool:
+        """True if a callback has ended the run, in this process or before one that only reports."""
+        started_from = self.run.started_from
+        was_ended = self.run.only_reports and started_from is not None and started_from.ended_by_callback
+        return was_ended or self.control.ended_by_callback
+
     def _continuation(self) -> str:
         """Returns how another command does what is left of the run."""
-        if not self._has_ended() and not self.control.ended_by_callback:
+        if not self._has_ended() and not self._ended_by_callback:
             return f"continue with: {resume_flag(self.checkpointer.last)}"
         folder = self.run.folder
         name = shlex.quote(folder.name)
@@ -412,7 +412,7 @@ class Trainer:
             run=conditions,
             metrics=metrics,
             pending=self.validator.pending,
-            ended_by_callback=self.control.ended_by_callback,
+            ended_by_callback=self._ended_by_callback,
         )
 
     def seconds(self) -> float:

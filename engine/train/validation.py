@@ -82,7 +82,7 @@ class LocalValidator:
     def _run(self, model: nn.Module, epoch: Epoch) -> Action:
         """Validates ``model`` on all ranks; rank 0 has the result, unless a signal has ended the validation."""
         loader = self.validation.loader
-        epoch.result = self.validation.evaluator.run(model, loader, should_stop=self._control.stops_validation)
+        epoch.result = self.validation.evaluator.run(model, loader, should_stop=self._control.beat_and_poll_stop)
         return self._control.after_validation()
 
 
@@ -119,7 +119,7 @@ class RemoteValidator:
 
     def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
-        epoch.result = self._service.collect(self._control.stops_waiting)
+        epoch.result = self._service.collect(self._control.poll_stop)
         if broadcast_object(self._ctx, epoch.result is not None):
             self._local.pending = None
             return Action.CONTINUE

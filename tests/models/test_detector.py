@@ -424,6 +424,7 @@ MISTAKES = {
     "2, C2f, [16, True]": {
         "1, Detect, [nc]": ": backbone layer 2 (module): Detect must be the last layer, and the only head",
         "99999999999, Conv, [16, 3, 2]": ": backbone layer 2 (repeats): 99999999999 times depth 1 is more than 1000",
+        "1, RepNCSPELAN4, [16, 16, 8, 9999]": ": has 10,003 layers, repeats included; at most 2,000 are possible",
         "1, Conv, [99999999999, 3, 2]": ": backbone layer 2 (args): output channels of Conv: would be more than 65536",
     },
     "[-1, 2, C2f, [16, True]]": {

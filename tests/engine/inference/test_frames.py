@@ -21,6 +21,8 @@ from tests.helpers.messages import refused
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
+LONG_NAME = f"{'a' * 300}.png"  # file systems allow 255 bytes
+
 
 def save_image(path, value, size=(24, 32)):
     ok, data = cv2.imencode(path.suffix, np.full((*size, 3), value, np.uint8))
@@ -213,6 +215,7 @@ def test_an_address_without_a_server_is_one_line():
         ("*.png", "*.png: the pattern matches no image or video"),
         ("empty.txt", "empty.txt: the list names no file"),
         ("list.txt", "list.txt:2: gone.png: no such file"),
+        ("long.txt", f"long.txt:1: {LONG_NAME}: no such file"),
         ("bad.txt", "bad.txt:1: notes.md: '.md' is not the suffix of an image or a video"),
         (
             "/~nobody-here/a.jpg",
@@ -235,6 +238,7 @@ def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message
     (tmp_path / "empty").mkdir()
     save_image(tmp_path / "here.jpg", 3)
     texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\ngone.png\n", "bad.txt": "notes.md\n"}
+    texts["long.txt"] = f"{LONG_NAME}\n"
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     with refused(message):

@@ -23,20 +23,17 @@ WORKERS = ["vest", "person"]
     ("stored", "names", "single_cls", "scored"),
     [
         ({}, ["helmet"], False, []),
-        ({"classes": ["helmet"]}, ["helmet"], False, ["helmet"]),
-        ({"classes": ["1"]}, ["vest"], False, ["vest"]),  # the number is one of the training's data
-        ({"classes": ["shoe"]}, ["shoe"], False, []),  # which this data set does not have
-        ({"classes": ["helmet", "vest"], "single_cls": True}, ["object"], True, ["helmet", "vest"]),
-        ({"classes": ["helmet"], "keep_old": True}, ["person", "helmet"], False, ["helmet"]),  # not person
-        ({"classes": ["helmet", "shoe"], "keep_old": True}, ["person", "helmet", "shoe"], False, ["helmet"]),
-        ({"classes": ["shoe"], "keep_old": True}, ["person", "shoe"], False, []),
+        ({"used_classes": ["helmet"]}, ["helmet"], False, ["helmet"]),
+        ({"used_classes": ["shoe"]}, ["shoe"], False, []),  # which this data set does not have
+        ({"used_classes": ["helmet", "vest"], "single_cls": True}, ["object"], True, ["helmet", "vest"]),
+        ({"used_classes": ["helmet"], "keep_old": True}, ["person", "helmet"], False, ["helmet"]),  # not person
+        ({"used_classes": ["helmet", "shoe"], "keep_old": True}, ["person", "helmet", "shoe"], False, ["helmet"]),
+        ({"used_classes": ["shoe"], "keep_old": True}, ["person", "shoe"], False, []),
         ({"keep_old": True}, ["person", "helmet"], False, []),
-        ({"classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
-        ({"classes": ["Helmet ", "shoe"], "single_cls": True}, ["object"], True, ["helmet"]),
-        ({"classes": ["2"]}, ["vest"], True, ["vest"]),  # val.py --single-cls of a model with names
-        ({"classes": ["0", "7"], "single_cls": True}, ["object"], True, ["helmet"]),
+        ({"used_classes": ["Helmet"], "keep_old": True}, ["person", "Helmet"], False, ["helmet"]),
+        ({"used_classes": ["Helmet ", "shoe"], "single_cls": True}, ["object"], True, ["helmet"]),
+        ({"used_classes": ["vest"]}, ["vest"], True, ["vest"]),  # val.py --single-cls of a model with names
         ({"used_classes": ["1"], "keep_old": True}, ["person", "1"], False, []),  # a name, not a number
-        ({"used_classes": [1], "keep_old": True}, ["person", "vest"], False, ["vest"]),
         # Numbers of the training's data set, in which the classes have another order.
         ({"classes": ["0", "2"], "used_classes": ["vest", "person"], "single_cls": True}, ["object"], True, WORKERS),
         ({"classes": ["2"], "used_classes": ["vest"], "keep_old": True}, ["person", "vest"], False, ["vest"]),
@@ -46,14 +43,6 @@ def test_a_model_is_scored_on_what_it_has_learned(tmp_path, stored, names, singl
     """The rows of the table of `classes_to_score`."""
     model, spec = _model_and_data(tmp_path, stored, names)
     assert list(classes_to_score(model, spec, single_cls=single_cls)) == scored
-
-
-def test_numbers_of_classes_are_said_to_be_taken_from_the_data_set(tmp_path, caplog):
-    """Files of earlier versions do not say which data set their numbers are of."""
-    model, spec = _model_and_data(tmp_path, {"classes": ["1"], "single_cls": True}, ["object"])
-    classes_to_score(model, spec, single_cls=True)
-    assert "stores its --classes as numbers, which are taken for classes of" in caplog.text
-    assert "data.yaml: vest;" in caplog.text
 
 
 def test_a_data_set_without_any_trained_class_is_refused(tmp_path):

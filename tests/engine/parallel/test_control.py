@@ -53,7 +53,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_stop(stop, interrupt, cod
     signals.interrupt = interrupt
     assert after_step(control, control.flags()) is Action.STOP
     with pytest.raises(Stopped) as stopped:
-        control.raise_if_stopped("1 epoch", CONTINUATION)
+        control.raise_if_aborted("1 epoch", CONTINUATION)
     assert stopped.value.code == code
 
 
@@ -66,14 +66,14 @@ def test_a_signal_that_arrives_with_the_newest_step_counts_at_a_save_only():
 def test_validation_stops_at_a_signal():
     signals = StopSignals()
     control = build(signals)
-    assert not control.stops_validation()
+    assert not control.beat_and_poll_stop()
     assert control.after_validation() is Action.CONTINUE
     signals.requeue = True
     assert control.after_validation() is Action.CONTINUE  # it came after the last batch: the next step reads it
-    assert control.stops_validation()
+    assert control.beat_and_poll_stop()
     assert control.after_validation() is Action.STOP
     with pytest.raises(Stopped) as stopped:
-        control.raise_if_stopped("1 epoch", CONTINUATION)
+        control.raise_if_aborted("1 epoch", CONTINUATION)
     assert stopped.value.code == REQUEUE
 
 
@@ -82,7 +82,7 @@ def test_a_request_stops_the_run_without_an_exit_code(in_step):
     control = build()
     control.request_stop()
     assert (after_step(control, control.flags()) if in_step else control.agree()) is Action.STOP
-    control.raise_if_stopped("1 epoch", CONTINUATION)
+    control.raise_if_aborted("1 epoch", CONTINUATION)
     assert control.exit_code == 0
 
 
@@ -91,13 +91,13 @@ def test_a_failure_stops_the_run_and_is_its_error():
     control.fail("on_step failed")
     assert after_step(control, control.flags()) is Action.STOP
     with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
-        control.raise_if_stopped("1 epoch", CONTINUATION)
+        control.raise_if_aborted("1 epoch", CONTINUATION)
 
 
 def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
     """It raises when nothing else is left to do; the other processes end without an error."""
     control = build()
-    control.raise_if_stopped("1 epoch", CONTINUATION)
+    control.raise_if_aborted("1 epoch", CONTINUATION)
     assert control.late_failure(CONTINUATION) is None
     monkeypatch.setattr("engine.parallel.control.all_objects", lambda ctx, value: [value, "on_end failed"])
     assert str(control.late_failure(CONTINUATION)) == f"on_end failed; when it is fixed, {CONTINUATION}"
@@ -109,4 +109,4 @@ def test_a_failure_after_the_end_is_an_error_of_rank_0_alone(monkeypatch):
 def test_a_failure_on_another_rank_is_not_reported_twice(monkeypatch):
     monkeypatch.setattr("engine.parallel.control.max_over_ranks", lambda ctx, value: 1)
     with pytest.raises(PeerFailure):
-        build().raise_if_stopped("1 epoch", CONTINUATION)
+        build().raise_if_aborted("1 epoch", CONTINUATION)

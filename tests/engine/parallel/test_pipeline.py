@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
 WHOLE = [(0, 6)]
 UNEQUAL = [(0, 2), (2, 5), (5, 5), (5, 6)]  # the third has no images
-# The head takes layers 0, 1 and 3, wherever the model is cut.
+# The head takes layers 0, 1 and 3, wherever the model is split.
 SKIPPING = {
     "nc": 2,
     "backbone": [[-1, 1, "Conv", [8, 3, 4]], [-1, 1, "Conv", [8, 3, 2]], [-1, 2, "C2f", [16, True]]],

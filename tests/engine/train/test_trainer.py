@@ -473,7 +473,7 @@ def test_a_failure_ends_the_run_before_its_final_work():
     with refused("on_step failed; when it is fixed, continue with: --resume last.pt"):
         trainer.fit()
     assert watch.of("after_steps", "after_training", "finish") == [("after_steps", 0, 3)]
-    assert not trainer.control.does_final_work
+    assert not trainer.control.is_finalizing
 
 
 @pytest.mark.parametrize("has_pending", [False, True], ids=["report alone", "pending epoch"])

@@ -83,7 +83,7 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     exported = []
 
     def start(argv: list[str], signals: StopSignals) -> FinishedRun:
-        signals.ignore_requeue()  # as `RunControl.begin_final_work` does
+        signals.ignore_requeue()  # as `RunControl.begin_finalizing` does
         run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
         return FinishedRun(run, None)
 

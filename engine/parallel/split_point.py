@@ -1,4 +1,4 @@
-"""Where ``--pipeline 2`` cuts a model in two, so that each process holds about half of the activations."""
+"""Where ``--pipeline 2`` splits a model, so that each process holds about half of the activations."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from utils.logger import get_logger
 
 
 @dataclass(frozen=True)
-class ModelCut:
-    """A cut between two layers, and the maps that pass through it: outputs (B, C, H, W) of earlier layers."""
+class SplitPoint:
+    """A point between two layers, and the maps that pass it: outputs (B, C, H, W) of earlier layers."""
 
     layer: int  # first layer of the second process
     taken: Sequence[int]  # earlier layers whose outputs the second process needs: one map each
@@ -37,8 +37,8 @@ class ModelCut:
         return maps
 
 
-def choose_cut(model: Detector, autocast: Autocast) -> ModelCut:
-    """Cuts a model so that each process holds about half of the activations, and logs the layers of both."""
+def choose_split_point(model: Detector, autocast: Autocast) -> SplitPoint:
+    """Chooses the split at which each process holds about half of the activations, and logs the layers of both."""
     side = 2 * model.stride
     outputs, counts = _activations(model, side, autocast)
     total = sum(counts)
@@ -51,7 +51,7 @@ def choose_cut(model: Detector, autocast: Autocast) -> ModelCut:
         layer,
         len(counts) - 1,
     )
-    return ModelCut(layer, taken, side, examples=[outputs[number] for number in taken])
+    return SplitPoint(layer, taken, side, examples=[outputs[number] for number in taken])
 
 
 @torch.no_grad()
