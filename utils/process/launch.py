@@ -80,9 +80,9 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
 def _check_no_copies(environ: Mapping[str, str], instead: str) -> None:
     """Raises UserError if a launcher has started independent copies of the program."""
     for name, launcher in _COPIES.items():
+        count = _number(environ, name) if environ.get(name) else 1
         # The shell of ``srun --pty`` is a single process, whatever the size of its job step.
-        if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
-            count = _number(environ, name)
+        if count > 1 and not environ.get("SLURM_PTY_PORT"):
             raise UserError(f"{launcher} has started {count} separate processes; {instead}")
 
 
@@ -117,14 +117,15 @@ def forget_copy_count() -> None:
 
 
 def require_one_process(command: str, instead: str) -> None:
-    """Ends this process if a launcher has started several processes, which would all do the same work. Rank 0 reports
-    it in one line; copies, which have no rank, each print the line. ``instead`` is what to do instead."""
+    """Refuses several processes, which would all do the same work. ``instead`` is what to do instead of starting them.
+
+    Raises UserError on rank 0, and in copies, which have no rank; on other ranks PeerFailure.
+    """
     launch = read_launch(instead=instead)
     if launch is None or launch.world_size == 1:
         return
-    if launch.rank:
-        raise SystemExit(2)
-    raise UserError(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+    error_type = UserError if launch.rank == 0 else PeerFailure
+    raise error_type(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -101,6 +101,7 @@ def test_only_a_search_takes_copies(monkeypatch, capsys):
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])
 def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monkeypatch, name):
     """Its settings are known to be valid then, but no file has been opened."""
+    monkeypatch.setattr("utils.process.entrypoint.PEER_GRACE_S", 0.0)
     main = import_module(COMMANDS[name].module).main
     argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
     fields = dataclasses.fields(COMMANDS[name].settings)
