@@ -108,7 +108,7 @@ def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bo
     if name not in _LISTS_IN_ULTRALYTICS:
         raise UserError(f"{name}={values!r}: must be one value, not a list")
     flags = _flags_of_ultralytics_keyword(command, name, values)
-    if name == "imgsz" and len(set(values)) > 1:
+    if name == "imgsz" and any(size != values[0] for size in values):
         print(f"{name}={values!r}: used as {' '.join(flags)}, the larger one", flush=True)
     return flags
 

@@ -293,6 +293,7 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
     assert capsys.readouterr().out == "imgsz=[480, 640]: used as --imgsz 640, the larger one\n"
     config = parse_config(ExportConfig, ["--weights=a.pt", *flags_of_keywords("export", {"imgsz": kind([480, 640])})])
     assert config.imgsz == [480, 640]
+    assert flags_of_keywords("val", {"imgsz": kind([[480]])}) == ["--imgsz", "480"]
 
 
 @pytest.mark.parametrize(
