@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
+from data.source.yaml_paths import resolve_root
 from lockstep.command import call_command
 from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
 from lockstep.run import Run
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
-from utils.files.paths import normal_path
 from utils.files.safe_io import atomic_write
 from utils.program_folders import cache_folder
 
@@ -178,7 +178,9 @@ def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike
         return os.fspath(data)
     import yaml
 
-    content = {**_plain(data), "path": str(normal_path(data.get("path", "")))}
+    content = _plain(data)
+    # As that of a YAML in the working folder. ("data" is its name in messages.)
+    content["path"] = str(resolve_root(content.get("path"), Path("data"), known_root=""))
     try:
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.other_programs.table import HYPERPARAMETERS, actions_of, python_hint, reason_for_refusal
+from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_for_refusal
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
@@ -53,7 +53,7 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     effect, and raises UserError for keywords that are unknown or have another name here."""
     flags: list[str] = []
     for name, value in keywords.items():
-        if value is not None or (_can_be_null(name) and "--set" in actions_of(command)):
+        if value is not None or _can_be_null(command, name):
             plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
             flags += _flags_of_keyword(command, name, plain)
         elif not _is_known(command, name):
@@ -61,9 +61,9 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _can_be_null(name: str) -> bool:
+def _can_be_null(command: str, name: str) -> bool:
     """Returns whether ``name`` is a hyper-parameter that can be null."""
-    return name in HYPERPARAMETERS and parse_hint(hints_of(Hyperparameters)[name]).is_optional
+    return name in hyperparameters_of(command) and parse_hint(hints_of(Hyperparameters)[name]).is_optional
 
 
 def _is_known(command: str, name: str) -> bool:
@@ -79,21 +79,17 @@ def _is_known(command: str, name: str) -> bool:
 
 def _unknown(command: str, name: str) -> str:
     """Describes an unknown keyword, with the closest keyword of ``command``."""
-    actions = actions_of(command)
-    known = [flag.removeprefix("--").replace("-", "_") for flag in actions]
-    if "--set" in actions:
-        known += HYPERPARAMETERS
-    return f"unknown{suggestion(name, known)}"
+    flags = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
+    return f"unknown{suggestion(name, [*flags, *hyperparameters_of(command)])}"
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     hint = python_hint("keyword", name)
     if hint:
         raise UserError(f"{name}={value!r}: {hint}")
-    actions = actions_of(command)
-    if name in HYPERPARAMETERS and "--set" in actions:
+    if name in hyperparameters_of(command):
         return [f"--set={name}={json.dumps(value, default=float)}"]  # JSON is YAML
-    action = actions.get(flag_name(name))
+    action = actions_of(command).get(flag_name(name))
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
     if action is None or (isinstance(value, bool) and not is_switch):
         return _flags_of_ultralytics_keyword(command, name, value)
@@ -112,7 +108,7 @@ def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bo
     if name not in _LISTS_IN_ULTRALYTICS:
         raise UserError(f"{name}={values!r}: must be one value, not a list")
     flags = _flags_of_ultralytics_keyword(command, name, values)
-    if name == "imgsz" and len(set(values)) > 1:
+    if name == "imgsz" and any(size != values[0] for size in values):
         print(f"{name}={values!r}: used as {' '.join(flags)}, the larger one", flush=True)
     return flags
 

@@ -21,7 +21,10 @@ def one_line(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of the error's message, or the name of its type if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    message = ""
+    with contextlib.suppress(Exception):  # a class of the user may have no text
+        message = str(error).strip()
+    return next(iter(message.splitlines()), type(error).__name__)
 
 
 class ExplainedError(Exception):

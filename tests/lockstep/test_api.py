@@ -89,6 +89,20 @@ def test_the_settings_of_a_check_become_its_flags_and_its_data_is_not_written_to
     assert (config.data, config.split) == ("-x.yaml", ["train", "val"])
 
 
+@pytest.mark.parametrize(("path", "folder"), [(None, "."), ("~/set", "home/set")])
+def test_the_folder_of_a_data_set_given_by_its_content_is_that_of_its_yaml(
+    command, tmp_path, capsys, monkeypatch, path, folder
+):
+    """A `path` of None, as `path:` in a YAML is loaded, was a TypeError, and "~" a folder of this name."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    command("print(sys.argv[-1]); write_result(issues=[])")
+    lockstep.check({"path": path, "train": "images"})
+    content = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+    assert content == {"path": str(tmp_path / folder), "train": "images"}
+    with refused("data: path: must be text, got 3", lockstep.Error):
+        lockstep.check({"path": 3, "train": "images"})
+
+
 def test_numbers_and_arrays_of_numpy_are_settings():
     given = {"classes": np.array([0, 1]), "freeze": np.zeros(0, int), "epochs": np.int64(3), "lr0": np.float32(0.5)}
     config = parse_config(TrainConfig, flags_of_keywords("train", given | {"cos_lr": np.bool_(True)}))
@@ -279,6 +293,7 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
     assert capsys.readouterr().out == "imgsz=[480, 640]: used as --imgsz 640, the larger one\n"
     config = parse_config(ExportConfig, ["--weights=a.pt", *flags_of_keywords("export", {"imgsz": kind([480, 640])})])
     assert config.imgsz == [480, 640]
+    assert flags_of_keywords("val", {"imgsz": kind([[480]])}) == ["--imgsz", "480"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,15 @@ def test_only_mistakes_of_the_user_are_noted_and_get_the_name_of_a_file(error):
     assert mistakes.messages == ["data.yaml: no such split"]
 
 
-@pytest.mark.parametrize(("error", "line"), [(ValueError(" one\ntwo"), "one"), (ValueError(), "ValueError")])
+class Silent(Exception):
+    """An error without a text, as a callback can raise."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    ("error", "line"), [(ValueError(" one\ntwo"), "one"), (ValueError(), "ValueError"), (Silent(), "Silent")]
+)
 def test_an_error_is_described_by_its_first_line_or_its_type(error, line):
     assert first_line(error) == line

@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.messages import refused
 from utils.config.tool_settings import DemoConfig
+from utils.errors import PeerFailure, UserError
 from utils.process.launch import torchrun_variables
 from utils.run_command import run_command
 
@@ -22,7 +23,8 @@ def test_mistakes_and_several_processes_are_refused_before_the_work(monkeypatch)
 
     with refused("the following arguments are required: OUT"):
         run_command("demo", work, [])
-    for name, value in torchrun_variables(0, 2, 29500).items():
-        monkeypatch.setenv(name, value)
-    with refused("tools.demo runs in one process, but the environment sets 2; start it once"):
-        run_command("demo", work, ["folder"])
+    for rank, error in ((0, UserError), (1, PeerFailure)):  # rank 1 waits until rank 0 has printed the line
+        for name, value in torchrun_variables(rank, 2, 29500).items():
+            monkeypatch.setenv(name, value)
+        with refused("tools.demo runs in one process, but the environment sets 2; start it once", error):
+            run_command("demo", work, ["folder"])

@@ -140,19 +140,22 @@ def build_parser(cls: type) -> Parser:
     """Creates the parser of a command with the settings ``cls``: one flag per field, or a positional argument if the
     field is ``positional``. Booleans have ``--x`` and ``--no-x``."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    arguments = [field for field in fields.values() if field.metadata["positional"]]
     command = command_of(cls)
-    words = ["%(prog)s", *(field.metadata["positional"] for field in arguments)]
-    words += [f"{flag_name(name)} {name.upper()}" for name in required_flags(cls)]
+    required = [
+        field.metadata["positional"] or f"{flag_name(field.name)} {field.name.upper()}"
+        for field in required_fields(cls)
+    ]
     parser = Parser(
         prog=command.typed,
-        usage=" ".join([*words, "[flags]"]),
+        usage=" ".join(["%(prog)s", *required, "[flags]"]),
         description=command.description,
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    for field in arguments:
-        parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
+    for field in fields.values():
+        if field.metadata["positional"]:
+            action = parser.add_argument(field.name, metavar=field.metadata["positional"], help=field.metadata["help"])
+            action.required = False  # `given_values` lists missing ones, with all other mistakes
     for topic, names in TOPICS.items():
         topic_fields = [fields[name] for name in names.split() if name in fields]
         topic_fields = [field for field in topic_fields if not field.metadata["positional"]]
@@ -163,10 +166,9 @@ def build_parser(cls: type) -> Parser:
     return parser
 
 
-def required_flags(cls: type) -> list[str]:
-    """Returns the fields of the flags without a default. (argparse itself requires the positional arguments.)"""
-    fields = [field for field in dataclasses.fields(cls) if not field.metadata["positional"]]
-    return [field.name for field in fields if default_of(field) is MISSING]
+def required_fields(cls: type) -> list[dataclasses.Field]:
+    """Returns the fields without a default."""
+    return [field for field in dataclasses.fields(cls) if default_of(field) is MISSING]
 
 
 def shown_name(field: dataclasses.Field) -> str:
@@ -207,19 +209,22 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
-    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors to
-    ``mistakes``. Raises UserError for the value ``--``, which argparse would drop."""
+    """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors,
+    including missing settings, to ``mistakes``. Raises UserError for the value ``--``, which argparse would drop."""
     if "--" in _single_values(arguments):
         raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
     parser = build_parser(cls)
-    unknown: list[str] = []
-    with mistakes.collecting():  # argparse itself refuses flags without a value
+    with mistakes.collecting():
+        # Raises UserError at a flag without its value; then nobody knows what the words after it set.
         _, unknown = parser.parse_known_args(arguments, parsed)
-    if unknown:
-        mistakes.add(parser.unknown_message(unknown, arguments))
+        if unknown:
+            mistakes.add(parser.unknown_message(unknown, arguments))
+        missing = [shown_name(field) for field in required_fields(cls) if getattr(parsed, field.name) == []]
+        if missing:
+            mistakes.add(f"the following arguments are required: {', '.join(missing)}")
     values = {name: value for name, value in vars(parsed).items() if value != []}
     for name, value in values.items():
         with mistakes.collecting():

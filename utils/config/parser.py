@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from utils.config.commands import command_of
-from utils.config.flags import flag_actions, flag_name, given_values, required_flags
+from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.settings_file import PREFIX, read_settings_file
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import DataclassT
@@ -34,9 +34,6 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
         return ParsedCommand(config, frozenset(field.name for field in dataclasses.fields(cls)))
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
-        missing = [flag_name(name) for name in required_flags(cls) if name not in values]
-        if missing:
-            mistakes.add(f"the following arguments are required: {', '.join(missing)}")
     for name in _repeated_fields(cls, words):
         log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
     if log_lines:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import hashlib
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +40,8 @@ def temporary_folder(path: str | Path) -> Iterator[Path]:
 def program_folder_name(purpose: str) -> str:
     """Returns the name of a `temporary_folder` in the system's folder for temporary files. It differs between machines,
     because machines that share the system's folder may not see each other's locks."""
-    machine = hashlib.blake2b(os.uname().nodename.encode(), digest_size=4).hexdigest()  # names of pods may be long
-    return f"lockstep-{purpose}-{machine}"
+    machine = zlib.crc32(os.uname().nodename.encode())  # names of pods may be long
+    return f"lockstep-{purpose}-{machine:08x}"
 
 
 def _prefix(path: Path) -> str:

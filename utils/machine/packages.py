@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -68,6 +67,8 @@ def require_package(module: str, purpose: str, alternative: str) -> ModuleType:
 def import_quietly(name: str) -> ModuleType:
     """Imports a module and suppresses the warnings that its package logs meanwhile, such as Matplotlib's about a
     read-only home folder and its font list. Errors of the import propagate."""
+    import logging  # here, because it would slow down --help
+
     logger = logging.getLogger(name.partition(".")[0])
     level = logger.level
     logger.setLevel(logging.ERROR)

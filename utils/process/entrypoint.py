@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import multiprocessing
 import os
 import sys
 import threading
@@ -198,6 +197,8 @@ def _exit(code: int, *, destroy_group: bool) -> NoReturn:
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     if destroy_group or not has_group:
         sys.exit(code)
+    import multiprocessing  # here, because it would slow down --help
+
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()

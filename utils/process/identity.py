@@ -14,7 +14,7 @@ def this_process() -> str:
 def process_identity(pid: int) -> str:
     """Identifies a running process of this machine uniquely across machines (as far as /proc allows)."""
     try:
-        started = process_stat(pid)[19]
+        started = process_stat(pid)[19]  # field 22, starttime
     except (OSError, IndexError):
         started = "?"
     return f"{os.uname().nodename} {_process_space()} {pid} {started}"

@@ -68,7 +68,7 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
         port=_number(environ, "MASTER_PORT"),
         is_hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
-        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
+        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT", default="0"),
     )
     is_local = launch.local_rank < launch.local_world_size <= launch.world_size
     if not (is_local and launch.rank < launch.world_size and 0 < launch.port < 2**16):
@@ -80,17 +80,19 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
 def _check_no_copies(environ: Mapping[str, str], instead: str) -> None:
     """Raises UserError if a launcher has started independent copies of the program."""
     for name, launcher in _COPIES.items():
+        count = _number(environ, name, default="1")
         # The shell of ``srun --pty`` is a single process, whatever the size of its job step.
-        if environ.get(name) and _number(environ, name) > 1 and not environ.get("SLURM_PTY_PORT"):
-            count = _number(environ, name)
+        if count > 1 and not environ.get("SLURM_PTY_PORT"):
             raise UserError(f"{launcher} has started {count} separate processes; {instead}")
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
-    """Returns the value of a variable as an integer. Raises UserError if it is not one, or is negative."""
-    if not environ[name].strip().isdecimal():
-        raise UserError(f"{name} is {environ[name]!r}; it must be a whole number, 0 or more")
-    return int(environ[name])
+def _number(environ: Mapping[str, str], name: str, *, default: str = "") -> int:
+    """Returns the value of a variable, or ``default`` if it is empty or missing, as an integer. Raises UserError if it
+    is not one, or is negative."""
+    value = environ.get(name) or default
+    if not value.strip().isdecimal():
+        raise UserError(f"{name} is {value!r}; it must be a whole number, 0 or more")
+    return int(value)
 
 
 def is_eval_rank(launch: Launch | None, eval_ranks: int) -> bool:
@@ -117,14 +119,15 @@ def forget_copy_count() -> None:
 
 
 def require_one_process(command: str, instead: str) -> None:
-    """Ends this process if a launcher has started several processes, which would all do the same work. Rank 0 reports
-    it in one line; copies, which have no rank, each print the line. ``instead`` is what to do instead."""
+    """Refuses several processes, which would all do the same work. ``instead`` is what to do instead of starting them.
+
+    Raises UserError on rank 0, and in copies, which have no rank; on other ranks PeerFailure.
+    """
     launch = read_launch(instead=instead)
     if launch is None or launch.world_size == 1:
         return
-    if launch.rank:
-        raise SystemExit(2)
-    raise UserError(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+    error_type = UserError if launch.rank == 0 else PeerFailure
+    raise error_type(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

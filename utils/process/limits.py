@@ -7,7 +7,7 @@ import errno
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError
 from utils.machine.packages import PACKAGES
@@ -46,45 +46,55 @@ _ADVICE = "less is needed with a smaller --batch-size or --imgsz, or fewer --wor
 
 def cause_of(error: BaseException) -> Cause:
     """Returns the cause of an error: that of the first one in its chain that is a limit of the machine or a lost
-    process, else `Cause.COMMAND`.
+    process, else `Cause.COMMAND`."""
+    for link in _chain(error):
+        if isinstance(link, PeerLost):
+            return Cause.LOST_PROCESS
+        if isinstance(link, OSError) and link.errno in (*DISK_FULL, errno.EROFS):
+            return Cause.MACHINE  # the kernel may remount a failed disk read-only
+        limit = _recognize(link)
+        if limit is not None:
+            return limit.cause
+    return Cause.COMMAND
 
-    The chain follows `raise ... from`, and an `ExplainedError` to the error that it explains, which `from None` hides.
-    It does not follow a bug to the error during whose handling it was raised.
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields ``error`` and the errors that led to it.
+
+    Follows `raise ... from`, and an `ExplainedError` to the error that it explains, which `from None` hides. Does not
+    follow a bug to the error during whose handling it was raised.
     """
     visited: list[BaseException] = []  # `raise error from error` makes a chain without an end
     link: BaseException | None = error
     while link is not None and not any(link is other for other in visited):
         visited.append(link)
-        cause = _cause_of_link(link)
-        if cause is not None:
-            return cause
+        yield link
         context = link.__context__ if isinstance(link, ExplainedError) else None
         link = link.__cause__ or context
-    return Cause.COMMAND
-
-
-def _cause_of_link(error: BaseException) -> Cause | None:
-    if isinstance(error, PeerLost):
-        return Cause.LOST_PROCESS
-    if isinstance(error, OSError) and error.errno in (*DISK_FULL, errno.EROFS):
-        return Cause.MACHINE  # the kernel may remount a failed disk read-only
-    if not _may_be_limit(error):
-        return None
-    for recognize, cause in _RECOGNIZERS:
-        if recognize(error, "") is not None:
-            return cause
-    return None
 
 
 def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     """Explains an error that is a machine limit in one line. Returns None for other errors. ``advice`` tells how to use
     less memory."""
+    limit = _recognize(error, advice)
+    return None if limit is None else limit.message
+
+
+class _Limit(NamedTuple):
+    """A machine limit that an error reports."""
+
+    message: str  # the line for the user
+    cause: Cause
+
+
+def _recognize(error: BaseException, advice: str = _ADVICE) -> _Limit | None:
+    """Returns the machine limit that an error reports, or None for other errors. ``advice``: see `explain_limit`."""
     if not _may_be_limit(error):
         return None
-    for recognize, _ in _RECOGNIZERS:
-        message = recognize(error, advice)
+    for explain, cause in _RECOGNIZERS:
+        message = explain(error, advice)
         if message is not None:
-            return message
+            return _Limit(message, cause)
     return None
 
 
@@ -187,8 +197,8 @@ def _errno_of(error: Exception) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-# Each function returns a line for errors of its kind, else None. The first that recognizes an error explains it. Beside
-# it is the cause that such an error has.
+# Each function returns a line for errors of its kind, else None; beside it is their cause. The first function that
+# returns a line decides.
 _RECOGNIZERS: tuple[tuple[Callable[[Exception, str], str | None], Cause], ...] = (
     (_unmappable_library, Cause.MEMORY),
     (_missing_library, Cause.MACHINE),

@@ -21,9 +21,9 @@ class Outcome(StrEnum):
     | LOST | try once more, then end and keep the results so far; the same command continues | tries again |
     | FAILED | cross-validation ends; a search counts the trial as failed | tries again |
 
-    Two programs look closer. If a training is refused or lost, the hyper-parameters of a trial may be the reason: a
-    search counts the trial as failed if `tools.search.failures` finds that they are. Ray tries again after a bug or a
-    crash, even if the training has not begun.
+    Search and Ray distinguish further. If a training is refused or lost, the hyper-parameters of a trial may be the
+    reason: a search counts the trial as failed if `tools.search.failures` finds that they are. Ray tries again after a
+    bug or a crash, even if the training has not begun.
     """
 
     DONE = "done"

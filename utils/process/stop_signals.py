@@ -85,14 +85,15 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ignores_requeue and number != signal.SIGINT:
             return
-        now = time.monotonic()
-        impatient = number == signal.SIGINT and self.interrupt and now - self._interrupted_at > IMPATIENT_S
-        if number == signal.SIGINT:
-            self._interrupted_at = self._interrupted_at if self.interrupt else now
-            self.interrupt = True
-        else:
+        is_impatient = False
+        if number != signal.SIGINT:
             self.requeue = True
-        if impatient or not self._deferred:
+        elif self.interrupt:
+            is_impatient = time.monotonic() - self._interrupted_at > IMPATIENT_S
+        else:
+            self.interrupt = True
+            self._interrupted_at = time.monotonic()
+        if is_impatient or not self._deferred:
             if imports_torch(frame):  # the import could lose the exception; there is nothing to save or close yet
                 os._exit(self.code)
             self._deferred = True

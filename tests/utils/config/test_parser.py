@@ -24,7 +24,7 @@ from utils.config.settings import (
     ValConfig,
     names_with,
 )
-from utils.config.tool_settings import ConvertConfig
+from utils.config.tool_settings import CheckConfig, ConvertConfig
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.schema import build
@@ -190,6 +190,20 @@ def test_a_repeated_flag_of_texts_has_a_command_line(values):
             "--weights a.pt --task foo --amp bar",
             ["--amp: must be one of auto, off, bf16, fp16, got 'bar'", "--task: must be one of train, val, test, got"],
         ),
+        (
+            ConvertConfig,
+            "a --form csv --from x",
+            ["unrecognized arguments: --form (did you mean '--from'?)", "--from: must be one of auto, cvat"],
+        ),
+        (
+            CheckConfig,
+            "--wieghts --imgsz x",
+            [
+                "unrecognized arguments: --wieghts (did you mean '--weights'?)",
+                "--imgsz: must be a whole number, got 'x'",
+                "the following arguments are required: DATA",
+            ],
+        ),
         # A wrong value of a required flag is not reported as missing as well.
         (
             SearchConfig,
@@ -205,6 +219,15 @@ def test_all_mistakes_of_a_command_line_are_named_at_once(cls, argv, expected):
     for start in expected:
         assert sum(message.startswith(start) for message in caught.value.parts) == 1, caught.value.parts
     assert len(caught.value.parts) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("cls", "argv", "flag"),
+    [(ValConfig, "--imgsz --weights a.pt", "--imgsz"), (CheckConfig, "--split -- a", "--split")],
+)
+def test_settings_after_a_flag_without_its_value_are_not_called_missing(cls, argv, flag):
+    with refused(f"argument {flag}...: expected ... argument"):
+        parse_config(cls, argv.split())
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,21 @@ def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, caps
     assert read_result(tmp_path / "result.jsonl") == {"error": line, "cause": "command"}
 
 
+def test_a_bug_whose_text_cannot_be_read_ends_like_another(tmp_path, monkeypatch, capsys):
+    """Its own error ended the process instead, with 1, and the process that had started it read no reason."""
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    monkeypatch.setenv(RESULT_VARIABLE, str(tmp_path / "result.jsonl"))
+    with pytest.raises(SystemExit) as stop:
+        run_main(failing(Silent()))
+    assert stop.value.code == 70
+    assert "raise error\n" in capsys.readouterr().err
+    assert read_result(tmp_path / "result.jsonl") == {"error": "Silent: Silent", "cause": "command"}
+
+
 def test_a_closed_output_pipe_causes_no_traceback():
     program = (
         "from utils.process.entrypoint import run_main\nrun_main(lambda _: [print('x' * 1000) for _ in range(10000)])"

@@ -23,7 +23,7 @@ def started_as() -> list[list[str]]:
 
 
 def test_ctrl_c_during_the_imports_of_a_program_has_its_exit_code_and_no_traceback(tmp_path):
-    (tmp_path / "logging.py").write_text(SLOW_IMPORT)  # which all programs import
+    (tmp_path / "json.py").write_text(SLOW_IMPORT)  # which all programs import
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     programs = started_as()
     assert len(programs) == 13

@@ -40,7 +40,14 @@ def test_positions_are_read_from_the_launcher_s_variables(environ, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "two"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "two"), ("RANK", "-1")]
+    ("name", "value"),
+    [
+        ("RANK", "two"),
+        ("WORLD_SIZE", "two"),
+        ("LOCAL_RANK", "two"),
+        ("RANK", "-1"),
+        ("TORCHELASTIC_RESTART_COUNT", "two"),
+    ],
 )
 def test_variables_that_are_not_numbers_are_one_line(name, value):
     with refused(f"{name} is '{value}'; it must be a whole number, 0 or more"):
@@ -101,6 +108,7 @@ def test_only_a_search_takes_copies(monkeypatch, capsys):
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.is_one_process])
 def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monkeypatch, name):
     """Its settings are known to be valid then, but no file has been opened."""
+    monkeypatch.setattr("utils.process.entrypoint.PEER_GRACE_S", 0.0)
     main = import_module(COMMANDS[name].module).main
     argv = {"detect": ["--weights", "a.pt", "--source", "."], "export": ["--weights", "a.pt"]}.get(name, [])
     fields = dataclasses.fields(COMMANDS[name].settings)

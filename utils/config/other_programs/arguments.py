@@ -65,7 +65,7 @@ class _Argument:
 
     @property
     def is_default(self) -> bool:
-        """Whether the value is true, which is what is done here anyway."""
+        """Whether the value is true, which is the default here."""
         return self.text == "true" and self.name in table().defaults_if_true
 
     @property

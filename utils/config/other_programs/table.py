@@ -116,10 +116,15 @@ def same_flag(command: str, flag: str) -> list[str]:
     return ours.split() if ours else [flag]
 
 
+def hyperparameters_of(command: str) -> tuple[str, ...]:
+    """Returns the names of the hyper-parameters that the command takes: all or none."""
+    return HYPERPARAMETERS if "--set" in actions_of(command) else ()
+
+
 def hyperparameter_of(command: str, name: str) -> str:
-    """Returns our name of a hyper-parameter, or "" if it is unknown or the command takes no hyper-parameters."""
+    """Returns our name of a hyper-parameter, or "" if the command takes none of this name."""
     name = table().synonyms.get(name, name)
-    return name if name in HYPERPARAMETERS and "--set" in actions_of(command) else ""
+    return name if name in hyperparameters_of(command) else ""
 
 
 def reason_for_refusal(command: str, flag: str) -> str:
