@@ -20,9 +20,24 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, resize, to_format, with_channels
+from data.image_io.channels import (
+    channel_error,
+    check_jpeg_channels,
+    read_npy,
+    read_tiff,
+    resize,
+    to_format,
+    with_channels,
+)
 from data.image_io.file_kinds import unsupported_content
-from data.image_io.header import EXTRA_SAMPLES_TAG, Header, exif_orientation, read_header, tiff_field
+from data.image_io.header import (
+    EXTRA_SAMPLES_TAG,
+    SAMPLES_PER_PIXEL_TAG,
+    Header,
+    exif_orientation,
+    read_header,
+    tiff_field,
+)
 from data.image_io.shards import read_member, shard_index
 from utils.decoder_warnings import watched
 from utils.errors import UserError
@@ -38,6 +53,7 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
 MAX_IMAGE_BYTES = 1 << 31  # largest image file
+_MAX_TIFF_CHANNELS = 4  # that OpenCV decodes
 _UNASSOCIATED_ALPHA = 2  # value of a TIFF's ExtraSamples
 _FLIP_CODES = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # for cv2.flip, by orientation; 5 to 8 are transposed first
 
@@ -184,6 +200,9 @@ def decode_stored(
         values, orientation = read_tiff(data, path)
         return StoredImage(values, is_rgb=True, orientation=orientation)
     if header.kind == "tiff":
+        channels = tiff_field(data, SAMPLES_PER_PIXEL_TAG)
+        if channels is not None and channels.value > _MAX_TIFF_CHANNELS:
+            raise channel_error(channels.value, path, pixels)
         data = _with_unblended_colors(data)
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))

@@ -20,6 +20,7 @@ _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
 _EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
 _ORIENTATION_TAG = 0x0112  # of EXIF
+SAMPLES_PER_PIXEL_TAG = 277  # of TIFF
 EXTRA_SAMPLES_TAG = 338  # of TIFF
 _SHORT = 3  # type of a TIFF's field: an unsigned integer of 16 bits
 
