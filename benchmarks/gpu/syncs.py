@@ -39,8 +39,9 @@ def place() -> str:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
-            place = path.relative_to(ROOT)
-            lines += [f"{place}:{frame.f_lineno}"] * (place.parts[0] != "benchmarks")
+            module = path.relative_to(ROOT)
+            if module.parts[0] != "benchmarks":
+                lines.append(f"{module}:{frame.f_lineno}")
         frame = frame.f_back
     if not lines:
         return "no line of the program"
