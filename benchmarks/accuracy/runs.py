@@ -154,8 +154,10 @@ def _train_ours(bench: Bench, variant: Variant, data: DataCopy, seed: int, folde
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs]
     command += ["--threads", 1, "--workers", 1, "--val-every", 0, "--noplots"]
     command += ["--project", folder, "--name", "run", "--exist-ok", "--cache-dir", folder / "index"]
-    command += ["--model", variant.model] if variant.model else []
-    command += ["--weights", bench.weights / variant.weights] if variant.weights else []
+    if variant.model:
+        command += ["--model", variant.model]
+    if variant.weights:
+        command += ["--weights", bench.weights / variant.weights]
     return _call([*command, *variant.flags], bench.tree(variant), folder / "train.log")
 
 
