@@ -27,7 +27,7 @@ _DAMAGE = re.compile(
 _FROM_DECODERS = re.compile(
     rb"(?:Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression sequence |Invalid SOS parameters "
     rb"|Unknown Adobe color |Warning: unknown JFIF |Application transferred |libpng (?:warning|error): "
-    rb"|\[ ?(?:WARN|ERROR):\d+@)[^\n]*\n*"
+    rb"|\[ ?(?:WARN|ERROR):\d+@)[^\n]*\n*(?:>[^\n]*\n*)*"  # OpenCV continues a message on lines that begin with ">"
 )
 
 

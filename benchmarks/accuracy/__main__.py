@@ -49,7 +49,8 @@ def act(args: argparse.Namespace) -> None:
     """Runs the action. Raises UserError for mistakes that can be found before training."""
     variants = read_variants(args.variants)
     base = [args.base] if args.base else []
-    if unknown := [name for name in [*args.only, *base] if name not in variants]:
+    unknown = [name for name in [*args.only, *base] if name not in variants]
+    if unknown:
         raise UserError(f"{args.variants}: no variant {', '.join(unknown)}, only {', '.join(variants)}")
     if args.jobs < 1 or args.draws < 100:
         raise UserError("--jobs must be at least 1, and --draws at least 100")
@@ -102,8 +103,10 @@ def show(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> Non
     copies = [data_copy(bench, source) for source in args.data]
     runs: dict[str, dict] = {}
     for variant, data in itertools.product(variants, copies):
-        if found := read_runs(bench.out / variant.name / data.name, variant, data, args.draws, args.seeds or ()):
-            runs.setdefault(variant.name, {})[data.name] = found
+        folder = bench.out / variant.name / data.name
+        variant_runs = read_runs(folder, variant, data, draws=args.draws, seeds=args.seeds or ())
+        if variant_runs is not None:
+            runs.setdefault(variant.name, {})[data.name] = variant_runs
     if not runs:
         raise UserError(f"{bench.out}: no run has ended yet")
     if args.base and args.base not in runs:

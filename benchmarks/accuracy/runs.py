@@ -109,15 +109,15 @@ class Bench:
 def stored_result(folder: Path, variant: Variant) -> dict | None:
     """Returns the content of result.json in a run's folder; None if the run has not ended.
 
-    Raises UserError if the variant's declaration has changed since. Older results, without a declaration, are accepted.
+    Raises UserError if the variant's declaration has changed since.
     """
     path = folder / "result.json"
     if not path.exists():
         return None
     result = json.loads(path.read_text())
     declared = _declaration(variant)
-    stored = declared | result.get("variant", {})
-    if changed := [key for key in declared if stored[key] != declared[key]]:
+    changed = [key for key in declared if result["variant"].get(key) != declared[key]]
+    if changed:
         raise UserError(
             f"{variant.name}: {', '.join(changed)} changed since {folder} was trained; give the variant another name, "
             f"or delete {folder.parents[1]}"
@@ -154,8 +154,10 @@ def _train_ours(bench: Bench, variant: Variant, data: DataCopy, seed: int, folde
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs]
     command += ["--threads", 1, "--workers", 1, "--val-every", 0, "--noplots"]
     command += ["--project", folder, "--name", "run", "--exist-ok", "--cache-dir", folder / "index"]
-    command += ["--model", variant.model] if variant.model else []
-    command += ["--weights", bench.weights / variant.weights] if variant.weights else []
+    if variant.model:
+        command += ["--model", variant.model]
+    if variant.weights:
+        command += ["--weights", bench.weights / variant.weights]
     return _call([*command, *variant.flags], bench.tree(variant), folder / "train.log")
 
 

@@ -66,9 +66,12 @@ def compare_processes(options: argparse.Namespace) -> Iterator[str]:
             one, *others = (read(Path(folder, f"{name}.pt")) for name in ("one", "again", "two"))
         for name, other in zip(("once more", f"on {PROCESSES} processes"), others):
             names = [key for key, value in one.items() if not torch.equal(value, other[key])]
-            what = f"{options.model} {optimizer}, {STEPS} steps of {VIRTUAL_RANKS} virtual ranks, {name}"
-            yield f"{what}: {f'{len(names)} of {len(one)} tensors differ' if names else 'the same bits'}"
-            differing += [f"{what}: {len(names)} tensors differ, first {names[0]}"] if names else []
+            case = f"{options.model} {optimizer}, {STEPS} steps of {VIRTUAL_RANKS} virtual ranks, {name}"
+            if names:
+                yield f"{case}: {len(names)} of {len(one)} tensors differ"
+                differing.append(f"{case}: {len(names)} tensors differ, first {names[0]}")
+            else:
+                yield f"{case}: the same bits"
     if differing:
         sys.exit("; ".join(differing))
 

@@ -344,8 +344,8 @@ class Parts:
     def _check_weights(self, name: str, at_least: float, **settings) -> list[str]:
         """Checks the score of loaded weights. ``at_least``: minimum score, below which the check proves nothing."""
         needed = at_least if self.sizes.has_learned else 0.0
-        own = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
-        return self._check(name, **own | settings)
+        defaults = self._checked_data(folder=self.folder, weights=self.weights, at_least=needed)
+        return self._check(name, **defaults | settings)
 
     def _checked(self, **changes) -> dict:
         """Returns settings for checks that make their own batches."""
@@ -354,19 +354,19 @@ class Parts:
     def _checked_data(self, **changes) -> dict:
         """Returns settings for checks on the small data set."""
         sizes = self.sizes
-        own = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
-        return own | changes
+        defaults = {"imgsz": sizes.checked_imgsz, "batch_size": sizes.checked_batch, "data": self.data("small")}
+        return defaults | changes
 
     def _step(self, **settings) -> list[str]:
         sizes = self.sizes
-        own = {"device": sizes.device, "imgsz": sizes.timed_imgsz, "steps": sizes.steps, "rounds": sizes.rounds}
-        return [sys.executable, "-m", "benchmarks.speed.step", *flags(**own | settings)]
+        defaults = {"device": sizes.device, "imgsz": sizes.timed_imgsz, "steps": sizes.steps, "rounds": sizes.rounds}
+        return [sys.executable, "-m", "benchmarks.speed.step", *flags(**defaults | settings)]
 
     def _train(self, run: str, **settings) -> list[str]:
         """Returns the command of train.py, for one epoch on the small set unless ``settings`` differ."""
-        own = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
-        own |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
-        return [sys.executable, "train.py", *flags(**own | settings)]
+        defaults = self._checked_data(model="yolov8n", epochs=1, device=self.sizes.device, workers=2, noplots=True)
+        defaults |= {"project": self.folder / "runs", "name": run, "exist_ok": True}
+        return [sys.executable, "train.py", *flags(**defaults | settings)]
 
     def _torchrun(self, launch: Sequence[str], run: str, **settings) -> list[str]:
         """Returns a training command started by torchrun. ``launch``: flags of torchrun."""

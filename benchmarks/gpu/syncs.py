@@ -39,8 +39,9 @@ def place() -> str:
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
-            place = path.relative_to(ROOT)
-            lines += [f"{place}:{frame.f_lineno}"] * (place.parts[0] != "benchmarks")
+            module = path.relative_to(ROOT)
+            if module.parts[0] != "benchmarks":
+                lines.append(f"{module}:{frame.f_lineno}")
         frame = frame.f_back
     if not lines:
         return "no line of the program"
@@ -134,17 +135,17 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
     waiting = []
     broken = []
     for model, optimizer, amp in cases:
-        what = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
+        case = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
         try:
             found = waits_of_step(model, optimizer, amp, options)
         except Exception:  # one model's failure must not hide the waits of others
             traceback.print_exc()
-            broken.append(what)
-            yield f"{what}: fails, see the log"
+            broken.append(case)
+            yield f"{case}: fails, see the log"
             continue
-        yield from described(what, found)
+        yield from described(case, found)
         if any(watcher.places for watcher in found):
-            waiting.append(what)
+            waiting.append(case)
     verdict(waiting, broken)
 
 
@@ -223,12 +224,12 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
     return found
 
 
-def described(what: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
+def described(case: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
     names = ("waits", "waiting operations, one by one") if len(found) == 2 else ("reads of values",)
     for name, watcher in zip(names, found):
-        yield f"{what}: {watcher.places.total() / STEPS:g} {name} a step"
+        yield f"{case}: {watcher.places.total() / STEPS:g} {name} a step"
         for where, number in watcher.places.most_common():
-            yield f"{what}: {number / STEPS:g} a step: {where}"
+            yield f"{case}: {number / STEPS:g} a step: {where}"
 
 
 def verdict(waiting: list[str], broken: list[str]) -> None:

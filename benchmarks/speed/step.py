@@ -50,9 +50,9 @@ def main() -> None:
         peer=options.peer,
     ) as sides:
         for model, batch_size in sizes_of(options.model, options.batch_size):
-            more, wrong = compare(options, sides, model, batch_size)
-            rows += more
-            errors += wrong
+            model_rows, model_errors = compare(options, sides, model, batch_size)
+            rows += model_rows
+            errors += model_errors
     show(f"Training step, {options.imgsz} px, device {options.device}", rows)
     if errors:
         sys.exit("; ".join(errors))

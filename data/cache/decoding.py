@@ -1,4 +1,4 @@
-"""What every cache does: decodes images in threads, after a check that they fit."""
+"""Shared by all caches: decoding in threads, and the check that the images fit."""
 
 from __future__ import annotations
 

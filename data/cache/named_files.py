@@ -13,8 +13,8 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.logger import get_logger
 
-_SUFFIXES = (".lmdb", ".complete", ".tree", ".pixels")  # earlier versions wrote ".tree"
-_VERSION = 5  # part of each file name; increase it when the layout of a file or `read_source` changes
+_SUFFIXES = (".lmdb", ".complete", ".pixels")
+_VERSION = 6  # part of each file name; increase it when the layout of a file or `read_source` changes
 
 
 class CacheName(NamedTuple):

@@ -52,15 +52,20 @@ def to_format(
     channels = 1 if image.ndim == 2 else image.shape[2]
     conversion = (_FROM_RGB if is_rgb else _FROM_BGR).get((channels, pixels.channels))
     if conversion is None and channels != pixels.channels:
-        if pixels == RGB8:
-            reason = "; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
-        else:
-            reason = f", but the data set or model has {pixels.channels}; correct 'channels' in the YAML, or the image"
-        raise UserError(f"{path}: {counted(channels, 'channel')}{reason}")
+        raise channel_error(channels, path, pixels)
     image = _with_bits(image, path, pixels.bits)
     if conversion is not None:
         image = cv2.cvtColor(image, conversion)
     return with_channels(np.ascontiguousarray(image))
+
+
+def channel_error(channels: int, path: str | os.PathLike, pixels: PixelFormat) -> UserError:
+    """Returns the error about an image whose number of ``channels`` cannot be converted to the format."""
+    if pixels == RGB8:
+        reason = "; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
+    else:
+        reason = f", but the data set or model has {pixels.channels}; correct 'channels' in the YAML, or the image"
+    return UserError(f"{path}: {counted(channels, 'channel')}{reason}")
 
 
 def _with_bits(image: np.ndarray, path: str | os.PathLike, bits: int) -> np.ndarray:

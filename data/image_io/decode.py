@@ -20,9 +20,24 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.channels import check_jpeg_channels, read_npy, read_tiff, resize, to_format, with_channels
+from data.image_io.channels import (
+    channel_error,
+    check_jpeg_channels,
+    read_npy,
+    read_tiff,
+    resize,
+    to_format,
+    with_channels,
+)
 from data.image_io.file_kinds import unsupported_content
-from data.image_io.header import Header, exif_orientation, read_header
+from data.image_io.header import (
+    EXTRA_SAMPLES_TAG,
+    SAMPLES_PER_PIXEL_TAG,
+    Header,
+    exif_orientation,
+    read_header,
+    tiff_field,
+)
 from data.image_io.shards import read_member, shard_index
 from utils.decoder_warnings import watched
 from utils.errors import UserError
@@ -38,6 +53,8 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
 MAX_IMAGE_BYTES = 1 << 31  # largest image file
+_MAX_TIFF_CHANNELS = 4  # that OpenCV decodes
+_UNASSOCIATED_ALPHA = 2  # value of a TIFF's ExtraSamples
 _FLIP_CODES = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # for cv2.flip, by orientation; 5 to 8 are transposed first
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
@@ -182,8 +199,25 @@ def decode_stored(
     if header.kind == "tiff" and pixels != RGB8:
         values, orientation = read_tiff(data, path)
         return StoredImage(values, is_rgb=True, orientation=orientation)
+    if header.kind == "tiff":
+        channels = tiff_field(data, SAMPLES_PER_PIXEL_TAG)
+        if channels is not None and channels.value > _MAX_TIFF_CHANNELS:
+            raise channel_error(channels.value, path, pixels)
+        data = _with_unblended_colors(data)
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
+
+
+def _with_unblended_colors(tiff: bytes) -> bytes:
+    """Returns the same TIFF with colors that OpenCV does not blend.
+
+    libtiff multiplies 8-bit colors by unassociated alpha, so transparent areas would become black. It leaves the colors
+    alone if the meaning of the extra channel is unspecified (0).
+    """
+    extra = tiff_field(tiff, EXTRA_SAMPLES_TAG)
+    if extra is None or extra.value != _UNASSOCIATED_ALPHA:
+        return tiff
+    return tiff[: extra.offset] + bytes(2) + tiff[extra.offset + 2 :]
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:

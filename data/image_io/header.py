@@ -1,4 +1,4 @@
-"""Reads the headers of image files: JPEG markers, PNG chunks and the EXIF orientation."""
+"""Reads the headers of image files: JPEG markers, PNG chunks, the fields of a TIFF and the EXIF orientation."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
 _EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
 _ORIENTATION_TAG = 0x0112  # of EXIF
+SAMPLES_PER_PIXEL_TAG = 277  # of TIFF
+EXTRA_SAMPLES_TAG = 338  # of TIFF
+_SHORT = 3  # type of a TIFF's field: an unsigned integer of 16 bits
 
 
 class _TiffLayout(NamedTuple):
@@ -145,17 +148,33 @@ def exif_orientation(block: bytes) -> int:
     tiff = block
     while tiff.startswith(_EXIF_PREFIX):
         tiff = tiff.removeprefix(_EXIF_PREFIX)
+    field = tiff_field(tiff, _ORIENTATION_TAG)
+    return field.value if field is not None and 1 <= field.value <= 8 else 1
+
+
+class TiffField(NamedTuple):
+    """A field of a TIFF with unsigned shorts."""
+
+    value: int
+    offset: int  # byte of the TIFF at which the value begins
+
+
+def tiff_field(tiff: bytes, tag: int) -> TiffField | None:
+    """Returns the field ``tag`` in the first directory of a TIFF, or None if it has no such field of unsigned shorts.
+
+    The value is the first short, and meaningless if there are more than two (in a BigTIFF, four).
+    """
     layout = _TIFF_LAYOUTS.get(tiff[:4])
     if layout is None:
-        return 1
+        return None
     try:
         (directory,) = layout.offset.unpack_from(tiff, layout.offset.size)
         (num_entries,) = layout.num_entries.unpack_from(tiff, directory)
         first = directory + layout.num_entries.size
-        for number in range(num_entries):
-            tag, field_type, _, value = layout.entry.unpack_from(tiff, first + number * layout.entry.size)
-            if tag == _ORIENTATION_TAG and field_type == 3:  # an unsigned short, as EXIF requires
-                return value if 1 <= value <= 8 else 1
+        for start in range(first, first + num_entries * layout.entry.size, layout.entry.size):
+            entry_tag, field_type, _, value = layout.entry.unpack_from(tiff, start)
+            if entry_tag == tag and field_type == _SHORT:
+                return TiffField(value, start + layout.entry.size - layout.offset.size)
     except (struct.error, OverflowError):  # the block ends early, or an offset of 64 bits leads out of it
         pass
-    return 1
+    return None

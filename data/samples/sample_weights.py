@@ -93,7 +93,7 @@ def check_tiles(tiles: TiledIndex) -> None:
     hidden = int((largest_shown < tiles.visibility * objects_wh.prod(1)).sum())
     if hidden:
         get_logger().warning(
-            "tile %d: %d of %s are so large that no tile shows %.0f %% of them, so not learned; use larger tiles",
+            "tile %d: %d of %s are so large that no tile shows %.0f %% of them; they are not learned; use larger tiles",
             side,
             hidden,
             counted(len(objects_wh), "object"),

@@ -75,10 +75,12 @@ def test_the_documentation_shows_the_catalog():
         ("new.onnx", "new.onnx: must end in .safetensors or .pt"),
         ("own.pt", "source and target are the same file"),
         ("kept.pt", "kept.pt: exists already; choose another name, or remove it"),
+        ("link.pt", "link.pt: exists already; choose another name, or remove it"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):
     (tmp_path / "kept.pt").write_text("the best of last week")
+    (tmp_path / "link.pt").symlink_to("absent.pt")
     assert message in error_of(capsys, weights_command.main, own, tmp_path / target)
     if target != "own.pt":  # nothing is downloaded first
         assert message in error_of(capsys, weights_command.main, "yolo26n", tmp_path / target, "--offline")

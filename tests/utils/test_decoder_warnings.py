@@ -59,3 +59,13 @@ def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):
     decoder.join()
     assert watched(lambda: os.write(2, b"Corrupt JPEG data: x\ny\n")) == (23, "Corrupt JPEG data: x")
     assert capfd.readouterr().err == "y\ny\n"  # decoded twice
+
+
+def test_a_message_of_several_lines_is_captured_whole(capfd):
+    """OpenCV's checks print the compared values on lines that begin with ">"."""
+    message = (
+        b"[ERROR:0@0.111] global loadsave.cpp:1355 imdecode_ can't read header\n> Unsupported:\n>     'bits' is 5\n\n"
+    )
+    _, warning = watched(lambda: os.write(2, message + b"other\n"))
+    assert warning == "imdecode_ can't read header"
+    assert capfd.readouterr().err == "other\nother\n"  # decoded twice

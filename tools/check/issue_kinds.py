@@ -50,7 +50,7 @@ ADVICE = {
     scan_kinds.TURNED: Advice("training turns the boxes with the image", "nothing, or label the upright image"),
     scan_kinds.REVERSED: Advice("training takes them in order", "nothing, or exchange the corners"),
     scan_kinds.BAD_LISTED: Advice(
-        "training leaves these rows out", "one path a row, without quotes, columns and comments"
+        "training leaves these rows out", "write one path per row, without quotes, columns or comments"
     ),
     scan_kinds.STRAY: Advice("these labels are not used", "correct the image_id, or delete the annotation"),
     scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
@@ -80,7 +80,7 @@ ADVICE = {
         "the model cannot learn these, and they are scored", "move images of it into the training split"
     ),
     IMBALANCE: Advice("scores say less about how the model was trained", "split the images again, at random"),
-    COPIED: Advice("Roboflow made them of one image, so scores are too high", "keep all copies in one split"),
+    COPIED: Advice("Roboflow made them from one image, so scores are too high", "keep all copies in one split"),
     ACROSS: Advice("the same image is trained on and scored on: scores are too high", "keep all copies in one split"),
     WITHIN: Advice("copies weigh more than other images", "keep one copy, unless several are intended"),
     AUGMENTED: Advice(

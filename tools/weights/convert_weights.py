@@ -58,8 +58,8 @@ def _check_target(target: Path, source: str) -> None:
     """Raises UserError, before anything is downloaded or read, if ``target`` exists or its suffix names no format."""
     if target.suffix not in (".safetensors", ".pt"):
         raise UserError(f"{target}: must end in .safetensors or .pt")
-    if target.exists():
-        if os.path.exists(source) and target.samefile(source):
+    if os.path.lexists(target):
+        if target.exists() and os.path.exists(source) and target.samefile(source):
             raise UserError(f"{target}: source and target are the same file")
         raise UserError(f"{target}: exists already; choose another name, or remove it")
 

@@ -134,14 +134,18 @@ class StageCopy:
             self._move_written()
 
     def _write_incoming(self, name: str, data: memoryview | bytes, mtime_ns: int | None = None) -> None:
-        """Writes a new file in ``incoming``."""
+        """Writes a new file in ``incoming``. An OSError (a full disk) names the copy."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(name, flags, 0o666, dir_fd=self._incoming), "wb", buffering=0) as file:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-            if mtime_ns is not None:
-                os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
+        try:
+            with os.fdopen(os.open(name, flags, 0o666, dir_fd=self._incoming), "wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                if mtime_ns is not None:
+                    os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
+        except OSError as error:
+            error.filename = str(self.folder)
+            raise
 
     def _move_written(self) -> None:
         """Moves the written files to the tree once their bytes are on the disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class StagePlan:
     mtimes_ns: list[int]  # Python integers, because times after the year 2262 do not fit in int64
     listings: dict[str, Listing]  # by split; the files of left-out images are not copied
     folders: tuple[str, ...]  # folders of images and annotations, from which other images are removed
+
+    @property
+    def image_folders(self) -> set[str]:
+        """Names of the folders that contain images, also of images that a .txt list names."""
+        return {os.path.dirname(image.name) for listing in self.listings.values() for image in listing.images}
 
     @property
     def root_in_tree(self) -> Path:

@@ -76,7 +76,8 @@ def _copy_as_leader(
 
 def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Subgroup, *, show_progress: bool) -> Path:
     """Completes this node's copy and returns its YAML. Must be called by the node's leader."""
-    if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in plan.folders):
+    folders = {*plan.folders, *plan.image_folders}
+    if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
     with copy.lock(wait=leaders.group_size == 1):

@@ -195,6 +195,27 @@ def test_alpha_is_dropped(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "ga.png")[..., 0], [[10, 200]])
 
 
+@pytest.mark.parametrize("is_big", [False, True])
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_alpha_of_a_tiff_is_dropped(tmp_path, compression, is_big):
+    """libtiff multiplies colors by alpha, which Pillow marks as unassociated."""
+    image = gradient()
+    alpha = (np.arange(24 * 40) % 256).astype(np.uint8).reshape(24, 40, 1)
+    rgba = Image.fromarray(np.concatenate([image, alpha], 2))
+    rgba.save(tmp_path / "a.tif", compression=compression, big_tiff=is_big)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), image)
+
+
+def test_a_tiff_of_too_many_channels_is_refused_in_one_line(tmp_path, capfd):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((8, 8, 5), np.uint8), photometric="minisblack", planarconfig="contig")
+    with refused(
+        "a.tif: 5 channels; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in the YAML"
+    ):
+        read_image(tmp_path / "a.tif")
+    assert capfd.readouterr().err == ""
+
+
 def test_palette_and_one_bit_images_become_rgb(tmp_path):
     palette = png_chunk(b"PLTE", bytes([255, 0, 0, 0, 255, 0, 1, 2, 3]))
     (tmp_path / "p.png").write_bytes(png(3, 1, 8, 3, [bytes([2, 0, 1])], palette))

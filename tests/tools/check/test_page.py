@@ -155,7 +155,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     read, _ = page_of(
         data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.5), "val": DrawnDetections(empty, 0.25)}
     )
-    assert "above confidence 0.500 (train), 0.250 (val) are drawn" in read.sections["Label errors"]
+    assert "with a confidence above 0.500 (train), 0.250 (val) are drawn" in read.sections["Label errors"]
     assert cards(read, "Label errors") == {MISSING_LABEL: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
     text = read.sections["Label errors"]
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")

@@ -58,7 +58,7 @@ def _content(result: CheckResult) -> dict[str, Any]:
         "trust": result.label_errors.trust,
         "model": Path(result.weights).name,
         "errors": sum(issue.kind in LABEL_ERRORS for issue in issues),
-        "most_errors": MAX_LABEL_ERRORS,
+        "max_errors": MAX_LABEL_ERRORS,
         "thresholds": _thresholds(result.label_errors.detections),
         "label_legend": LABEL_LEGEND,
         "groups": [(kind, len(group)) for kind, group in kinds.items() if kind in DUPLICATES],

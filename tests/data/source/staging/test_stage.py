@@ -4,6 +4,7 @@ resumed.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -54,6 +55,10 @@ def before_each_file(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None
         return acting
 
     patch.setattr(StageCopy, "loader", loader)
+
+
+def raise_disk_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def stage(source: Path, folder: Path | str, splits=BOTH):
@@ -383,12 +388,14 @@ def test_coco_and_voc_annotations_are_copied(tmp_path):
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
     source = write_dataset(tmp_path / "set", train=2, val=1)
+    lists = tmp_path / "set" / "lists.yaml"
+    (tmp_path / "set" / "all.txt").write_text("".join(f"{image}\n" for image in source.parent.rglob("*.png")))
+    lists.write_text(yaml.safe_dump({"train": "all.txt", "val": "all.txt", "names": ["light", "dark"]}))
+    inside = source.parent / "images" / "train" / "copy"
+    refusal = "--stage: .../set/images/train/copy is inside the data set; name a folder outside it"
     for given, place, message in (
-        (
-            source,
-            source.parent / "images" / "train" / "copy",
-            "--stage: .../set/images/train/copy is inside the data set; name a folder outside it",
-        ),
+        (source, inside, refusal),
+        (lists, inside, refusal),
         (
             Path("demo"),
             tmp_path / "stage",
@@ -405,6 +412,10 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
         ):
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
+    with monkeypatch.context() as patch:  # another program fills the disk after the check
+        patch.setattr(os, "utime", raise_disk_full)
+        with pytest.raises(OSError, match=re.escape(f"{tmp_path}/full/data-")):
+            stage(source, tmp_path / "full")
     changed = tmp_path / "set" / "images" / "train" / "000.png"
     before_each_file(monkeypatch, lambda: os.utime(changed))
     with refused("set/images/train/000.png: changed while the data set was being copied; start again"):
