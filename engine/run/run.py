@@ -12,6 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
+from utils.errors import UserError
 
 # Settings that name files.
 PATH_SETTINGS = names_with(TrainConfig, is_path=True)
@@ -180,3 +181,11 @@ class TrainingRun:
     @property
     def hyp(self) -> Hyperparameters:
         return self.settings.hyp
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """A run that has been trained and reported: at most its exports are missing."""
+
+    run: TrainingRun
+    failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised after the exports
