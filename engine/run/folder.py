@@ -16,13 +16,12 @@ from types import TracebackType
 import yaml
 
 from engine.checkpoint.description import NamedFiles
-from engine.checkpoint.newest_run import checked_id, new_run_id, read_settings_yaml, run_id_of
+from engine.checkpoint.newest_run import new_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resolve import load_settings
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -33,7 +32,7 @@ from utils.files.safe_io import atomic_write, open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun
 from utils.program import resume_flag
-from utils.schema import build
+from utils.schema import build, check
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
@@ -85,7 +84,7 @@ def _choose_run_id(plan: RunPlan) -> str:
         return plan.started_from.description.run_id
     if plan.folder is not None:
         begun = read_stored_run(plan.folder)
-        if begun is not None and begun.run_id and _starts_again(plan.folder, begun, plan.settings):
+        if begun is not None and _starts_again(plan.folder, begun, plan.settings):
             return begun.run_id
     return new_run_id()
 
@@ -109,7 +108,7 @@ def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
 class StoredRun:
     """The content of settings.yaml."""
 
-    run_id: str  # "" if the run has none
+    run_id: str
     settings: RunSettings
 
 
@@ -117,17 +116,17 @@ def read_stored_run(folder: Path) -> StoredRun | None:
     """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
     a damaged one."""
     stored = read_settings_yaml(folder)
-    run_id = None if stored is None else checked_id(stored.get("run_id"))
-    if stored is None or run_id is None:
+    if stored is None:
         return None
     path = folder / "settings.yaml"
     try:
+        run_id = check(stored["run_id"], str, f"{path}: run_id")
         config = build(TrainConfig, stored["config"], f"{path}: config")
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
-        files = build(NamedFiles, stored.get("files", {}), f"{path}: files")
-    except (UserError, TypeError, KeyError):
+        files = build(NamedFiles, stored["files"], f"{path}: files")
+    except (UserError, KeyError):
         return None
-    return StoredRun(run_id, load_settings(config, hyp, files))
+    return StoredRun(run_id, RunSettings(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

@@ -118,10 +118,10 @@ def _with_local_settings(
 ) -> RunPlan | EndedRun:
     """Returns the plan of rank 0 with the settings that are this rank's own: those of scope "machine", and the paths
     that the plan leaves to each process. The content of their files is compared later."""
-    names = names_with(TrainConfig, scope="machine")
+    machine_settings = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
-        names &= names_with(TrainConfig, on_resume="current") | frozenset(explicit_flags)
+        machine_settings &= names_with(TrainConfig, on_resume="current") | frozenset(explicit_flags)
     local = resolve(typed)
-    local_settings = {name: getattr(local, name) for name in names | plan.own_paths}
+    local_settings = {name: getattr(local, name) for name in machine_settings | plan.local_paths}
     settings = replace(plan.settings, config=replace(plan.settings.config, **local_settings))
     return replace(plan, settings=settings)

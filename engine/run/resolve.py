@@ -22,7 +22,7 @@ from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from models.spec import built_in_models
 from models.weights.catalog import catalog_name, known_weights
 from utils.config.flags import flag_name
-from utils.config.settings import WEIGHTS_SUFFIXES, Hyperparameters, TrainConfig, names_with
+from utils.config.settings import WEIGHTS_SUFFIXES, TrainConfig, names_with
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checksum import sha256_of
@@ -96,14 +96,6 @@ def resolve_command(
     )
 
 
-def load_settings(config: TrainConfig, hyp: Hyperparameters, files: NamedFiles) -> RunSettings:
-    """Returns stored settings; resolves paths only if an earlier version stored them as typed."""
-    if files.typed:
-        return RunSettings(config, hyp, files)
-    resolved = resolve(config)
-    return RunSettings(resolved, hyp, NamedFiles(typed=typed_paths(resolved)))
-
-
 def typed_paths(typed: TrainConfig) -> dict[str, str]:
     """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
     which is the built-in data set in each folder, and URLs stay as they are."""
@@ -146,46 +138,46 @@ def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: Nam
 
     ``files``: what was typed for ``config``.
     """
-    before = getattr(stored.config, name)
-    now = getattr(config, name)
+    stored_path = getattr(stored.config, name)
+    path = getattr(config, name)
     typed = files.typed.get(name, "")
-    is_typed_alike = typed != "" and typed == stored.files.typed.get(name, before)
+    is_typed_alike = typed != "" and typed == stored.files.typed.get(name)
     # A folder may have another YAML now, in place of the one that the run has read: another data set, perhaps.
-    is_replaced = _is_missing(before) and _is_there(now)
-    if now == before or (is_typed_alike and not is_replaced):
-        return FileMatch.CHANGED if _has_content(name, before, stored) is False else FileMatch.SAME
-    if _is_missing(before) and _is_missing(now):
+    is_replaced = _is_missing(stored_path) and _is_there(path)
+    if path == stored_path or (is_typed_alike and not is_replaced):
+        return FileMatch.CHANGED if _has_content(name, stored_path, stored) is False else FileMatch.SAME
+    if _is_missing(stored_path) and _is_missing(path):
         return FileMatch.BOTH_GONE
-    has_same_content = _has_content(name, now, stored)
-    if _is_there(before) and _is_there(now) and os.path.samefile(before, now):
+    has_same_content = _has_content(name, path, stored)
+    if _is_there(stored_path) and _is_there(path) and os.path.samefile(stored_path, path):
         return FileMatch.CHANGED if has_same_content is False else FileMatch.MOVED
     return FileMatch.MOVED if has_same_content else FileMatch.OTHER
 
 
 @dataclass(frozen=True, kw_only=True)
-class FollowedPaths:
+class MatchedPaths:
     """The settings of a run, and of a command that continues it, with equal paths where they mean the same file."""
 
     stored: RunSettings  # of the run; files that have moved have their new paths
     command: TrainCommand  # with the stored paths of the run's other files
-    own_paths: frozenset[str]  # settings whose paths are as the command names them
+    local_paths: frozenset[str]  # settings whose paths are those of the command, which each process resolves itself
     messages: list[str]  # about each file that has changed or can no longer be compared
 
 
-def follow(stored: RunSettings, command: TrainCommand) -> FollowedPaths:
+def match_paths(stored: RunSettings, command: TrainCommand) -> MatchedPaths:
     """Makes the paths of a run and of a command that continues it equal where they mean the same file."""
     moved = []
     kept: dict[str, Any] = {}  # stored paths, by setting
     messages = []
     named = PATH_SETTINGS.intersection(command.explicit_flags)
     for name in sorted(named):
-        before = getattr(stored.config, name)
+        stored_path = getattr(stored.config, name)
         flag = f"{flag_name(name)} {getattr(command.config, name)}"
         match = compare_file(name, stored, command.config, command.files)
         if match is FileMatch.MOVED:
             moved.append(name)
         elif match is not FileMatch.OTHER:
-            kept[name] = before
+            kept[name] = stored_path
         if match is FileMatch.CHANGED:
             # Not that this has no effect: a teacher that has changed is refused when it is opened.
             messages.append(
@@ -193,12 +185,12 @@ def follow(stored: RunSettings, command: TrainCommand) -> FollowedPaths:
                 "--name"
             )
         elif match is FileMatch.BOTH_GONE:
-            messages.append(f"{flag}: no such file; the run has {before}, which has gone, too")
+            messages.append(f"{flag}: no such file; the run has {stored_path}, which no longer exists either")
     config = replace(command.config, **kept)
-    return FollowedPaths(
+    return MatchedPaths(
         stored=with_paths(stored, moved, command),
         command=replace(command, config=config),
-        own_paths=frozenset(name for name in named if getattr(config, name) == getattr(command.config, name)),
+        local_paths=frozenset(name for name in named if getattr(config, name) == getattr(command.config, name)),
         messages=messages,
     )
 
