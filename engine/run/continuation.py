@@ -28,7 +28,7 @@ from engine.run.complete_record import read_reported_epochs
 from engine.run.ended_run import check_unchanged, may_add_epochs
 from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
-from engine.run.resume import plan_from_checkpoint, reason_to_end
+from engine.run.resume import plan_from_checkpoint
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, TrainCommand
 from utils.config.settings import AUTO
@@ -60,10 +60,10 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     started_from = plan.started_from
     epochs = started_from.progress.epoch
     is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
+    # torchrun may restart ``--resume PATH``, which continues a run that a callback has ended, before it has saved.
+    names_checkpoint = command.config.resume not in (None, AUTO)
     end_reason = plan.end_reason
-    # ``--resume PATH`` continues such a run, also if torchrun restarts it before it has saved.
-    was_ended = started_from.ended_by_callback and command.config.resume in (None, AUTO)
-    if not end_reason and (is_reported or was_ended):
+    if not end_reason and (is_reported or not names_checkpoint):
         end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
@@ -89,15 +89,13 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
 
 
 def _reason_of_callback(plan: ContinuedRun) -> str:
-    """Returns the end reason of a run that a callback has ended, although epochs were left; "" if none were, or if
-    the command adds some."""
-    epochs = plan.started_from.progress.epoch
-    had_ended = reason_to_end(plan.started_from, plan.stored.config, explicit_flags=()) != ""
-    if had_ended or may_add_epochs(plan.stored.config, plan.settings.config, epochs):
+    """Returns the end reason of a run that a callback has ended; "" of other runs, and if the command adds epochs."""
+    started_from = plan.started_from
+    epochs = started_from.progress.epoch
+    adds_epochs = may_add_epochs(plan.stored.config, plan.settings.config, epochs)
+    if adds_epochs or not started_from.ended_by_callback:
         return ""
-    return (
-        f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(plan.started_from.path)}"
-    )
+    return f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(started_from.path)}"
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:

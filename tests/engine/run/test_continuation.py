@@ -251,6 +251,17 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(named, ContinuedRun)
 
 
+def test_a_report_after_fewer_epochs_than_the_run_has_ends_it_only_for_as_many(folder):
+    """``--epochs 3`` in the folder of a run of 10 epochs writes a report after the third, and saves no step."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    report(folder, config, 3)
+    assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=3), EndedRun)
+    plan = plan_of(folder.parent, {"epochs"}, epochs=10)
+    assert isinstance(plan, ContinuedRun)
+    assert not plan.only_reports
+
+
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_a_run_that_a_callback_has_ended_writes_its_report_if_that_was_interrupted(folder, is_pending):
     """Unless epochs are added, or it is named to continue."""
