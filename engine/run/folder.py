@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and removed again when the run fails before its first step."""
+"""The folder of a run: made, locked, and removed again if the run fails and has left nothing worth keeping."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
+_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept if its run fails early
 
 
 class ReadOnlyFolder(UserError):
@@ -54,7 +54,8 @@ def claim_folder(
 
     Args:
         settings: of the run; none of them is left open.
-        stack: when it is closed, the folder is unlocked, and removed if the run failed before its first step.
+        stack: when it is closed, a new folder is removed if the run has failed before its first step and saved no
+            checkpoint, and the folder is unlocked.
         progress: of the run; the trainer counts its steps there.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
@@ -218,7 +219,8 @@ def _remove_after_failure(
     frames: TracebackType | None,
 ) -> None:
     """Removes the folders that `_make_folder` created, innermost first, if an error ends a run before its first step.
-    A run that took steps keeps its folder: the log may be the only record of the failure."""
+    A run that took steps keeps its folder, because the log may be the only record of the failure. So does one that has
+    saved: if a callback fails before the first step, the run ends with a checkpoint from which it can continue."""
     if error is None or not created:
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many

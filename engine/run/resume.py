@@ -16,7 +16,7 @@ from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
 from utils.files.data_location import find_location
 from utils.program import resume_flag
-from utils.strings import counted
+from utils.strings import counted, format_duration
 
 
 def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
@@ -112,8 +112,8 @@ def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, expli
     done = started_from.progress.epoch
     more = "--epochs N"
     if config.time:
-        hours = started_from.seconds / 3600
-        ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
+        duration = format_duration(started_from.seconds)
+        ended = f"--time {config.time:g}: no further epoch fits ({counted(done, 'epoch')} took {duration})"
         more = "--time HOURS (of the whole run) or --epochs N"
     elif "epochs" in explicit_flags and config.epochs < done:
         ended = f"--epochs {config.epochs}: {done} are done already"
