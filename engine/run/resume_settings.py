@@ -1,7 +1,7 @@
 """Merges the stored settings of a run with those of the command line that continues it.
 
-All of them are resolved, and paths that mean the same file are equal (`engine.run.resolve.match_paths`), so a setting
-has changed if its two values differ.
+All of them are resolved, and paths that mean the same file are equal (`match_paths`), so a setting has changed if its
+two values differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.resolve import FileMatch, compare_file, match_paths, with_checksums, with_paths
+from engine.run.match_paths import FileMatch, compare_file, match_paths, with_paths
+from engine.run.resolve import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.flags import words_of_flag
 from utils.config.recipes import read_recipe, with_overrides
