@@ -18,6 +18,7 @@ from engine.run import plan as plan_module
 from engine.run import restore
 from engine.run.complete_record import note_reported
 from engine.run.ended_run import may_add_epochs
+from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
@@ -249,6 +250,24 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=11), ContinuedRun)
     named = plan_of(folder.parent, {"resume"}, resume=str(folder / "last.pt"))
     assert isinstance(named, ContinuedRun)
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_restart_of_the_resume_of_a_run_that_a_callback_has_ended_continues_it(folder, is_reported):
+    """torchrun repeats ``--resume PATH``, which has saved nothing yet. A report is written at the end of what it
+    trains, so with one the callback has ended the run again."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    path = folder / "last.pt"
+    saved(path, Progress(epoch=3), config=config, ended_by_callback=True)
+    claim(folder, "run")
+    note_launch(folder, "run", ["job"])
+    if is_reported:
+        report(folder, config, 3)
+    ctx = replace(DistributedContext.single(), launcher="job")
+    with ExitStack() as stack:
+        plan = plan_run(ctx, replace(config, resume=str(path)), {"resume"}, stack)
+    assert isinstance(plan, EndedRun if is_reported else ContinuedRun)
+    assert isinstance(plan, EndedRun) or not plan.only_reports
 
 
 def test_a_report_after_fewer_epochs_than_the_run_has_ends_it_only_for_as_many(folder):
