@@ -57,7 +57,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     starting_model = build_run_model(ctx, planned, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
-    train_index = samples.reader.index
+    train_index = samples.reader.index  # of whole images; `sample_index` is of their tiles, if the data has any
     criterion = build_run_criterion(
         ctx, planned, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
     )
@@ -78,7 +78,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     step = build_step(ctx, settings, model, criterion, batches, loaded)
 
     # The state of the checkpoint, if there is one.
-    identity = DataIdentity.of(train_loader.samples.sample_index, validation.loader.samples.sample_index)
+    identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
     position = restore_run(ctx, checkpoint, step, settings.config, epoch_data)
     progress = position.progress
