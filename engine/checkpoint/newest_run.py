@@ -41,12 +41,13 @@ def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
 
 
 def run_id_of(checkpoint: Path) -> str | None:
-    """Returns the id of the run that has written the file ``checkpoint``; None if there is no such file, or a damaged
-    one. Reads none of the tensors."""
+    """Returns the id of the run that has written the file ``checkpoint``, "" if no run has (tools.weights converts
+    weights to such files); None if there is no such file, or a damaged one. Reads none of the tensors."""
     try:
-        return _checked_id(read_part(checkpoint, "run_id", check_sums=False))
+        stored = read_part(checkpoint, "run_id", check_sums=False)
     except UserError:
         return None
+    return "" if stored is None else _checked_id(stored)
 
 
 def _checked_id(stored: Any) -> str | None:
@@ -55,8 +56,8 @@ def _checked_id(stored: Any) -> str | None:
 
 
 def is_of_earlier_run(checkpoint: Path) -> bool:
-    """Returns True if the file ``checkpoint`` is from an earlier run than the newest one in its folder. Returns False
-    if the file or settings.yaml is missing or damaged: reading it later reports why."""
+    """Returns True if the file ``checkpoint`` is from an earlier run than the newest one in its folder, or from none.
+    Returns False if the file or settings.yaml is missing or damaged: reading it later reports why."""
     newest = newest_run_id(checkpoint.parent)
     if newest is None:
         return False

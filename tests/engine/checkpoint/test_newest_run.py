@@ -18,6 +18,7 @@ from engine.commands.export import export_best
 from tests.helpers.run_checkpoints import claim, claim_after_earlier_run, saved
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
+from utils.files.checkpoint_file import write_checkpoint
 from utils.files.torch_file import TorchFile
 
 
@@ -45,6 +46,13 @@ def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks
         (tmp_path / "settings.yaml").write_text(content)
     assert newest_run_id(tmp_path) is None
     assert checkpoint_of_newest_run(tmp_path) == tmp_path / "last.pt"
+
+
+def test_converted_weights_are_not_those_of_the_newest_run(tmp_path: Path):
+    """Nobody trained them here, whatever a user has called them."""
+    claim(tmp_path, "a")
+    write_checkpoint({"model": {}, "ema": {}}, tmp_path / "best.pt")
+    assert best_of_newest_run(tmp_path) is None
 
 
 def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
