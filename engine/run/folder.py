@@ -84,18 +84,18 @@ def _choose_run_id(plan: RunPlan) -> str:
     if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:
-        begun = read_stored_run(plan.folder)
-        if begun is not None and _starts_again(plan.folder, begun, plan.settings):
-            return begun.run_id
+        newest = read_stored_run(plan.folder)
+        if newest is not None and _starts_again(plan.folder, newest, plan.settings):
+            return newest.run_id
     return new_run_id()
 
 
-def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
-    """Returns whether a start with the settings ``planned`` begins the run ``begun`` again: it has saved nothing, and
+def _starts_again(folder: Path, newest: StoredRun, planned: RunSettings) -> bool:
+    """Returns whether a start with the settings ``planned`` begins the run ``newest`` again: it has saved nothing, and
     its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
-    has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
-    return not has_saved and is_same_start(begun.settings, planned)
+    has_saved = any(run_id_of(path) == newest.run_id for path in checkpoints)
+    return not has_saved and is_same_start(newest.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:

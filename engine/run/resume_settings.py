@@ -127,12 +127,12 @@ def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
 def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
     """Returns a message for each setting of a run that changes. Settings of a process, the location of the run and the
     source of hyper-parameters are left out."""
-    before = stored.by_name()
+    stored_by_name = stored.by_name()
     left_out = _RECIPE | _PROCESS_SETTINGS | set(_LOCATION)
     return [
-        f"resume: {name} {before[name]!r} -> {value!r}"
+        f"resume: {name} {stored_by_name[name]!r} -> {value!r}"
         for name, value in settings.by_name().items()
-        if name not in left_out and value != before[name]
+        if name not in left_out and value != stored_by_name[name]
     ]
 
 
@@ -140,9 +140,9 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
     left open."""
     left_out = names_with(TrainConfig, scope="machine") | _PROCESS_SETTINGS | _RECIPE
-    before = stored.by_name()
+    stored_by_name = stored.by_name()
     for name, value in planned.by_name().items():
-        if name in left_out or value == before[name] or is_unset(name, value):
+        if name in left_out or value == stored_by_name[name] or is_unset(name, value):
             continue
         if name not in PATH_SETTINGS:
             return False
