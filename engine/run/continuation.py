@@ -60,7 +60,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     started_from = plan.started_from
     epochs = started_from.progress.epoch
     is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
-    # torchrun may restart ``--resume PATH``, which continues a run that a callback has ended, before it has saved.
+    # ``--resume PATH`` continues a run that a callback has ended, also if torchrun repeats it before it has saved.
     names_checkpoint = command.config.resume not in (None, AUTO)
     end_reason = plan.end_reason
     if not end_reason and (is_reported or not names_checkpoint):

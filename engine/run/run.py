@@ -150,7 +150,7 @@ class ContinuedRun(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun(_Plan):
-    """The plan of a finished run; at most exports are missing. It needs no last.pt."""
+    """The plan for a run that has ended and written its report; at most exports are missing. Needs no last.pt."""
 
     folder: Path  # locked, unless it is read-only
     run_id: str

@@ -16,6 +16,7 @@ import yaml
 from data.index.load import load_index
 from data.source.dataset_spec import DataSource
 from data.source.open import open_data
+from engine.checkpoint.checkpoint import weights_part
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import Progress
 from engine.run import match_paths, resolve
@@ -28,6 +29,7 @@ from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
+from utils.files.checkpoint_file import write_checkpoint
 from utils.files.checksum import sha256_of
 from utils.logger import configure_logging
 
@@ -55,8 +57,8 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
             spec = spec.extended(["old"], "best.pt")
         stored["identity"] = DataIdentity.of(load_index(spec, "train"), load_index(spec, "val"))
         stored["names"] = list(spec.names)
-    for name in ("best.pt", "last.pt"):
-        saved(folder / name, Progress(epoch=3), run_id="exp", **stored)
+    checkpoint = saved(folder / "last.pt", Progress(epoch=3), run_id="exp", **stored)
+    write_checkpoint(weights_part(checkpoint.content()), folder / "best.pt")
     if not has_last:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
