@@ -21,38 +21,38 @@ from utils.process.launch import Launch, is_eval_rank, read_launch
 from utils.process.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from engine.train.trainer import FinishedRun
+    from engine.run.run import TrainingOutcome
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
-        finished = _start(sys.argv[1:] if argv is None else list(argv), signals)
-        if finished is not None and finished.run.config.export:
+        outcome = _start(sys.argv[1:] if argv is None else list(argv), signals)
+        if outcome is not None and outcome.run.config.export:
             signals.ignore_requeue()  # also when only exports are left to do
-            _export(finished)
-    if finished is not None and finished.failure is not None:
-        raise finished.failure
+            _export(outcome)
+    if outcome is not None and outcome.failure is not None:
+        raise outcome.failure
 
 
-def _export(finished: FinishedRun) -> None:
+def _export(outcome: TrainingOutcome) -> None:
     """Exports the best checkpoint of a run. If a callback has failed before, that is the error of the command."""
     from engine.commands.export import export_best
     from utils.errors import ExplainedError
     from utils.logger import get_logger
 
-    if finished.failure is not None:
-        get_logger().warning("%s", finished.failure)  # already now: the export may take long, or be killed
+    if outcome.failure is not None:
+        get_logger().warning("%s", outcome.failure)  # already now: the export may take long, or be killed
     try:
-        export_best(finished.run.folder, finished.run.config)
+        export_best(outcome.run.folder, outcome.run.config)
     except Exception as error:
-        if finished.failure is None:
+        if outcome.failure is None:
             raise
         get_logger().warning("--export: %s", error, exc_info=not isinstance(error, ExplainedError))
 
 
-def _start(argv: list[str], signals: StopSignals) -> FinishedRun | None:
+def _start(argv: list[str], signals: StopSignals) -> TrainingOutcome | None:
     """Runs this process's part of the command: training, validation for the training processes (``--eval-ranks``), or
-    starting the processes of ``--spawn``. Returns the finished run on rank 0, else None."""
+    starting the processes of ``--spawn``. Returns the outcome of a training on rank 0, else None."""
     command = parse_command(TrainConfig, argv)
     config = command.config
     from engine.commands.input_files import check_training_files  # after parsing, or its imports would slow down --help
@@ -75,7 +75,7 @@ def _start(argv: list[str], signals: StopSignals) -> FinishedRun | None:
 
 def _train(
     launch: Launch | None, config: TrainConfig, explicit_flags: frozenset[str], signals: StopSignals
-) -> FinishedRun | None:
+) -> TrainingOutcome | None:
     # Modules that import torch are loaded only after the flags and files have been checked.
     from engine.parallel.watchdog import Watchdog
     from utils.distributed.agreement import check_same_start
@@ -91,16 +91,16 @@ def _train(
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import EndedRun
-        from engine.train.finished import open_finished
+        from engine.train.ended import report_ended_run
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
         if isinstance(plan, EndedRun):
-            finished = open_finished(ctx, plan)
+            outcome = report_ended_run(ctx, plan)
         else:
-            finished = build_training(ctx, plan, watchdog, stack).fit()
-    return finished if ctx.is_main else None
+            outcome = build_training(ctx, plan, watchdog, stack).fit()
+    return outcome if ctx.is_main else None
 
 
 if __name__ == "__main__":

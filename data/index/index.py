@@ -102,10 +102,6 @@ class DatasetIndex(LabelArrays):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def fingerprint_as_used(self) -> str:
-        """Returns a fingerprint of the files and of the classes of boxes, which a YAML may merge, drop or ignore."""
-        return digest_of(self.fingerprint, hashlib.blake2b(self.classes.tobytes() + self.crowd.tobytes()).hexdigest())
-
     def image_digest(self) -> str:
         """Returns a digest of the names and sizes of all images, without their labels."""
         digest = hashlib.blake2b(digest_size=16)

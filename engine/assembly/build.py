@@ -11,12 +11,13 @@ from engine.assembly.loss_and_validation import build_run_criterion, build_valid
 from engine.assembly.process_setup import advice_on_memory, prepare_process
 from engine.assembly.run_checks import check_settings
 from engine.assembly.run_data import open_run_data
-from engine.assembly.run_description import describe_run, identify_data
+from engine.assembly.run_description import describe_run
 from engine.assembly.run_hooks import build_hooks, open_hook_resources
 from engine.assembly.start_log import log_start
 from engine.assembly.starting_model import build_run_model
 from engine.assembly.unused_settings import warn_of_unused_settings
 from engine.checkpoint.checkpointer import Checkpointer
+from engine.checkpoint.data_identity import DataIdentity
 from engine.export.trial import try_export
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
@@ -56,7 +57,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     starting_model = build_run_model(ctx, planned, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
-    train_index = samples.reader.index
+    train_index = samples.reader.index  # of whole images; `sample_index` is of their tiles, if the data has any
     criterion = build_run_criterion(
         ctx, planned, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
     )
@@ -77,7 +78,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     step = build_step(ctx, settings, model, criterion, batches, loaded)
 
     # The state of the checkpoint, if there is one.
-    identity = identify_data(ctx, train_loader.samples.sample_index, validation.loader.samples.sample_index)
+    identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
     position = restore_run(ctx, checkpoint, step, settings.config, epoch_data)
     progress = position.progress

@@ -120,9 +120,10 @@ def loaded_parameters(
     lr_mult = settings.hyp.lr_mult
     if lr_mult is None:
         raise ValueError("lr_mult must be chosen before the step is built")
-    new_lr_mult = None if checkpoint is None else checkpoint.description.new_lr_mult
-    if new_lr_mult is None:
+    if checkpoint is None:
         new_lr_mult = new_layers_lr_mult(steps.known_total)
+    else:
+        new_lr_mult = checkpoint.description.new_lr_mult
     return LoadedParameters(new_rows=pretrained, lr_mult=lr_mult, new_lr_mult=new_lr_mult)
 
 

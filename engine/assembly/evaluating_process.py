@@ -114,11 +114,11 @@ class Scorer:
     ) -> None:
         """``explicit_flags``: names of the settings on this process's command line."""
         machine_settings = names_with(TrainConfig, scope="machine")
-        own_settings = {name: getattr(config, name) for name in machine_settings if name in explicit_flags}
+        local_settings = {name: getattr(config, name) for name in machine_settings if name in explicit_flags}
         source = setup.source
         if setup.finds_own_data:
             source = replace(source, data=resolve(config).data)
-        config = replace(setup.settings.config, **own_settings)
+        config = replace(setup.settings.config, **local_settings)
         self._has_plots = not config.noplots
         if ctx.device.type == setup.device:
             torch.set_num_threads(setup.threads)  # on a CPU the rounding may depend on their number

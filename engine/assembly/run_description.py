@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-from data.index.index import DatasetIndex
 from engine.assembly.run_data import RunData
 from engine.assembly.starting_model import StartingModel
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.optim.build import LoadedParameters
 from engine.run.run import TrainingRun
-from utils.distributed.context import DistributedContext, broadcast_object
 from utils.files.data_location import describe_location
-
-
-def identify_data(ctx: DistributedContext, train: DatasetIndex, val: DatasetIndex) -> DataIdentity:
-    """Identifies the samples of a run. All ranks get the identity of rank 0, because fingerprints depend on
-    modification times, which differ between copies on several machines."""
-    return broadcast_object(ctx, DataIdentity.of(train, val))
 
 
 def describe_run(
@@ -41,7 +31,8 @@ def describe_run(
         hyp=run.hyp,
         config=run.config,
         files=run.settings.files,
-        data=describe_location(spec.source, root, run.folder) | asdict(identity),
+        data=describe_location(spec.source, root, run.folder),
+        identity=identity,
         val_images=sorted(spec.held_out),
         tile=spec.tile,
         pretrained={name: list(rows) for name, rows in starting_model.pretrained.items()},

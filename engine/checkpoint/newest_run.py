@@ -3,10 +3,6 @@
 
 Each run has a random id, which all of its checkpoints store. settings.yaml stores the id of the folder's newest run:
 the one that has claimed the folder last, by beginning or by continuing there.
-
-Runs that were started by versions without ids have none, and get none when they continue. Two missing ids are equal: a
-folder with one such run works like any other, and a run with an id is distinguished from it, but two runs without ids
-in one folder count as one.
 """
 
 from __future__ import annotations
@@ -30,10 +26,9 @@ def new_run_id() -> str:
 
 
 def newest_run_id(folder: Path) -> str | None:
-    """Returns the id of the newest run in ``folder``, "" if it has none; None if there is no settings.yaml, or a
-    damaged one."""
+    """Returns the id of the newest run in ``folder``; None if there is no settings.yaml, or a damaged one."""
     stored = read_settings_yaml(folder)
-    return None if stored is None else checked_id(stored.get("run_id"))
+    return None if stored is None else _checked_id(stored.get("run_id"))
 
 
 def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
@@ -46,24 +41,23 @@ def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
 
 
 def run_id_of(checkpoint: Path) -> str | None:
-    """Returns the id of the run that has written the file ``checkpoint``, "" if it has none; None if there is no such
-    file, or a damaged one. Reads none of the tensors."""
+    """Returns the id of the run that has written the file ``checkpoint``, "" if no run has (tools.weights converts
+    weights to such files); None if there is no such file, or a damaged one. Reads none of the tensors."""
     try:
-        return checked_id(read_part(checkpoint, "run_id", check_sums=False))
+        stored = read_part(checkpoint, "run_id", check_sums=False)
     except UserError:
         return None
+    return "" if stored is None else _checked_id(stored)
 
 
-def checked_id(stored: Any) -> str | None:
-    """Returns a stored id, "" for an absent one, and None for anything else."""
-    if stored is None:
-        return ""
+def _checked_id(stored: Any) -> str | None:
+    """Returns a stored id, and None for anything else."""
     return stored if isinstance(stored, str) else None
 
 
 def is_of_earlier_run(checkpoint: Path) -> bool:
-    """Returns True if the file ``checkpoint`` is from an earlier run than the newest one in its folder. Returns False
-    if the file or settings.yaml is missing or damaged: reading it later reports why."""
+    """Returns True if the file ``checkpoint`` is from an earlier run than the newest one in its folder, or from none.
+    Returns False if the file or settings.yaml is missing or damaged: reading it later reports why."""
     newest = newest_run_id(checkpoint.parent)
     if newest is None:
         return False

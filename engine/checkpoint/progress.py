@@ -155,11 +155,11 @@ class PendingEpoch:
 class RunConditions:
     """The processes and the data of a run when it was saved, and how long it had trained."""
 
-    world_size: int | None = None  # None: not known
-    device: str | None = None  # its type; None: not known
+    world_size: int
+    device: str  # its type
     seconds: float  # over all its starts
     epoch_batches: Count  # micro-batches of an epoch on each rank
-    images: int | None = None  # of the training split, or its tiles; None: not known
+    images: int  # of the training split, or its tiles
 
 
 @dataclass(frozen=True, kw_only=True)

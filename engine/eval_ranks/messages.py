@@ -49,7 +49,7 @@ class SetupMessage:
 
     settings: RunSettings
     source: DataSource  # with the images that --val-fraction holds out
-    finds_own_data: bool  # each process resolves --data itself, see `engine.run.run.ContinuedRun.own_paths`
+    finds_own_data: bool  # each process resolves --data itself, see `engine.run.run.ContinuedRun.local_paths`
     names: list[str]  # of the classes
     model_spec: dict[str, Any]
     ema: dict[str, Tensor]  # the averaged weights

@@ -32,7 +32,6 @@ class ExportDetails:
     single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
     val_images: list[str]  # that the training held out
-    data_fingerprint: str | None
     ap: float | None  # best AP in training; None: unknown, such as for a branch that training does not validate
     checked: CheckOutcome
 
@@ -92,7 +91,6 @@ def _details(model: CheckpointModel, options: ResolvedExport, checked: CheckOutc
         single_cls=model.has_merged_classes,
         tile=info.get("tile", 0),
         val_images=info.get("val_images", []),
-        data_fingerprint=info.get("data", {}).get("fingerprint"),
         ap=None if model.is_unscored_branch else _best_ap(info),
         checked=checked,
     )

@@ -143,10 +143,10 @@ class Tracking(Hook):
         return note
 
     def _is_copied(self, note: TrackedRun) -> bool:
-        """Returns True if the note was copied here with the run, and not moved: the original folder still has the run.
-        A run without an id counts as moved."""
+        """Returns True if the note was copied here with the run, and not moved: the original folder still has the
+        run."""
         original = Path(note.folder)
-        if not note.folder or not self._run_id or newest_run_id(original) != self._run_id:
+        if not note.folder or newest_run_id(original) != self._run_id:
             return False
         return not original.samefile(self._folder)
 

@@ -22,12 +22,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from engine.checkpoint.newest_run import checkpoint_of_newest_run
+from engine.checkpoint.description import read_description
+from engine.checkpoint.newest_run import best_of_newest_run, checkpoint_of_newest_run
 from engine.run.complete_record import read_reported_epochs
-from engine.run.ended_run import StoredLabels, check_unchanged, may_add_epochs
+from engine.run.ended_run import check_unchanged, may_add_epochs
 from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
-from engine.run.resume import plan_from_checkpoint, reason_to_end
+from engine.run.resume import plan_from_checkpoint
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, TrainCommand
 from utils.config.settings import AUTO
@@ -56,46 +57,45 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     """Returns the plan of the run that wrote the checkpoint ``last``, and its report after ``reported_epochs`` (None:
     it has none)."""
     plan = plan_from_checkpoint(command, last)
-    epochs = plan.started_from.progress.epoch
+    started_from = plan.started_from
+    epochs = started_from.progress.epoch
     is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
+    # ``--resume PATH`` continues a run that a callback has ended, also if torchrun repeats it before it has saved.
+    names_checkpoint = command.config.resume not in (None, AUTO)
     end_reason = plan.end_reason
-    # ``--resume PATH`` continues such a run, also if torchrun restarts it before it has saved.
-    was_ended = plan.started_from.ended_by_callback and command.config.resume in (None, AUTO)
-    if not end_reason and (is_reported or was_ended):
+    if not end_reason and (is_reported or not names_checkpoint):
         end_reason = _reason_of_callback(plan)
     if not end_reason:
         return plan
     check_unchanged(
         last.parent,
-        before=plan.before,
+        stored=plan.stored,
         settings=plan.settings,
         end_reason=end_reason,
-        labels=StoredLabels.of(plan.started_from.description),
+        description=started_from.description,
         is_reported=is_reported,
     )
-    if is_reported:
-        return EndedRun(
-            folder=last.parent,
-            run_id=plan.started_from.description.run_id,
-            settings=plan.settings,
-            epochs=epochs,
-            end_reason=end_reason,
-            startup_messages=plan.change_messages,
-        )
-    messages = [*plan.change_messages, f"writing the report again: {end_reason}"]
-    return replace(plan, end_reason=end_reason, startup_messages=messages)
+    if not is_reported:
+        messages = [*plan.change_messages, f"writing the report again: {end_reason}"]
+        return replace(plan, end_reason=end_reason, startup_messages=messages)
+    return EndedRun(
+        folder=last.parent,
+        run_id=started_from.description.run_id,
+        settings=plan.settings,
+        epochs=epochs,
+        end_reason=end_reason,
+        startup_messages=plan.change_messages,
+    )
 
 
 def _reason_of_callback(plan: ContinuedRun) -> str:
-    """Returns the end reason of a run that a callback has ended, although epochs were left; "" if none were, or if
-    the command adds some."""
-    epochs = plan.started_from.progress.epoch
-    had_ended = reason_to_end(plan.started_from, plan.before.config, explicit_flags=()) != ""
-    if had_ended or may_add_epochs(plan.before.config, plan.settings.config, epochs):
+    """Returns the end reason of a run that a callback has ended; "" of other runs, and if the command adds epochs."""
+    started_from = plan.started_from
+    epochs = started_from.progress.epoch
+    adds_epochs = may_add_epochs(plan.stored.config, plan.settings.config, epochs)
+    if adds_epochs or not started_from.ended_by_callback:
         return ""
-    return (
-        f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(plan.started_from.path)}"
-    )
+    return f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(started_from.path)}"
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
@@ -104,14 +104,19 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     merged = merge_settings(newest.settings, command)
     end_reason = "there is no last.pt to continue from; restore it to continue"
     config = merged.settings.config
-    if may_add_epochs(merged.before.config, config, epochs):
+    if may_add_epochs(merged.stored.config, config, epochs):
         raise UserError(
             f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or repeat the "
             "command with the earlier --epochs, --time and --patience"
         )
     settings = merged.settings.with_epochs(max(epochs, config.epochs))
+    best = best_of_newest_run(folder)
     check_unchanged(
-        folder, before=merged.before, settings=settings, end_reason=end_reason, labels=StoredLabels.of_best(folder)
+        folder,
+        stored=merged.stored,
+        settings=settings,
+        end_reason=end_reason,
+        description=None if best is None else read_description(best),
     )
     return EndedRun(
         folder=folder,

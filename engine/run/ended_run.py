@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from data.folds.held_out import hold_out_validation
@@ -11,13 +11,11 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import best_of_newest_run
 from engine.run.resume_settings import as_flag
 from engine.run.run import RunSettings
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.checkpoint_file import read_part
 from utils.logger import log_when_configured
 
 # How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
@@ -43,77 +41,47 @@ def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bo
     return stored.patience > 0 and is_more_patient and may_have_stopped_early
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredLabels:
-    """The classes, images and labels of a run, as its checkpoints describe them."""
-
-    names: list[str] = field(default_factory=list)  # of the classes
-    identity: DataIdentity = field(default_factory=DataIdentity)
-    val_images: list[str] = field(default_factory=list)  # see `RunDescription.val_images`
-
-    @staticmethod
-    def of(description: RunDescription) -> StoredLabels:
-        return StoredLabels(names=description.names, identity=description.identity, val_images=description.val_images)
-
-    @staticmethod
-    def of_best(folder: Path) -> StoredLabels:
-        """Returns those of the newest run in ``folder``, from its best.pt; unknown without one."""
-        best = best_of_newest_run(folder)
-        if best is None:
-            return StoredLabels()
-        try:
-            data = read_part(best, "data")  # checks the sums of the whole file
-            names = read_part(best, "names", check_sums=False)
-            val_images = read_part(best, "val_images", check_sums=False)
-        except UserError:
-            return StoredLabels()
-        return StoredLabels(
-            names=names if isinstance(names, list) else [],
-            identity=DataIdentity.stored_in(data if isinstance(data, dict) else {}),
-            val_images=val_images if isinstance(val_images, list) else [],
-        )
-
-
 def check_unchanged(
     folder: Path,
     *,
-    before: RunSettings,
+    stored: RunSettings,
     settings: RunSettings,
     end_reason: str,
-    labels: StoredLabels,
+    description: RunDescription | None,
     is_reported: bool = True,
 ) -> None:
     """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
     rank 0 calls this.
 
     Args:
-        before: the settings of the run, in which files that have moved have their new paths.
+        stored: the settings of the run, in which files that have moved have their new paths.
         end_reason: see `EndedRun`.
-        labels: those of the run. A data set at another path counts as the same if it has these.
+        description: of the run, if a checkpoint is there. A data set at another path counts as the same if it has the
+            classes, images and labels that are described.
         is_reported: False if the run has to write its report: other ``--callbacks``, or none, may then do so, because
             they no longer change what is trained, and those of the run may be what has prevented its report.
     """
     decisive = _DECIDE_RESULTS if is_reported else _DECIDE_RESULTS - {"callbacks"}
-    before_by_name = before.by_name()
+    stored_by_name = stored.by_name()
     for name, value in settings.by_name().items():
-        if name not in decisive or value == before_by_name[name]:
+        if name not in decisive or value == stored_by_name[name]:
             continue
         reason = ""
-        if name == "data" and labels.identity.has_label_digests:
-            reason = _label_difference(labels, settings)
+        if name == "data" and description is not None:
+            reason = _label_difference(description, settings)
             if not reason:
                 log_when_configured(f"--data {value}: has the classes, image sizes and labels of the run")
                 continue
             reason = f" ({reason})"
         raise UserError(
-            f"{as_flag(name, value)}: the run in {folder} has ended, with {before_by_name[name]!r}{reason}; start a "
+            f"{as_flag(name, value)}: the run in {folder} has ended, with {stored_by_name[name]!r}{reason}; start a "
             f"new run with another --name; this one: {end_reason}"
         )
 
 
-def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
-    """Returns how the data set of ``settings`` differs from the one whose classes, sizes of images and labels a run has
-    ``stored``, or why it cannot be read; "" if it does not differ."""
+def _label_difference(stored: RunDescription, settings: RunSettings) -> str:
+    """Returns how the classes, the sizes of images or the labels of the data set of ``settings`` differ from those of
+    the run that ``stored`` describes, or why it cannot be read; "" if they do not differ."""
     config = replace(settings.config, cache="none", stage="", workers=0)
     ctx = DistributedContext.single()
     try:
@@ -128,6 +96,6 @@ def _label_difference(stored: StoredLabels, settings: RunSettings) -> str:
         return str(error).removeprefix(f"--data {config.data}: ")
     if list(val.names) != stored.names:
         return "its classes differ"
-    if not DataIdentity.of(train, val).is_same(stored.identity):
+    if DataIdentity.of(train, val) != stored.identity:
         return "its labels or the sizes of its images differ"
     return ""

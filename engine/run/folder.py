@@ -1,4 +1,4 @@
-"""The folder of a run: made, locked, and removed again when the run fails before its first step."""
+"""The folder of a run: made, locked, and removed again if the run fails and has left nothing worth keeping."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from types import TracebackType
 import yaml
 
 from engine.checkpoint.description import NamedFiles
-from engine.checkpoint.newest_run import checked_id, new_run_id, read_settings_yaml, run_id_of
+from engine.checkpoint.newest_run import new_run_id, read_settings_yaml, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
-from engine.run.resolve import load_settings
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -33,13 +32,13 @@ from utils.files.safe_io import atomic_write, open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun
 from utils.program import resume_flag
-from utils.schema import build
+from utils.schema import build, check
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
 SAVING_PATIENCE_S = 60.0  # a process that was told to stop may still be saving
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept when its run fails early
+_FILES_WORTH_KEEPING = ("*.pt", "stall_rank*.txt")  # a folder with one of these is kept if its run fails early
 
 
 class ReadOnlyFolder(UserError):
@@ -55,7 +54,8 @@ def claim_folder(
 
     Args:
         settings: of the run; none of them is left open.
-        stack: when it is closed, the folder is unlocked, and removed if the run failed before its first step.
+        stack: when it is closed, a new folder is removed if the run has failed before its first step and saved no
+            checkpoint, and the folder is unlocked.
         progress: of the run; the trainer counts its steps there.
 
     Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
@@ -84,18 +84,18 @@ def _choose_run_id(plan: RunPlan) -> str:
     if isinstance(plan, ContinuedRun):
         return plan.started_from.description.run_id
     if plan.folder is not None:
-        begun = read_stored_run(plan.folder)
-        if begun is not None and begun.run_id and _starts_again(plan.folder, begun, plan.settings):
-            return begun.run_id
+        newest = read_stored_run(plan.folder)
+        if newest is not None and _starts_again(plan.folder, newest, plan.settings):
+            return newest.run_id
     return new_run_id()
 
 
-def _starts_again(folder: Path, begun: StoredRun, planned: RunSettings) -> bool:
-    """Returns whether a start with the settings ``planned`` begins the run ``begun`` again: it has saved nothing, and
+def _starts_again(folder: Path, newest: StoredRun, planned: RunSettings) -> bool:
+    """Returns whether a start with the settings ``planned`` begins the run ``newest`` again: it has saved nothing, and
     its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
-    has_saved = any(run_id_of(path) == begun.run_id for path in checkpoints)
-    return not has_saved and is_same_start(begun.settings, planned)
+    has_saved = any(run_id_of(path) == newest.run_id for path in checkpoints)
+    return not has_saved and is_same_start(newest.settings, planned)
 
 
 def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
@@ -109,7 +109,7 @@ def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
 class StoredRun:
     """The content of settings.yaml."""
 
-    run_id: str  # "" if the run has none
+    run_id: str
     settings: RunSettings
 
 
@@ -117,17 +117,17 @@ def read_stored_run(folder: Path) -> StoredRun | None:
     """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
     a damaged one."""
     stored = read_settings_yaml(folder)
-    run_id = None if stored is None else checked_id(stored.get("run_id"))
-    if stored is None or run_id is None:
+    if stored is None:
         return None
     path = folder / "settings.yaml"
     try:
+        run_id = check(stored["run_id"], str, f"{path}: run_id")
         config = build(TrainConfig, stored["config"], f"{path}: config")
         hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
-        files = build(NamedFiles, stored.get("files", {}), f"{path}: files")
-    except (UserError, TypeError, KeyError):
+        files = build(NamedFiles, stored["files"], f"{path}: files")
+    except (UserError, KeyError):
         return None
-    return StoredRun(run_id, load_settings(config, hyp, files))
+    return StoredRun(run_id, RunSettings(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
@@ -219,7 +219,8 @@ def _remove_after_failure(
     frames: TracebackType | None,
 ) -> None:
     """Removes the folders that `_make_folder` created, innermost first, if an error ends a run before its first step.
-    A run that took steps keeps its folder: the log may be the only record of the failure."""
+    A run that took steps keeps its folder, because the log may be the only record of the failure. So does one that has
+    saved: if a callback fails before the first step, the run ends with a checkpoint from which it can continue."""
     if error is None or not created:
         return
     traceback.clear_frames(frames)  # closes the files that they hold open, which may be too many

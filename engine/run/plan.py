@@ -7,7 +7,7 @@ contains no tensors (run.py); each rank then reads the checkpoint that the plan 
 The steps of a run that continues, on rank 0 up to 3, and then on all ranks (engine/assembly/build.py):
 
 1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
-2. resume.py merges its settings with those of the command (resume_settings.py, with the paths of resolve.py).
+2. resume.py merges its settings with those of the command (resume_settings.py, match_paths.py).
 3. resume.py decides whether an epoch is left, and continuation.py whether the report is.
 4. restore.py loads the state, and finds the epoch and step at which the run continues.
 5. best_epoch.py makes best.pt agree with the best epoch so far.
@@ -118,10 +118,10 @@ def _with_local_settings(
 ) -> RunPlan | EndedRun:
     """Returns the plan of rank 0 with the settings that are this rank's own: those of scope "machine", and the paths
     that the plan leaves to each process. The content of their files is compared later."""
-    names = names_with(TrainConfig, scope="machine")
+    machine_settings = names_with(TrainConfig, scope="machine")
     if not isinstance(plan, NewRun):  # the run has stored the others
-        names &= names_with(TrainConfig, on_resume="current") | frozenset(explicit_flags)
+        machine_settings &= names_with(TrainConfig, on_resume="current") | frozenset(explicit_flags)
     local = resolve(typed)
-    local_settings = {name: getattr(local, name) for name in names | plan.own_paths}
+    local_settings = {name: getattr(local, name) for name in machine_settings | plan.local_paths}
     settings = replace(plan.settings, config=replace(plan.settings.config, **local_settings))
     return replace(plan, settings=settings)

@@ -163,7 +163,7 @@ def _with_steps(progress: Progress, config: TrainConfig, data: EpochData) -> Pro
 
 def _has_same_data(checkpoint: Checkpoint, data: EpochData) -> bool:
     """Returns whether the run has the labels and the sizes of images that it had so far (`DataIdentity`)."""
-    return checkpoint.description.identity.is_same(data.identity)
+    return checkpoint.description.identity == data.identity
 
 
 def _has_same_images(checkpoint: Checkpoint, data: EpochData) -> bool:

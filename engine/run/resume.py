@@ -11,13 +11,12 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
-from engine.run.resolve import load_settings
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
 from utils.files.data_location import find_location
 from utils.program import resume_flag
-from utils.strings import counted
+from utils.strings import counted, format_duration
 
 
 def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
@@ -39,9 +38,9 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     change_messages = [*merged.messages, *describe_changes(stored, settings)]
     return ContinuedRun(
         settings=settings,
-        before=merged.before,
+        stored=merged.stored,
         launchers=command.launchers,
-        own_paths=merged.own_paths,
+        local_paths=merged.local_paths,
         started_from=started_from,
         known_root="" if names_other_data else known_root,
         end_reason=reason_to_end(started_from, wanted.config, command.explicit_flags),
@@ -61,7 +60,7 @@ def stored_settings(started_from: StartedFrom) -> RunSettings:
     if config.data != DEMO:
         source, _ = find_location(stored.data, started_from.path)
         config = replace(config, data=source)
-    return load_settings(config, stored.hyp, stored.files)
+    return RunSettings(config, stored.hyp, stored.files)
 
 
 def choose_epochs(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> int:
@@ -88,9 +87,9 @@ def _describe_position(started_from: StartedFrom, config: TrainConfig) -> str:
 def _machine_changes(command: TrainCommand, conditions: RunConditions) -> list[str]:
     """Returns a message for each change of the processes and devices since a checkpoint."""
     messages = []
-    if conditions.world_size not in (None, command.world_size):
+    if conditions.world_size != command.world_size:
         messages.append(f"resume: processes {conditions.world_size} -> {command.world_size}")
-    if conditions.device not in (None, command.device_type):
+    if conditions.device != command.device_type:
         messages.append(f"resume: device {conditions.device} -> {command.device_type}")
     return messages
 
@@ -113,8 +112,8 @@ def _reason_without_epochs(started_from: StartedFrom, config: TrainConfig, expli
     done = started_from.progress.epoch
     more = "--epochs N"
     if config.time:
-        hours = started_from.seconds / 3600
-        ended = f"--time {config.time:g}: no other epoch fits ({counted(done, 'epoch')} took {hours:.3g} hours)"
+        duration = format_duration(started_from.seconds)
+        ended = f"--time {config.time:g}: no further epoch fits ({counted(done, 'epoch')} took {duration})"
         more = "--time HOURS (of the whole run) or --epochs N"
     elif "epochs" in explicit_flags and config.epochs < done:
         ended = f"--epochs {config.epochs}: {done} are done already"

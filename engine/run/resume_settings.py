@@ -1,7 +1,7 @@
 """Merges the stored settings of a run with those of the command line that continues it.
 
-All of them are resolved, and paths that mean the same file are equal (`engine.run.resolve.follow`), so a setting has
-changed if its two values differ.
+All of them are resolved, and paths that mean the same file are equal (`match_paths`), so a setting has changed if its
+two values differ.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.resolve import FileMatch, compare_file, follow, with_checksums, with_paths
+from engine.run.match_paths import FileMatch, compare_file, match_paths, with_paths
+from engine.run.resolve import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.flags import words_of_flag
 from utils.config.recipes import read_recipe, with_overrides
@@ -40,27 +41,26 @@ _UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 class MergedSettings:
     """The settings of a run, and of a command that continues it."""
 
-    before: RunSettings  # as stored, but files that have moved have their new paths
+    stored: RunSettings  # of the run so far; files that have moved have their new paths
     settings: RunSettings  # with those of the command line
-    own_paths: frozenset[str]  # see `FollowedPaths`
+    local_paths: frozenset[str]  # see `MatchedPaths`
     messages: list[str]  # to be logged, about files and a recipe that the command names
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings:
     """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
     change."""
-    followed = follow(stored, command)
-    before = followed.stored
-    current = followed.command.config
-    config = merge_config(before.config, current, command.explicit_flags)
-    hyp, recipe_messages = merge_hyperparameters(before, current, command.explicit_flags)
-    changed_paths = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(before.config, name)]
-    files = with_paths(before, changed_paths, followed.command).files
+    matched = match_paths(stored, command)
+    current = matched.command.config
+    config = merge_config(matched.stored.config, current, command.explicit_flags)
+    hyp, recipe_messages = merge_hyperparameters(matched.stored, current, command.explicit_flags)
+    changed_paths = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(matched.stored.config, name)]
+    files = with_paths(matched.stored, changed_paths, matched.command).files
     return MergedSettings(
-        before=before,
+        stored=matched.stored,
         settings=RunSettings(config, hyp, with_checksums(files, config, changed_paths)),
-        own_paths=followed.own_paths,
-        messages=[*followed.messages, *recipe_messages],
+        local_paths=matched.local_paths,
+        messages=[*matched.messages, *recipe_messages],
     )
 
 
@@ -127,12 +127,12 @@ def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
 def describe_changes(stored: RunSettings, settings: RunSettings) -> list[str]:
     """Returns a message for each setting of a run that changes. Settings of a process, the location of the run and the
     source of hyper-parameters are left out."""
-    before = stored.by_name()
+    stored_by_name = stored.by_name()
     left_out = _RECIPE | _PROCESS_SETTINGS | set(_LOCATION)
     return [
-        f"resume: {name} {before[name]!r} -> {value!r}"
+        f"resume: {name} {stored_by_name[name]!r} -> {value!r}"
         for name, value in settings.by_name().items()
-        if name not in left_out and value != before[name]
+        if name not in left_out and value != stored_by_name[name]
     ]
 
 
@@ -140,9 +140,9 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
     """Returns whether a run with the settings ``stored`` may have started with those ``planned``, some of which may be
     left open."""
     left_out = names_with(TrainConfig, scope="machine") | _PROCESS_SETTINGS | _RECIPE
-    before = stored.by_name()
+    stored_by_name = stored.by_name()
     for name, value in planned.by_name().items():
-        if name in left_out or value == before[name] or is_unset(name, value):
+        if name in left_out or value == stored_by_name[name] or is_unset(name, value):
             continue
         if name not in PATH_SETTINGS:
             return False

@@ -12,6 +12,7 @@ from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
+from utils.errors import UserError
 
 # Settings that name files.
 PATH_SETTINGS = names_with(TrainConfig, is_path=True)
@@ -23,7 +24,7 @@ class RunSettings:
 
     config: TrainConfig  # resolved (resolve.py): paths are absolute
     hyp: Hyperparameters
-    files: NamedFiles = field(default_factory=NamedFiles)  # empty: not known, an earlier version has stored the run
+    files: NamedFiles = field(default_factory=NamedFiles)  # that the settings name
 
     def with_epochs(self, epochs: int) -> RunSettings:
         """Returns the settings with another number of epochs."""
@@ -83,7 +84,7 @@ class _Plan:
 
     settings: RunSettings
     # Settings whose paths each process resolves itself: the same content may be in another folder on another node.
-    own_paths: frozenset[str] = frozenset()
+    local_paths: frozenset[str] = frozenset()
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
 
@@ -95,7 +96,7 @@ class NewRun(_Plan):
     engine/assembly/choices.py chooses.
     """
 
-    own_paths: frozenset[str] = PATH_SETTINGS
+    local_paths: frozenset[str] = PATH_SETTINGS
     launchers: list[str]  # see `TrainCommand`
     folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
 
@@ -116,7 +117,7 @@ class NewRun(_Plan):
 class ContinuedRun(_Plan):
     """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
-    before: RunSettings  # of the run so far; files that have moved have their new paths
+    stored: RunSettings  # of the run so far; files that have moved have their new paths
     launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
@@ -149,7 +150,7 @@ class ContinuedRun(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun(_Plan):
-    """The plan of a finished run; at most exports are missing. It needs no last.pt."""
+    """The plan for a run that has ended and written its report; at most exports are missing. Needs no last.pt."""
 
     folder: Path  # locked, unless it is read-only
     run_id: str
@@ -158,7 +159,7 @@ class EndedRun(_Plan):
 
 
 # The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines and
-# the paths in `own_paths`.
+# the paths in `local_paths`.
 RunPlan = NewRun | ContinuedRun
 
 
@@ -180,3 +181,11 @@ class TrainingRun:
     @property
     def hyp(self) -> Hyperparameters:
         return self.settings.hyp
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """A run that has been trained and reported: at most its exports are missing."""
+
+    run: TrainingRun
+    failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised after the exports

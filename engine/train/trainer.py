@@ -7,7 +7,7 @@ import logging
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from data.loading.loader import InfiniteDataLoader
@@ -21,11 +21,11 @@ from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import note_reported
-from engine.run.run import TrainingRun
+from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import closing_epochs, validates_after
-from utils.errors import ExplainedError, Stopped, UserError
+from utils.errors import ExplainedError, Stopped
 from utils.program import resume_flag
 
 log = logging.getLogger("lockstep")
@@ -74,14 +74,6 @@ class Validator(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run of which nothing is left to do but exports."""
-
-    run: TrainingRun
-    failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised when nothing is left to do
-
-
 class Trainer:
     """Trains the remaining epochs of a run. Every rank has one and makes the same calls. Hooks are called in list
     order."""
@@ -127,7 +119,7 @@ class Trainer:
         self.epochs = steps.epochs
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
-    def fit(self) -> FinishedRun:
+    def fit(self) -> TrainingOutcome:
         """Runs what is left of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all
         ranks."""
         try:
@@ -184,7 +176,7 @@ class Trainer:
             return
         self.call_hooks("after_training")
 
-    def _finish(self) -> FinishedRun:
+    def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and records that the run has been reported."""
         if self.control.ended_by_callback and not self.run.only_reports and not self._has_ended():
             position = self.progress.describe(len(self.loader))
@@ -193,7 +185,7 @@ class Trainer:
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
             note_reported(self.run.folder, self.run.run_id, self.progress.epoch)
-        return FinishedRun(self.run, failure)
+        return TrainingOutcome(self.run, failure)
 
     def _has_ended(self) -> bool:
         """Returns True if no epoch is left to train or to score; ``--resume PATH`` then refuses to continue."""

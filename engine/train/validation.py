@@ -167,7 +167,7 @@ def build_setup(
     return SetupMessage(
         settings=settings,
         source=replace(plan.data_source, val_images=tuple(description.val_images)),
-        finds_own_data="data" in plan.own_paths,
+        finds_own_data="data" in plan.local_paths,
         names=description.names,
         model_spec=description.model_spec,
         ema=copy_to_cpu(step.ema.module.state_dict()),

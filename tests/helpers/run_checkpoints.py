@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.checkpoint import Checkpoint, StoredState
+from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import CheckpointHeader, Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
-    "model_spec": {}, "names": [], "hyp": Hyperparameters(), "data": {"fingerprint": "x"},
-    "config": TrainConfig(batch_size=8, epochs=10),
+    "run_id": "run", "model_spec": {}, "names": [], "used_classes": [], "imgsz": 640, "bits": 8,
+    "config": TrainConfig(batch_size=8, epochs=10), "hyp": Hyperparameters(),
+    "data": {}, "identity": DataIdentity(train_labels="a", val_labels="b"), "val_images": [], "tile": 0,
+    "pretrained": {}, "new_lr_mult": 1.0, "origin": {},
     "run": RunConditions(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
 }  # fmt: skip

@@ -56,7 +56,7 @@ def same_run(a: Path, b: Path) -> None:
     assert names == sorted(path.name for path in b.glob("*.pt"))
     for name in names:
         pair = (read_checkpoint(folder / name) for folder in (a, b))
-        same_content(*(content | {"data": content["data"]["fingerprint"]} for content in pair), name)
+        same_content(*(content | {"data": {}} for content in pair), name)
     one, two = (untimed(read_csv(folder / "results.csv")) for folder in (a, b))
     assert [*map(list, one)] == [*map(list, two)], "columns"
     assert one == two

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from engine.run.complete_record import note_reported
+from engine.run.run import RunSettings
 from tests.helpers.scripts import ROOT, SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -93,7 +94,8 @@ def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path)
     """They wait for a message in the store of torchrun, which outlives rank 0."""
     folder = tmp_path / "exp"
     folder.mkdir()
-    stored = {"run_id": "run", "config": asdict(TrainConfig(project=".", epochs=3)), "hyp": asdict(Hyperparameters())}
+    settings = RunSettings(TrainConfig(project=".", epochs=3), Hyperparameters())
+    stored = {"run_id": "run", **asdict(settings)}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
     note_reported(folder, "run", epochs=3)
     flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]

@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights(tmp_path: Path, data: Path) -> Path:
-    known = KNOWN | {"data": {"source": str(data), "fingerprint": "abc"}}
+    known = KNOWN | {"data": {"source": str(data)}}
     return write_detector(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known)
 
 
@@ -82,7 +82,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("exported") / "before"
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
-    known = KNOWN | {"data": stored | {"fingerprint": "abc"}}
+    known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
     (folder / "run").mkdir()
     weights = write_detector(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
@@ -123,7 +123,7 @@ def test_all_formats_are_checked_and_scored(
         assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)
         assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.3)
         details = model.info["details"]
-        assert (details["checked"], details["data_fingerprint"], details["ap"]) == ("yes", "abc", 0.25)
+        assert (details["checked"], details["ap"]) == ("yes", 0.25)
         assert model.info["license"] == "yours to choose"
     assert {path.name for path in weights.parent.iterdir()} == {*files, "best.pt"}
 
@@ -242,7 +242,6 @@ def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, c
     named = ("torchscript", "pt2", "openvino")
     stored = {name: open_model(exported.with_name(FILES[name]), device=CPU, trust=True).info["data"] for name in named}
     expected = read_checkpoint(exported)["data"]
-    del expected["fingerprint"]
     assert stored == dict.fromkeys(named, expected)
     export.main(["--weights", str(exported), "--format", "torchscript", "--no-check"])
     assert open_model(exported.with_suffix(".torchscript"), device=CPU, trust=True).info["data"] == expected
@@ -264,7 +263,7 @@ def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, c
 
 def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
     detector = lively(TINY_MODEL, ("item",))
-    known = {"data": {"source": str(data), "fingerprint": "abc"}, "config": {"single_cls": True}}
+    known = {"data": {"source": str(data)}, "config": {"single_cls": True}}
     weights = write_detector(tmp_path / "best.pt", detector, **known)
     export.main(["--weights", str(weights), "--format", "torchscript"])
     exported = tmp_path / "best.torchscript"

@@ -423,7 +423,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
     one, two = (read_checkpoint(runs / name / "last.pt") for name in ("one", "two"))
     assert one["val_images"] == two["val_images"] == read_checkpoint(best)["val_images"]
     assert len(one["val_images"]) == 3
-    assert one["data"]["fingerprint"] == two["data"]["fingerprint"]
+    assert one["identity"] == two["identity"]
     for i in range(20, 29):
         for folder, suffix in (("images", ".png"), ("labels", ".txt")):
             name = (root / folder / "train" / "000").with_suffix(suffix)

@@ -6,6 +6,7 @@ Files are replaced atomically. The sizes that a file declares are checked before
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
@@ -78,13 +79,22 @@ def checkpoint_in(file: TorchFile) -> dict[str, Any]:
 def read_part(path: str | Path, name: str, *, check_sums: bool = True) -> Any:
     """Returns the part ``name`` of a checkpoint, such as "progress", or None if it has no such part.
 
+    The other arguments and errors are those of `read_parts`.
+    """
+    return read_parts(path, [name], check_sums=check_sums).get(name)
+
+
+def read_parts(path: str | Path, names: Collection[str], *, check_sums: bool = True) -> dict[str, Any]:
+    """Returns those of the parts ``names`` that a checkpoint has, by name.
+
     Tensors of other parts are not kept in memory. Raises UserError if the file is damaged or not a checkpoint. With
     ``check_sums``, the whole file is read, to detect damaged tensors of other parts too.
     """
     with TorchFile(path) as file:
         if check_sums:
             file.check_sums()
-        return _ContentReader(file).read(_content_of(file).get(name))
+        content = _content_of(file)
+        return _ContentReader(file).read({name: content[name] for name in names if name in content})
 
 
 def _content_of(file: TorchFile) -> dict[Any, Any]:

@@ -180,7 +180,7 @@ def test_detections_in_regions_are_neither_true_nor_false(root):
     assert score_detections(known, found, 2).metrics["AP"] < 0.6
 
 
-def test_a_class_map_is_part_of_the_fingerprint_with_which_a_run_resumes(tmp_path):
+def test_a_class_map_is_part_of_the_digest_with_which_a_run_resumes(tmp_path):
     path = write_dataset(tmp_path / "set", train=4, val=2)
     content = yaml.safe_load(path.read_text())
     found = []
@@ -189,7 +189,7 @@ def test_a_class_map_is_part_of_the_fingerprint_with_which_a_run_resumes(tmp_pat
         index = load_index(
             load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
         )
-        found.append((index.fingerprint, index.fingerprint_as_used()))
+        found.append((index.fingerprint, index.label_digest()))
     assert len({files for files, _ in found}) == 1
     assert found[0] == found[1]
     assert len({used for _, used in found}) == 4

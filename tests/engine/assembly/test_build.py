@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from engine.run.run import RunSettings
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model, write_weights
 from utils.config.parser import parse_command
@@ -270,7 +270,7 @@ def test_a_foreign_results_file_is_refused_while_the_earlier_run_is_untouched(fo
 @pytest.mark.parametrize(("stored", "factor"), [(1.5, 1.5), (None, 2.0)])
 def test_more_epochs_do_not_change_the_rate_of_new_layers(stored, factor):
     """A run of 40 steps has raised it."""
-    checkpoint = SimpleNamespace(description=SimpleNamespace(new_lr_mult=stored)) if stored else None
+    checkpoint = checkpoint_of(new_lr_mult=stored) if stored else None
     settings = RunSettings(TrainConfig(epochs=10), Hyperparameters(lr_mult=0.5))
     steps = StepPlan(accumulate=1, per_epoch=4, epochs=10)
     loaded = loaded_parameters({}, settings, steps, checkpoint)

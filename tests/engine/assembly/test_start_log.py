@@ -23,9 +23,9 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, end_reason: str, takes_st
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
     plan = ContinuedRun(
         settings=settings,
-        before=settings,
+        stored=settings,
         launchers=[""],
-        own_paths=frozenset(),
+        local_paths=frozenset(),
         started_from=started_from(Progress(epoch=1)),
         known_root="",
         end_reason=end_reason,

@@ -16,14 +16,13 @@ from torch import nn
 import utils.files.safe_io as whole_file
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.checkpointer import Checkpointer
-from engine.checkpoint.description import RunDescription
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import claim
-from utils.config.settings import Hyperparameters, TrainConfig
+from tests.helpers.run_checkpoints import checkpoint_of, claim
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
@@ -31,16 +30,8 @@ from utils.schema import build
 
 ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
-DESCRIPTION = RunDescription(
-    model_spec={},
-    names=["a", "b"],
-    config=TrainConfig(epochs=3, batch_size=4),
-    hyp=Hyperparameters(),
-    data={"fingerprint": "x"},
-)
-
-
-CONDITIONS = RunConditions(epoch_batches=4, seconds=1.0)
+DESCRIPTION = replace(checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4))
+CONDITIONS = RunConditions(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)
 
 
 def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
@@ -106,7 +97,7 @@ def test_what_is_read_is_what_was_described(tmp_path):
     save(tmp_path, parts())
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     assert checkpoint.description == DESCRIPTION
-    assert (checkpoint.header.run, checkpoint.description.identity.fingerprint) == (CONDITIONS, "x")
+    assert checkpoint.header.run == CONDITIONS
     stored = read_checkpoint(tmp_path / "last.pt")
     content = checkpoint.content()
     assert content.keys() == stored.keys() - {"format", "version", "program"}
@@ -121,7 +112,8 @@ def test_what_is_read_is_what_was_described(tmp_path):
         ("config", {"nonsense": 1}, "last.pt: config: unknown key 'nonsense'"),
         ("hyp", {"lr0": "x"}, "last.pt: hyp: lr0: must be a number"),
         ("run", {"seconds": None}, "last.pt: damaged checkpoint: run: seconds: must be a number, got None"),
-        ("data", {"fingerprint": 3}, "last.pt: damaged checkpoint: data: fingerprint: must be text, got 3"),
+        ("data", {"source": 3}, "last.pt: damaged checkpoint: data: source: must be text, got 3"),
+        ("identity", {"val_labels": None}, "last.pt: damaged checkpoint: identity: val_labels: must be text, got None"),
     ],
 )
 def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, message):
@@ -399,10 +391,9 @@ def test_a_counter_of_another_shape_is_one_line(tmp_path):
     model = build_detector("yolov8n", 2)
     tensors = model.state_dict()
     name = next(n for n in tensors if n.endswith("num_batches_tracked"))
-    content = {"model_spec": model.spec, "names": ["a", "b"], "imgsz": 64, "model": {**tensors, name: torch.zeros(8)}}
-    state = {"ema": {}, "optimizer": {}, "scaler": {}, "progress": {}, "hyp": {}, "data": DESCRIPTION.data}
-    run = {"config": asdict(DESCRIPTION.config), "run": asdict(CONDITIONS)}
-    write_checkpoint(content | state | run, tmp_path / "last.pt")
+    header = {"progress": {}, "run": asdict(CONDITIONS)}
+    state = {"model": {**tensors, name: torch.zeros(8)}, "ema": {}, "optimizer": {}, "scaler": {}}
+    write_checkpoint(asdict(DESCRIPTION) | header | state, tmp_path / "last.pt")
     with refused(
         "last.pt: does not fit this run: size mismatch for model.0.bn.num_batches_tracked: copying a "
         "param with shape torch.Size([8]) from checkpoint, the shape in current model is torch.Size([])."

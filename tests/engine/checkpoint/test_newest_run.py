@@ -9,7 +9,6 @@ import lockstep
 from engine.checkpoint.newest_run import (
     best_of_newest_run,
     checkpoint_of_newest_run,
-    is_of_earlier_run,
     new_run_id,
     newest_run_id,
     run_id_of,
@@ -19,6 +18,7 @@ from engine.commands.export import export_best
 from tests.helpers.run_checkpoints import claim, claim_after_earlier_run, saved
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
+from utils.files.checkpoint_file import write_checkpoint
 from utils.files.torch_file import TorchFile
 
 
@@ -38,20 +38,7 @@ def test_checkpoints_are_those_of_the_newest_run_if_their_ids_are(tmp_path: Path
             assert best_of_newest_run(place) == (place / "best.pt" if best else None)
 
 
-@pytest.mark.parametrize(
-    ("stored", "newest", "is_earlier"),
-    [("", "", False), ("", "a", True), ("a", "", True), ("a", "a", False), ("a", "b", True)],
-)
-def test_an_absent_id_equals_an_absent_id(tmp_path: Path, stored, newest, is_earlier):
-    """Runs of earlier versions have none."""
-    saved(tmp_path / "last.pt", Progress(), run_id=stored)
-    assert run_id_of(tmp_path / "last.pt") == stored
-    (tmp_path / "settings.yaml").write_text(f"run_id: {newest}\n" if newest else "config: {}\n")
-    assert newest_run_id(tmp_path) == newest
-    assert is_of_earlier_run(tmp_path / "last.pt") == is_earlier
-
-
-@pytest.mark.parametrize("content", [None, "", "- a", "a: [", "run_id: 3", "run_id: [a]", "\ufffe"])
+@pytest.mark.parametrize("content", [None, "", "- a", "a: [", "config: {}", "run_id: 3", "run_id: [a]", "\ufffe"])
 def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks(tmp_path: Path, content):
     """No start of a run may fail, or begin anew, because of a file that a user has edited or removed."""
     saved(tmp_path / "last.pt", Progress(), run_id="a")
@@ -59,6 +46,13 @@ def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks
         (tmp_path / "settings.yaml").write_text(content)
     assert newest_run_id(tmp_path) is None
     assert checkpoint_of_newest_run(tmp_path) == tmp_path / "last.pt"
+
+
+def test_converted_weights_are_not_those_of_the_newest_run(tmp_path: Path):
+    """Nobody trained them here, whatever a user has called them."""
+    claim(tmp_path, "a")
+    write_checkpoint({"model": {}, "ema": {}}, tmp_path / "best.pt")
+    assert best_of_newest_run(tmp_path) is None
 
 
 def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):

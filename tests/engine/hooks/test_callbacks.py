@@ -16,7 +16,7 @@ from engine.hooks.callbacks import RunState, UserCallbacks, load_callbacks
 from engine.hooks.hook import Epoch, Hook, Hooks, Training
 from engine.hooks.writers import ResultsCsv
 from engine.run.results_csv import ResultsTable
-from engine.train.trainer import FinishedRun
+from engine.run.run import TrainingOutcome
 from models.detector import build_detector
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
@@ -342,8 +342,8 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     hooks = Hooks([callbacks, Later()])
     hooks.call("start", trainer)
     hooks.call("finish", trainer)
-    finished = FinishedRun(trainer.run, trainer.control.late_failure("go on"))
-    monkeypatch.setattr(train, "_start", lambda *_: finished)
+    outcome = TrainingOutcome(trainer.run, trainer.control.late_failure("go on"))
+    monkeypatch.setattr(train, "_start", lambda *_: outcome)
     monkeypatch.setattr("engine.commands.export.export_best", export)
     with refused(
         "--callbacks user:Hooks: on_end failed: ...: ValueError: too late; the traceback is in .../train.log; "

@@ -8,13 +8,15 @@ import pytest
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.run.best_epoch import keep_best_epoch
-from tests.helpers.run_checkpoints import saved
+from tests.helpers.run_checkpoints import STORED, saved
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 
 BEFORE = Progress(epoch=4, best_epoch=3, best_fitness=0.3)
 LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)
+OTHER_TRAIN = replace(STORED["identity"], train_labels="other")
+OTHER_VAL = replace(STORED["identity"], val_labels="other")
 
 
 @pytest.mark.parametrize(
@@ -37,19 +39,15 @@ LATER = Progress(epoch=9, best_epoch=9, best_fitness=0.5)
         ({"best": LATER}, {"teacher": {"path": "/t.pt", "sha256": "other"}}, -1, ["best9.pt"]),
         ({}, {}, -1, []),
         ({"best": replace(BEFORE, epoch=3)}, {"imgsz": 96, "config": TrainConfig(imgsz=96)}, -1, ["best3.pt"]),
-        ({"best": replace(BEFORE, epoch=3)}, {"data": {"val_labels": "other"}}, -1, ["best3.pt"]),
-        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other", "val_labels": "y"}}, 3, []),  # a copy
-        ({"best": replace(BEFORE, epoch=3)}, {"data": {"fingerprint": "other"}}, 3, []),  # an earlier version
-        ({"best": LATER}, {"data": {"fingerprint": "other", "train_labels": "z", "val_labels": "y"}}, -1, []),  # a copy
-        ({"best": LATER}, {"data": {"train_labels": "other", "val_labels": "y"}}, -1, ["best9.pt"]),
-        ({"best": LATER}, {"data": {"fingerprint": "other"}}, -1, ["best9.pt"]),  # an earlier version
+        ({"best": replace(BEFORE, epoch=3)}, {"identity": OTHER_TRAIN}, 3, []),
+        ({"best": replace(BEFORE, epoch=3)}, {"identity": OTHER_VAL}, -1, ["best3.pt"]),
+        ({"best": LATER}, {"identity": OTHER_TRAIN}, -1, ["best9.pt"]),
     ],
 )
 def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, files, changes, best, aside):
-    stored = {"imgsz": 64, "data": {"fingerprint": "x", "train_labels": "z", "val_labels": "y"}}
     for name, progress in files.items():
-        saved(tmp_path / f"{name}.pt", progress, **stored)
-    checkpoint = saved(tmp_path / "epoch4.pt", BEFORE, **stored)
+        saved(tmp_path / f"{name}.pt", progress)
+    checkpoint = saved(tmp_path / "epoch4.pt", BEFORE)
     description = replace(checkpoint.description, **changes)
     single = DistributedContext.single()
     checkpointer = Checkpointer(tmp_path, ctx=single, description=description)

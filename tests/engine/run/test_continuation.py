@@ -13,16 +13,17 @@ import pytest
 import yaml
 
 from data.source.open import YAML_FOLDER
-from engine.checkpoint.progress import PendingEpoch, Progress, RunConditions
+from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run import plan as plan_module
 from engine.run import restore
 from engine.run.complete_record import note_reported
 from engine.run.ended_run import may_add_epochs
+from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
-from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan
+from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import claim, saved
+from tests.helpers.run_checkpoints import STORED, claim, saved
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -31,7 +32,7 @@ from utils.files.locks import FileLock
 EPOCHS = TrainConfig.epochs  # the default
 ALL = frozenset(field.name for field in fields(TrainConfig))
 STALLED = Progress(epoch=EPOCHS // 2, best_epoch=10, best_fitness=0.5)
-HOUR = RunConditions(epoch_batches=10, images=80, seconds=3600.0)
+HOUR = replace(STORED["run"], seconds=3600.0)
 
 
 def plan_of(project: Path, given: frozenset[str] | set[str] = ALL, **settings: Any) -> RunPlan | EndedRun:
@@ -40,11 +41,11 @@ def plan_of(project: Path, given: frozenset[str] | set[str] = ALL, **settings: A
         return plan_run(DistributedContext.single(), config, given, stack)
 
 
-def report(folder: Path, config: TrainConfig, epochs: int, run_id: str = "") -> None:
-    """Makes ``folder`` that of a run with ``config`` which has written its report after ``epochs``."""
-    stored = {"run_id": run_id or None, "config": asdict(config), "hyp": asdict(Hyperparameters())}
+def report(folder: Path, config: TrainConfig, epochs: int) -> None:
+    """Makes ``folder`` that of the run "run" with ``config``, which has written its report after ``epochs``."""
+    stored = {"run_id": "run", **asdict(RunSettings(config, Hyperparameters()))}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_reported(folder, run_id, epochs)
+    note_reported(folder, "run", epochs)
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_run_continues_from_another_working_folder(folder, monkeypatch, name):
     settings = {name: "file.yaml"}
     begun = plan_of(project, name="new", **settings).settings.config
     location = {"source": str(project / "file.yaml")}
-    saved(folder / "last.pt", Progress(epoch=3), config=begun, data=location if name == "data" else {"fingerprint": ""})
+    saved(folder / "last.pt", Progress(epoch=3), config=begun, data=location if name == "data" else {})
     monkeypatch.chdir(project / "below")
     for value in ("../file.yaml", str(project / "file.yaml")):
         plan = plan_of(Path(".."), {name}, **{name: value})
@@ -162,7 +163,7 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'; start a "
+        ({"data": "other.yaml"}, "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'...; start a "
          "new run with another --name; this one: ... to ..."),
         ({"imgsz": 320}, "--imgsz=320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
@@ -238,7 +239,7 @@ def test_the_built_in_data_set_is_no_folder_of_its_name(folder, monkeypatch):
 def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder, reported, has_ended):
     """A report of another epoch is that of another copy of the folder."""
     config = TrainConfig(project=str(folder.parent), epochs=10)
-    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    saved(folder / "last.pt", Progress(epoch=3), config=config, ended_by_callback=True)
     if reported:
         report(folder, config, reported)
     plan = plan_of(folder.parent, {"epochs"}, epochs=10)
@@ -249,6 +250,35 @@ def test_a_run_that_a_callback_has_ended_stays_so_unless_epochs_are_added(folder
     assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=11), ContinuedRun)
     named = plan_of(folder.parent, {"resume"}, resume=str(folder / "last.pt"))
     assert isinstance(named, ContinuedRun)
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_restart_of_the_resume_of_a_run_that_a_callback_has_ended_continues_it(folder, is_reported):
+    """torchrun repeats ``--resume PATH``, which has saved nothing yet. A report is written at the end of what it
+    trains, so with one the callback has ended the run again."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    path = folder / "last.pt"
+    saved(path, Progress(epoch=3), config=config, ended_by_callback=True)
+    claim(folder, "run")
+    note_launch(folder, "run", ["job"])
+    if is_reported:
+        report(folder, config, 3)
+    ctx = replace(DistributedContext.single(), launcher="job")
+    with ExitStack() as stack:
+        plan = plan_run(ctx, replace(config, resume=str(path)), {"resume"}, stack)
+    assert isinstance(plan, EndedRun if is_reported else ContinuedRun)
+    assert isinstance(plan, EndedRun) or not plan.only_reports
+
+
+def test_a_report_after_fewer_epochs_than_the_run_has_ends_it_only_for_as_many(folder):
+    """``--epochs 3`` in the folder of a run of 10 epochs writes a report after the third, and saves no step."""
+    config = TrainConfig(project=str(folder.parent), epochs=10)
+    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    report(folder, config, 3)
+    assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=3), EndedRun)
+    plan = plan_of(folder.parent, {"epochs"}, epochs=10)
+    assert isinstance(plan, ContinuedRun)
+    assert not plan.only_reports
 
 
 @pytest.mark.parametrize("is_pending", [False, True])
@@ -303,7 +333,7 @@ def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
 def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
     (folder / "results.csv").write_text("epoch,time\n1,1\n2,2\n3,3\n")
     config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
-    report(folder, config, 3, "run")
+    report(folder, config, 3)
     for given in ({"epochs": 10}, {"epochs": 2}, {}):
         plan = plan_of(folder.parent, given, **given)
         assert isinstance(plan, EndedRun)

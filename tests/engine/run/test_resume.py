@@ -18,7 +18,7 @@ from utils.config.settings import TrainConfig
     [
         (10, {}, (), r"all epochs are done \(10\); to train longer: --resume RUN --epochs N$"),
         (10, {"epochs": 9}, ("epochs",), "--epochs 9: 10 are done already; to train longer: --resume RUN --epochs N$"),
-        (10, {"time": 2.0}, (), r"--time 2: no other epoch fits \(10 epochs took 2 hours\); .* RUN --time HOURS "
+        (10, {"time": 2.0}, (), r"--time 2: no further epoch fits \(10 epochs took 2:00:00\); .* RUN --time HOURS "
                                 r"\(of the whole run\) or --epochs N$"),
         (7, {"patience": 4}, (), r"stopped early after epoch 7: no better AP in 4 epochs \(--patience 4\); to "
                                  "continue, wait for longer: --resume RUN --patience N, above 4, or 0$"),

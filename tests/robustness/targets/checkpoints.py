@@ -69,7 +69,8 @@ def resume(path: Path) -> None:
     stored = RunSettings(checkpoint.description.config, checkpoint.description.hyp)
     config = merge_config(stored.config, flags, ())
     merge_hyperparameters(stored, flags, ())
-    adapt_progress(checkpoint, replace(config, batch_size=4), EpochData(batches=1, images=1, identity=DataIdentity()))
+    data = EpochData(batches=1, images=1, identity=DataIdentity(train_labels="a", val_labels="b"))
+    adapt_progress(checkpoint, replace(config, batch_size=4), data)
 
 
 def write_other_values(path: Path, chance: random.Random, last: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from models.detector import build_detector
 from models.weights.safe_torch_file import ForeignFile
 from tests.helpers.hostile_files import greedy_programs, write_greedy_files
 from tests.helpers.preloaded import python
+from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import same_content
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
@@ -67,10 +68,8 @@ def content() -> dict:
     """A checkpoint from which a run can resume."""
     detector = build_detector(TINY_MODEL, 2, names=["a", "b"])
     weights = detector.state_dict()
-    described = {"model_spec": detector.spec, "names": ["a", "b"], "imgsz": 64, "bits": 8}
-    of_run = {"config": {"epochs": 1, "batch_size": 1}, "hyp": {}, "data": {"fingerprint": ""}, "progress": {}}
-    of_run |= {"run": {"seconds": 1.0, "epoch_batches": 1}, "optimizer": {}, "scaler": {}}
-    return {"format": "lockstep", "version": 1, **described, **of_run, "model": weights, "ema": weights}
+    checkpoint = checkpoint_of(model_spec=detector.spec, names=["a", "b"], imgsz=64, model=weights, ema=weights)
+    return {"format": "lockstep", "version": 1, **checkpoint.content()}
 
 
 @pytest.mark.parametrize("readers", ["load_detector,resume", pytest.param("start", marks=pytest.mark.slow)])

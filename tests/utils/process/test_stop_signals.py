@@ -9,7 +9,7 @@ import pytest
 
 import train
 from engine.commands import input_files
-from engine.train.trainer import FinishedRun
+from engine.run.run import TrainingOutcome
 from utils.config.settings import TrainConfig
 from utils.errors import Stopped
 from utils.process import stop_signals
@@ -82,10 +82,10 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
     """A job that is requeued would find nothing to train."""
     exported = []
 
-    def start(argv: list[str], signals: StopSignals) -> FinishedRun:
+    def start(argv: list[str], signals: StopSignals) -> TrainingOutcome:
         signals.ignore_requeue()  # as `RunControl.begin_finalizing` does
         run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
-        return FinishedRun(run, None)
+        return TrainingOutcome(run, None)
 
     def export(folder: Path, config: TrainConfig) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -1,18 +1,18 @@
-"""A run that had ended before this command: nothing is left to do but exports."""
+"""Reports a run that had ended before this command."""
 
 from __future__ import annotations
 
 from engine.eval_ranks.service import end_evaluating_processes
-from engine.run.run import EndedRun, TrainingRun
-from engine.train.trainer import FinishedRun
+from engine.run.run import EndedRun, TrainingOutcome, TrainingRun
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.process.result_file import write_result
 from utils.strings import counted
 
 
-def open_finished(ctx: DistributedContext, ended: EndedRun) -> FinishedRun:
-    """Returns the run of the plan ``ended``, and logs its end. Every rank must call this."""
+def report_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcome:
+    """Logs why a run has ended, and returns its outcome. Ends the evaluating processes, if there are any. Every rank
+    must call this."""
     configure_logging(ctx.is_main)
     if ctx.eval_ranks and ctx.is_main and ctx.store is not None:
         end_evaluating_processes(ctx.store, ctx.eval_ranks)
@@ -21,4 +21,4 @@ def open_finished(ctx: DistributedContext, ended: EndedRun) -> FinishedRun:
         get_logger().info("%s", message)
     get_logger().info("%s: complete after %s: %s", ended.folder, counted(ended.epochs, "epoch"), ended.end_reason)
     run = TrainingRun(folder=ended.folder, run_id=ended.run_id, settings=ended.settings)
-    return FinishedRun(run, failure=None)
+    return TrainingOutcome(run, failure=None)
