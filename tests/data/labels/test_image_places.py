@@ -148,6 +148,19 @@ def test_missing_rows_of_one_file_name_count_in_the_split_of_their_folder(json_s
     assert lost(json_set.describe(train="train.txt", val=val)) == [(1, 1), (1, 3)]
 
 
+@pytest.mark.parametrize("style", ["images/test/{}.png", "{}.png"])
+@pytest.mark.parametrize("num_downloaded", [0, 1])
+def test_entries_of_a_list_whose_images_are_not_downloaded_are_not_lost_in_another_split(
+    json_set, style, num_downloaded
+):
+    for i in range(8):
+        json_set.add(style.format(200 + i), 2, exists=False)
+    for i in range(num_downloaded):
+        json_set.write_image(f"images/test/{200 + i}.png")
+    (json_set.root / "test.txt").write_text("".join(f"images/test/{200 + i}.png\n" for i in range(8)))
+    assert lost(json_set.describe(test="test.txt")) == [(0, 0), (0, 0)]
+
+
 @pytest.mark.parametrize("missing", [{}, {"test": "images/test"}])
 @pytest.mark.parametrize("file_name", ["images/train/c/50.png", "train/c/50.png", "/home/val/images/train/c/50.png"])
 def test_a_loss_counts_in_the_split_whose_folder_would_contain_it(json_set, file_name, missing):
