@@ -208,7 +208,68 @@ def test_entries_without_annotations_are_no_findings_and_a_repeated_one_has_its_
     assert load(json_set.describe(), "train").report.lines == []
     json_set.add("images/train/0.png")
     (line,) = load(json_set.describe(), "train").report.lines
-    assert line.startswith("all.json: image 22: repeated image entry: images/train/0.png would be ")
+    assert line.startswith(
+        "all.json: image 22: repeated image entry: images/train/0.png is already used by another entry"
+    )
+
+
+@pytest.mark.parametrize("style", ["{path}", "/home/test/data/{path}", "C:\\d\\{path}"])
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("below", ["x", "deep/x"])
+def test_subfolders_of_one_name_do_not_charge_the_split_that_has_them(tmp_path, style, is_list, below):
+    """The images of test/images are not downloaded. In val, the subfolder is gone."""
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        json_set.add(f"{split}/images/y/{split}.png", style=style)
+    json_set.add(f"train/images/{below}/0.png", style=style)
+    (tmp_path / "train.txt").write_text(f"train/images/y/train.png\ntrain/images/{below}/0.png\n")
+    for i in range(1, 4):
+        json_set.add(f"test/images/{below}/{i}.png", exists=False, style=style)
+        json_set.add(f"val/images/{below}/{i + 10}.png", 2, exists=False, style=style)
+    train = "train.txt" if is_list else "train/images"
+    assert lost(json_set.describe(train=train, val="val/images", test="test/images")) == [(0, 0), (3, 6)]
+
+
+def test_an_image_of_no_split_does_not_explain_one_in_a_subfolder_of_the_same_name(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        json_set.add(f"{split}/{split}.png", style="/d/{path}")
+    json_set.write_image("val_old/2020/x/0.png")
+    json_set.add("val/2020/x/0.png", 3, exists=False, style="/d/{path}")
+    assert lost(json_set.describe(train="train", val="val")) == [(0, 0), (1, 3)]
+
+
+@pytest.mark.parametrize("layout", ["{}/images", "images/{}/data", "a/{}/img"])
+@pytest.mark.parametrize("below", ["", "x/"])
+def test_images_of_a_split_that_the_yaml_does_not_name_are_not_lost(tmp_path, layout, below):
+    json_set = JsonSet(tmp_path)
+    for split in (*SPLITS, "test"):
+        for i in range(3):
+            json_set.add(f"{layout.format(split)}/{below}{split}{i}.png")
+    folders = {split: layout.format(split) for split in SPLITS}
+    assert lost(json_set.describe(**folders)) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("is_in_root", [True, False])
+def test_a_name_below_the_data_sets_folder_may_also_be_one_below_a_splits(tmp_path, is_in_root):
+    """train/0.png lies in two folders. The other names tell which one is meant."""
+    json_set = JsonSet(tmp_path)
+    for i in range(3):
+        json_set.add(f"train/{i}.png", 1, style="{path}" if is_in_root else "{below}")
+        json_set.add(f"val/train/{i}.png", 3, style="{path}" if is_in_root else "{below}")
+        json_set.add(f"val/1{i}.png", 2, style="{path}" if is_in_root else "{below}")
+    data = json_set.describe(train="train", val="val")
+    for split, objects in (("train", [1, 1, 1]), ("val", [2, 2, 2, 3, 3, 3])):
+        index = load(data, split)
+        assert index.report.ledger.lost_objects == 0
+        assert [int(end - start) for start, end in zip(index.offsets, index.offsets[1:])] == objects
+
+
+def test_a_repeated_name_is_not_said_to_be_the_same_name(json_set):
+    json_set.add("images/train/0.png", 3)
+    assert lost(json_set.describe()) == [(1, 3), (0, 0)]
+    (line,) = load(json_set.describe(), "train").report.lines
+    assert "images/train/0.png is already used by another entry" in line
 
 
 @pytest.mark.parametrize("first", ["images", "train.txt"])

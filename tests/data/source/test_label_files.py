@@ -902,7 +902,7 @@ def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_p
     (tmp_path / "all.json").write_text(json.dumps(content))
     yaml = tmp_path / "data.yaml"
     yaml.write_text("train: [a/images/train, b/images/train]\nval: a/images/val\nannotations: all.json\n")
-    with pytest.raises(UserError, match=r"fits \d of the split's images"):
+    with pytest.raises(UserError, match=r"matches \d images"):
         load_index(load_dataset_spec(yaml), "train", IndexSettings(progress=False))
 
 
