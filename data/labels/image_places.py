@@ -82,8 +82,8 @@ class Place(NamedTuple):
 class _Folder(NamedTuple):
     """A folder in which the image of an entry may be.
 
-    The folder of a split, or one next to it, is its base. Only the base shows to which split an image belongs: folders
-    of several splits often have subfolders with the same names.
+    The folder of a split, or one whose path differs from it in one part, is its base. Only the base shows to which
+    split an image belongs: folders of several splits often have subfolders with the same names.
     """
 
     name: str
@@ -158,31 +158,39 @@ class ImagePlaces:
     def closest(self, file_name: str, matches: Sequence[KnownImage]) -> Place:
         """Returns the place whose folder agrees best with those in ``file_name``. Several places that agree equally are
         preferred in this order: a missing image that a list names, the images of splits that have the file name
-        (``matches``), an image of no split, a missing folder, and the folders of splits."""
+        (``matches``), an image of no split near them, a missing folder, the folders of splits, and an image of no split
+        farther away, which may be of another data set."""
         parents = _parents_in(file_name)
         places: list[tuple[Agreement, Place]] = []
         for number in self._missing_listed.find(file_name):
-            folder = _Folder("", base=_loose_parts(_folder_of(self._missing_listed.name(number))))
-            place = Place(PlaceKind.MISSING_LISTED, split=self._split_of_missing[number])
-            places.append((agreement_of(folder, parents), place))
+            agreement = self._agreement_of_listed(_folder_of(self._missing_listed.name(number)), parents)
+            places.append((agreement, Place(PlaceKind.MISSING_LISTED, split=self._split_of_missing[number])))
         if matches:
             folders = {_folder_of(file.name) for image in matches for file in image.names}
             agreement, names = _closest_of(map(self._bases.folder, folders), parents)
             places.append((agreement, Place(PlaceKind.SPLIT_FOLDERS, folders=names)))
-        for number in self._unassigned.find(file_name):
-            name = _folder_of(self._unassigned.name(number))
-            folder = self._bases.folder(name)
-            agreement = agreement_of(folder, parents)
-            # Files far from the splits may be of another data set, so the entry must name all folders of such an image.
-            if self._bases.is_near(name) or agreement.num_common == len(folder.base):
-                places.append((agreement, Place(PlaceKind.NO_SPLIT)))
+        unassigned = [_folder_of(self._unassigned.name(number)) for number in self._unassigned.find(file_name)]
+        of_no_split = [
+            (agreement_of(self._bases.folder(name), parents), Place(PlaceKind.NO_SPLIT)) for name in unassigned
+        ]
+        places += [place for name, place in zip(unassigned, of_no_split) if self._bases.is_near(name)]
         if self._missing_folders:
             agreement, _ = self._missing_folders.closest(parents)
             places.append((agreement, Place(PlaceKind.MISSING_FOLDER)))
         agreement, names = self._split_folders.closest(parents)
         places.append((agreement, Place(PlaceKind.SPLIT_FOLDERS, folders=names)))
+        places += [place for name, place in zip(unassigned, of_no_split) if not self._bases.is_near(name)]
         _, best = max(places, key=lambda rated: rated[0])  # the first of several
         return best
+
+    def _agreement_of_listed(self, folder: str, parents: Parents) -> Agreement:
+        """Returns the agreement of a missing image's folder, as its list names it: all of it, which may be a path of
+        another machine, or only its base and the parts below."""
+        whole = _Folder(folder, base=_loose_parts(folder))
+        agreement = agreement_of(whole, parents)
+        if agreement.is_from_start or agreement.num_common == len(whole.base):
+            return agreement
+        return agreement_of(self._bases.folder(folder), parents)
 
     def sizes(self, folders: frozenset[str]) -> SplitSizes:
         """Returns the number of images that the splits have in or below ``folders``, or if there are none, the number
@@ -200,23 +208,29 @@ class ImagePlaces:
 class _Bases:
     """Splits the paths of folders into base and rest, see `_Folder`. ``walked``: the folders of splits."""
 
-    def __init__(self, walked: Iterable[str]) -> None:
+    def __init__(self, walked: Sequence[str]) -> None:
         self._parents = {_folder_of(folder) for folder in walked if folder}
+        self._patterns = {pattern for folder in walked for pattern in _patterns_of(folder)}
 
     def folder(self, name: str) -> _Folder:
-        """Returns a folder all of whose images are known. All of its path is the base if it is not near a split."""
+        """Returns a folder all of whose images are known. Its base differs from the folder of a split in at most one
+        part; if there is no such base, it is all of the path."""
         parts = _loose_parts(name)
-        num_base = len(parts) - (self._num_below(name) or 0)
+        bases = (
+            i for i, folder in enumerate(_with_parents(name)) if not self._patterns.isdisjoint(_patterns_of(folder))
+        )
+        num_base = len(parts) - next(bases, 0)
         return _Folder(name, parts[:num_base], parts[num_base:])
 
     def is_near(self, name: str) -> bool:
         """Returns whether a folder is that of a split or next to it, or below such a folder."""
-        return self._num_below(name) is not None
+        return any(_folder_of(folder) in self._parents for folder in _with_parents(name)[:-1])
 
-    def _num_below(self, name: str) -> int | None:
-        """Returns the number of folders from the closest base down to ``name``, or None if there is no base."""
-        containing = _with_parents(name)[:-1]
-        return next((i for i, folder in enumerate(containing) if _folder_of(folder) in self._parents), None)
+
+def _patterns_of(folder: str) -> list[Parts]:
+    """Returns the parts of a path, with a wildcard in place of each in turn."""
+    parts = tuple(folder.split("/")) if folder else ()
+    return [(*parts[:i], "*", *parts[i + 1 :]) for i in range(len(parts))]
 
 
 class _FolderTable:

@@ -80,26 +80,28 @@ def json_set(tmp_path: Path) -> JsonSet:
     return json_set
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_sets_lose_what_was_deleted_where_it_was_deleted(tmp_path, seed):
     """The reference is the generator, which knows the split of every image that it deletes."""
     rng = random.Random(seed)
     json_set = JsonSet(tmp_path)
-    style = rng.choice(STYLES)
+    layout = rng.choice(("images/{}", "{}/images", "images/{}/data", "{}"))
+    style = rng.choice([style for style in STYLES if style != "{below}" or layout.startswith("images/")])
     is_list = rng.random() < 0.5
-    is_test_missing = rng.random() < 0.5
+    test = rng.choice(("none", "folder", "list", "unnamed"))  # "unnamed": on the disk, but not in the YAML
     used = Counter[str]()
     lost_objects = Counter[str]()
     lost_images = Counter[str]()
     of_missing_folder = 0
-    rows: dict[str, list[str]] = {split: [] for split in SPLITS}
+    rows: dict[str, list[str]] = {split: [] for split in (*SPLITS, "test")}
     for split in SPLITS:
-        json_set.add(f"images/{split}/{split}.png", style=style)  # a split without images would be refused
-        rows[split].append(f"images/{split}/{split}.png")
+        folder = layout.format(split)
+        json_set.add(f"{folder}/{split}.png", style=style)  # a split without images would be refused
+        rows[split].append(f"{folder}/{split}.png")
         used[split] += 1
         for below in ("", "a/", "gone/"):
             for number in rng.sample(range(8), 3):
-                path = f"images/{split}/{below}{number}.png"
+                path = f"{folder}/{below}{number}.png"
                 count = rng.randint(1, 3)
                 exists = below != "gone/" and rng.random() < 0.7
                 json_set.add(path, count, exists=exists, style=style)
@@ -110,18 +112,24 @@ def test_random_sets_lose_what_was_deleted_where_it_was_deleted(tmp_path, seed):
                     lost_objects[split] += count
                     lost_images[split] += 1
     for number in range(8):  # images of no split, some with entries, some with the names of deleted images
-        json_set.write_image(f"images/thumbs/{number}.png")
+        json_set.write_image(f"{layout.format('thumbs')}/{number}.png")
         if rng.random() < 0.3:
-            json_set.add(f"images/thumbs/{number}.png", style=style)
-        if is_test_missing and rng.random() < 0.3:
-            json_set.add(f"images/test/{number}.png", exists=False, style=style)
-            of_missing_folder += 1
-    content: dict[str, object] = {}
-    for split in SPLITS if is_list else ():
+            json_set.add(f"{layout.format('thumbs')}/{number}.png", style=style)
+        name = number + 20 if test == "list" else number  # a list may be for another folder that has such names
+        path = f"{layout.format('test')}/{rng.choice(('', 'a/', 'gone/'))}{name}.png"
+        if test != "none" and rng.random() < 0.3:
+            json_set.add(path, exists=test == "unnamed", style=style)
+            of_missing_folder += test == "folder"
+            rows["test"].append(path)
+    content: dict[str, object] = {split: layout.format(split) for split in SPLITS}
+    if test == "folder":
+        content["test"] = layout.format("test")
+    if test == "list" and rows["test"]:
+        content["test"] = "test.txt"
+    for split in (*SPLITS, "test") if is_list else ("test",):
         (tmp_path / f"{split}.txt").write_text("".join(f"{row}\n" for row in rows[split]))
-        content[split] = f"{split}.txt"
-    if is_test_missing:
-        content["test"] = "images/test"
+        if split in SPLITS:
+            content[split] = f"{split}.txt"
     data = json_set.describe(**content)
     for split in SPLITS:
         report = load(data, split).report
