@@ -38,7 +38,9 @@ class SplitPlaces(NamedTuple):
     """What splits with one label file name besides this split's images."""
 
     images: Sequence[NamesOfImage] = ()  # without stamps; empty for this split
-    folders: Sequence[str] = ()  # existing folders that the splits name, relative to the data set's folder
+    # Existing folders that the splits name, and those that contain the images of their lists, relative to the data
+    # set's folder, which is "".
+    folders: Sequence[str] = ()
     missing: Sequence[str] = ()  # nonexistent images that their lists name
 
 

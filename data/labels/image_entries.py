@@ -6,15 +6,17 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple, NewType
 
 from data.labels.image_names import ImageNames
-from data.labels.image_places import ImagePlaces, NamedOrigin, Origin, PlaceKind
+from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
+from data.split_files import ImageFile
 
 ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
@@ -52,7 +54,7 @@ class UnmatchedEntry(NamedTuple):
 
     entry: ImageEntry
     reason: UnmatchedReason
-    has_name: bool  # whether an image has the same file name
+    needs_folders: bool  # whether it matches images that another entry or several names: its folders would tell more
     text: str  # the reason in a message, after the file name; empty for `UnmatchedReason.NO_SPLIT`
 
 
@@ -60,7 +62,9 @@ class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    of_splits: dict[Origin, list[ImageEntry]]  # entries of all splits' images, by the first split that has the image
+    of_splits: dict[
+        SplitOrder, list[ImageEntry]
+    ]  # entries of all splits' images, by the first split that has the image
     unmatched: list[UnmatchedEntry]  # all other entries
 
 
@@ -68,52 +72,62 @@ class _EntryWithoutImage(NamedTuple):
     """An entry that is used for no image of any split."""
 
     entry: ImageEntry
-    fits: list[NamedOrigin]  # images that it matches by name
-    used_entry: ImageEntry | None  # the entry that is used for the only image in ``fits``, if it is one
+    matches: list[KnownImage]  # images that it matches by name
+    used_entry: ImageEntry | None  # the entry that is used for the only image in ``matches``, if it is one
 
     @property
-    def has_name(self) -> bool:
-        """Whether an image has the same file name."""
-        return bool(self.fits)
+    def is_literal(self) -> bool:
+        """Whether the file name is literally that of the only image in ``matches``."""
+        file_name = os.path.normpath(self.entry.file_name)
+        images = self.matches if len(self.matches) == 1 else []
+        return any(file_name in (file.name, file.name_in_split) for image in images for file in image.names)
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first entries whose file name is an image's name in the split, then all others by
-    name."""
+    """Matches entries with images: first entries whose file name is literally that of an image, then all others by
+    `ImageNames`."""
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
-    entry_of = _match_names_in_split(entries, images)
-    exact = set(entry_of.values())
-    fits_of = {
+    literal = _match_literally(entries, images)
+    with_literal_name = set(literal.values())
+    matches_of = {
         EntryNumber(number): [ImageNumber(i) for i in names.find(entry.file_name)]
         for number, entry in enumerate(entries)
-        if number not in exact
+        if number not in with_literal_name
     }
-    entry_of |= _match_names(entries, fits_of, entry_of, names)
+    by_name = _match_by_name(entries, matches_of, names, taken=literal)
+    entry_of = literal | by_name
 
-    matched = MatchedEntries({}, {origin: [] for origin in Origin}, [])
+    matched = MatchedEntries({}, {split: [] for split in SplitOrder}, [])
     for image, number in entry_of.items():
-        if images[image].origin is Origin.THIS_SPLIT:
+        if images[image].split is SplitOrder.THIS:
             matched.entry_of[image] = entries[number]
-        matched.of_splits[images[image].first_origin].append(entries[number])
+        matched.of_splits[images[image].counted_in].append(entries[number])
 
     with_image = set(entry_of.values())
     rest = [
         _EntryWithoutImage(
             entry=entries[number],
-            fits=[images[i] for i in fits],
-            used_entry=entries[entry_of[fits[0]]] if len(fits) == 1 else None,
+            matches=[images[i] for i in matches],
+            used_entry=entries[entry_of[matches[0]]] if len(matches) == 1 else None,
         )
-        for number, fits in fits_of.items()
+        for number, matches in matches_of.items()
         if number not in with_image
     ]
     for without_image, reason in zip(rest, _reasons(rest, ImagePlaces(images, request.others))):
-        text = "" if reason is UnmatchedReason.NO_SPLIT else _reason_text(without_image, names)
-        matched.unmatched.append(UnmatchedEntry(without_image.entry, reason, without_image.has_name, text))
+        is_of_no_split = reason is UnmatchedReason.NO_SPLIT
+        matched.unmatched.append(
+            UnmatchedEntry(
+                entry=without_image.entry,
+                reason=reason,
+                needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
+                text="" if is_of_no_split else _reason_text(without_image, names),
+            )
+        )
     return matched
 
 
-def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
+def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
     """Returns the images of all splits with this label file, by `ImageNumber`. The split's own images come first, at
     their positions in ``request.images``."""
     names_of_own = [(image, *request.aliases.get(image.name, ())) for image in request.images]
@@ -121,45 +135,59 @@ def _images_of_splits(request: LabelRequest) -> list[NamedOrigin]:
     earlier = {file.name for names in request.others.earlier.images for file in names}
     images = []
     for names in names_of_own:
-        first = Origin.EARLIER_SPLIT if names[0].name in earlier else Origin.THIS_SPLIT
-        images.append(NamedOrigin(names, Origin.THIS_SPLIT, first))
+        first = SplitOrder.EARLIER if names[0].name in earlier else SplitOrder.THIS
+        images.append(KnownImage(names, SplitOrder.THIS, first))
     for names in request.others.earlier.images:
         if names[0].name not in own:
-            images.append(NamedOrigin(names, Origin.EARLIER_SPLIT, Origin.EARLIER_SPLIT))
+            images.append(KnownImage(names, SplitOrder.EARLIER, SplitOrder.EARLIER))
     for names in request.others.later.images:
         if names[0].name not in own and names[0].name not in earlier:
-            images.append(NamedOrigin(names, Origin.LATER_SPLIT, Origin.LATER_SPLIT))
+            images.append(KnownImage(names, SplitOrder.LATER, SplitOrder.LATER))
     return images
 
 
-def _match_names_in_split(
-    entries: Sequence[ImageEntry], images: Sequence[NamedOrigin]
-) -> dict[ImageNumber, EntryNumber]:
-    """Returns, by image, the entry whose file name is a name of the image in the split.
+def _match_literally(entries: Sequence[ImageEntry], images: Sequence[KnownImage]) -> dict[ImageNumber, EntryNumber]:
+    """Returns, by image, the entry whose file name is the image's name relative to the data set's folder or to its
+    split's.
 
-    If an image has several entries, the first one with annotations is preferred: without any, the image would be a
-    background.
+    Read in these two ways, a name may be that of two images, "train/0.jpg" and "val/train/0.jpg". It is read in the way
+    in which more entries name an image, because a label file usually has one. If an image has several entries, the
+    first one with annotations is preferred: without any, the image would be a background.
     """
-    images_of_name: dict[str, set[int]] = {}  # images of several folders, or of a list, may share one
-    for i, image in enumerate(images):
-        for file in image.names:
-            images_of_name.setdefault(file.name_in_split, set()).add(i)
-    image_of_name = {name: ImageNumber(min(numbers)) for name, numbers in images_of_name.items() if len(numbers) == 1}
+    in_split = _with_unique_names(images, attrgetter("name_in_split"))
+    in_root = _with_unique_names(images, attrgetter("name"))
+    file_names = [os.path.normpath(entry.file_name) for entry in entries]
+    is_in_root = sum(name in in_root for name in file_names) > sum(name in in_split for name in file_names)
     entry_of: dict[ImageNumber, EntryNumber] = {}
-    for number, entry in enumerate(entries):
-        named = image_of_name.get(os.path.normpath(entry.file_name))
-        if named is None:
-            continue
-        if named not in entry_of or (entry.num_labeled and not entries[entry_of[named]].num_labeled):
-            entry_of[named] = EntryNumber(number)
+    rest = list(map(EntryNumber, range(len(entries))))
+    for image_of_name in (in_root, in_split) if is_in_root else (in_split, in_root):
+        named: dict[ImageNumber, EntryNumber] = {}
+        for number in rest:
+            image = image_of_name.get(file_names[number])
+            if image is None or image in entry_of:
+                continue
+            if image not in named or (entries[number].num_labeled and not entries[named[image]].num_labeled):
+                named[image] = number
+        entry_of |= named
+        rest = [number for number in rest if file_names[number] not in image_of_name]
     return entry_of
 
 
-def _match_names(
+def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFile], str]) -> dict[str, ImageNumber]:
+    """Returns images by their names. Names that several images share are left out: in a list, or relative to folders
+    of several splits."""
+    images_of_name: dict[str, set[int]] = {}
+    for i, image in enumerate(images):
+        for file in image.names:
+            images_of_name.setdefault(name_of(file), set()).add(i)
+    return {name: ImageNumber(min(numbers)) for name, numbers in images_of_name.items() if len(numbers) == 1}
+
+
+def _match_by_name(
     entries: Sequence[ImageEntry],
-    fits_of: Mapping[EntryNumber, Sequence[ImageNumber]],
-    matched: Container[ImageNumber],
+    matches_of: Mapping[EntryNumber, Sequence[ImageNumber]],
     names: ImageNames,
+    taken: Container[ImageNumber],
 ) -> dict[ImageNumber, EntryNumber]:
     """Returns, by image, the entry that matches only this image.
 
@@ -167,14 +195,14 @@ def _match_names(
     several splits may name images of another split with the same file names in another folder.
 
     Args:
-        fits_of: the images that an entry matches by name.
-        matched: images that already have an entry.
+        matches_of: the images that an entry matches by name.
         names: names of all images.
+        taken: images that already have an entry.
     """
     rivals_of: dict[ImageNumber, list[EntryNumber]] = {}
-    for number, fits in fits_of.items():
-        if len(fits) == 1 and fits[0] not in matched:
-            rivals_of.setdefault(fits[0], []).append(number)
+    for number, matches in matches_of.items():
+        if len(matches) == 1 and matches[0] not in taken:
+            rivals_of.setdefault(matches[0], []).append(number)
 
     def rank(number: EntryNumber, image: ImageNumber) -> tuple[int, bool]:
         return names.agreement(entries[number].file_name, image), entries[number].num_labeled > 0
@@ -194,10 +222,10 @@ def _reasons(rest: Sequence[_EntryWithoutImage], places: ImagePlaces) -> list[Un
     in_folders: dict[frozenset[str], list[int]] = {}  # positions in ``rest``, by the folders where the images would be
     for i, without_image in enumerate(rest):
         if _is_repeated(without_image):
-            is_here = without_image.fits[0].origin is Origin.THIS_SPLIT
+            is_here = without_image.matches[0].split is SplitOrder.THIS
             reason_of[i] = UnmatchedReason.REPEATED if is_here else UnmatchedReason.OTHER_SPLIT
             continue
-        place = places.closest(without_image.entry.file_name, without_image.fits)
+        place = places.closest(without_image.entry.file_name, without_image.matches)
         if place.kind is PlaceKind.SPLIT_FOLDERS:
             in_folders.setdefault(place.folders, []).append(i)
         elif place.kind is PlaceKind.NO_SPLIT:
@@ -205,7 +233,7 @@ def _reasons(rest: Sequence[_EntryWithoutImage], places: ImagePlaces) -> list[Un
         elif place.kind is PlaceKind.MISSING_FOLDER:
             reason_of[i] = UnmatchedReason.MISSING_FOLDER
         else:
-            is_here = place.origin is Origin.THIS_SPLIT
+            is_here = place.split is SplitOrder.THIS
             reason_of[i] = UnmatchedReason.LISTED if is_here else UnmatchedReason.OTHER_SPLIT
     for folders, positions in in_folders.items():
         sizes = places.sizes(folders)
@@ -223,11 +251,7 @@ def _reasons(rest: Sequence[_EntryWithoutImage], places: ImagePlaces) -> list[Un
 def _is_repeated(without_image: _EntryWithoutImage) -> bool:
     """Returns whether an entry has the labels of the one that is used for an image, under another name of the image."""
     used_entry = without_image.used_entry
-    if used_entry is None:
-        return False
-    file_name = os.path.normpath(without_image.entry.file_name)
-    is_of_image = any(file_name in (file.name, file.name_in_split) for file in without_image.fits[0].names)
-    return is_of_image and _have_same_labels(without_image.entry, used_entry)
+    return used_entry is not None and without_image.is_literal and _have_same_labels(without_image.entry, used_entry)
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
@@ -245,11 +269,13 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
 
 def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:
     """Returns why an entry has no image, as text to follow its file name. ``names``: names of all images."""
-    fits = [image.names[0].name for image in without_image.fits]
-    if len(fits) > 1:
-        return f"fits {len(fits)} of the split's images, such as {fits[0]} and {fits[1]}"
-    if fits:
-        return f"would be {fits[0]}, which another entry names"
+    matches = [image.names[0].name for image in without_image.matches]
+    if len(matches) > 1:
+        return f"matches {len(matches)} images, such as {matches[0]} and {matches[1]}"
+    if matches == [os.path.normpath(without_image.entry.file_name)]:
+        return "is already used by another entry"
+    if matches:
+        return f"matches {matches[0]}, which is already used by another entry"
     other = names.same_stem(without_image.entry.file_name)
     hint = f", but {other} is" if other else ""
     return f"is not among the split's images{hint}"

@@ -52,6 +52,8 @@ class ImageNames:
             self._names += names
             self._image_of_name += [image] * len(names)
         self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
+        # Names in `_positions_by_kind` or here, by the id of their list, grouped by a folder, see `_by_folder`.
+        self._groups: dict[tuple[int, int], dict[str, list[int]]] = {}
 
     @classmethod
     def of_single_names(cls, names: Iterable[str]) -> ImageNames:
@@ -74,9 +76,9 @@ class ImageNames:
         composition of accents, which wins over a match without suffix. Several images with the same file name are
         distinguished by as many folders as necessary.
         """
-        usual = self._images(self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], []))
-        if len(usual) == 1:
-            return usual
+        usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
+        if self._are_one_image(usual):
+            return self._images(usual)
         readings = readings_of(name)
         for is_stem in (False, True):
             for is_loose in (False, True):
@@ -106,11 +108,29 @@ class ImageNames:
         """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes.
         ``fits``: positions."""
         for kept in range(2, len(parts) + 1):
-            if len(self._images(fits)) <= 1:
+            if not fits or self._are_one_image(fits):
                 break
-            tail = [loose(part) for part in parts[-kept:-1]]
-            fits = [i for i in fits if [loose(part) for part in _parts(self._names[i])[-kept:-1]] == tail]
+            fits = self._by_folder(fits, kept).get(loose(parts[-kept]), [])
         return self._images(fits)
+
+    def _by_folder(self, fits: list[int], kept: int) -> dict[str, list[int]]:
+        """Groups names by the folder that is ``kept`` parts from their ends. Grouping them once instead of comparing
+        all with each name that is looked up matters if all folders have files of the same names."""
+        key = (id(fits), kept)
+        if key not in self._groups:
+            groups: dict[str, list[int]] = {}
+            for position in fits:
+                parts = _parts(self._names[position])
+                if len(parts) >= kept:
+                    groups.setdefault(loose(parts[-kept]), []).append(position)
+            self._groups[key] = groups
+        return self._groups[key]
+
+    def _are_one_image(self, positions: Sequence[int]) -> bool:
+        """Returns whether there are names, all of one image."""
+        return bool(positions) and all(
+            self._image_of_name[position] == self._image_of_name[positions[0]] for position in positions
+        )
 
     def _images(self, positions: Iterable[int]) -> list[int]:
         """Returns the images of names, each once."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from data.labels.categories import Category
 from data.labels.findings import ABSENT, OF_MISSING_FOLDER, REPEATED_ENTRY, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, UnmatchedReason, match_entries
-from data.labels.image_places import Origin, SplitSizes
+from data.labels.image_places import SplitOrder, SplitSizes
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -58,8 +58,8 @@ class LabelsPerSplit:
     normalized = False
 
     def __init__(self, request: LabelRequest, file: SplitFile) -> None:
-        """Matches images by ``file_name`` relative to the split's folder, or else with `ImageNames`. Raises UserError
-        if the file names none of the split's images."""
+        """Matches images by ``file_name`` relative to the data set's folder or the split's, or else with `ImageNames`.
+        Raises UserError if the file names none of the split's images."""
         self._name = request.files[0].name
         self._annotation_ids = file.annotation_ids
         self.categories = file.categories
@@ -129,7 +129,7 @@ class LabelsPerSplit:
     ) -> UserError:
         """Returns the error about a file that names none of the split's images."""
         for other in unmatched:
-            if other.has_name and other.reason is not UnmatchedReason.NO_SPLIT:
+            if other.needs_folders:
                 shown = one_line(other.entry.file_name)[:200]
                 message = f"{self._name}: image {other.entry.image_id}: {shown} {other.text}"
                 return UserError(f"{message}; write file names with their folders")
@@ -148,7 +148,7 @@ def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSize
 
     of_no_split = [other.entry for other in matched.unmatched if other.reason is UnmatchedReason.NO_SPLIT]
     return SplitSizes(
-        earlier=count(matched.of_splits[Origin.EARLIER_SPLIT]),
-        this=count(matched.of_splits[Origin.THIS_SPLIT]),
-        later=count(matched.of_splits[Origin.LATER_SPLIT]) + count(of_no_split),
+        earlier=count(matched.of_splits[SplitOrder.EARLIER]),
+        this=count(matched.of_splits[SplitOrder.THIS]),
+        later=count(matched.of_splits[SplitOrder.LATER]) + count(of_no_split),
     )

@@ -527,7 +527,7 @@ def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
     assert load(path).report.ledger.losses == ()
     edit_json(root, lambda content: content["images"][-1].update(file_name=IMAGES[0]))
     (loss,) = load(path).report.ledger.losses
-    assert "would be images/train/00.png, which another entry names" in loss.example
+    assert "matches images/train/00.png, which is already used by another entry" in loss.example
 
 
 @pytest.mark.parametrize("name", ["id", "name"])

@@ -33,7 +33,7 @@ class ImageList:
     """The images that the rows of a list name, and the problems of other rows."""
 
     images: list[NamedImage]  # in order
-    missing: list[str]  # rows whose images do not exist, as paths with /
+    missing: list[str]  # names in the rows whose images do not exist, as paths with /
     findings: list[Finding]
 
 
@@ -70,8 +70,14 @@ def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> I
             continue
         findings.append(image)
         if image.kind == MISSING_IMAGE:
-            missing.append("/".join(_parts(row.text)))
+            missing.append(_name_in(row))
     return ImageList(images, missing, findings)
+
+
+def listed_names(file: Path) -> list[str]:
+    """Returns the names in the rows of a list, as paths with /, whether or not their images exist. Raises UserError if
+    the list cannot be read."""
+    return [_name_in(row) for row in _rows(read_text(file, max_bytes=MAX_LIST_BYTES))]
 
 
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
@@ -222,6 +228,10 @@ def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: froz
         return []
     images = [entry for visit in walk(base) for entry in visit.entries if is_image(entry.name, suffixes)]
     return [entry.path for entry in images if entry.name in names or os.path.splitext(entry.name)[0] in names]
+
+
+def _name_in(row: _Row) -> str:
+    return "/".join(_parts(row.text))
 
 
 def _parts(row: str) -> list[str]:

@@ -20,7 +20,7 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, is_image, read_image_list
+from data.source.listing.image_list import NO_FILE, is_image, listed_names, read_image_list
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
@@ -42,7 +42,7 @@ class SplitImages:
     suffixes: frozenset[str]  # of images
     images: dict[str, ImageFile] = field(default_factory=dict)  # by name, each image once
     aliases: dict[str, list[ImageFile]] = field(default_factory=dict)  # images under other names, see `find_aliases`
-    missing: list[str] = field(default_factory=list)  # listed names of images that do not exist
+    missing: list[str] = field(default_factory=list)  # names in lists, as written, of images that are not found
     findings: list[Finding] = field(default_factory=list)
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
@@ -99,15 +99,27 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
 
 def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of another split without raising for its mistakes, which are reported when that split is used.
-    Logs a warning for a folder or list that cannot be read; its images then seem to belong to no split."""
+
+    Logs a warning for a folder or list that cannot be read; the images of such a folder then seem to belong to no
+    split. If a list names no image that exists, all its rows are `SplitImages.missing`.
+    """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
     for entry in spec.listed_splits[split].images:
         try:
             _read_entry(split_images, entry)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
+            split_images.missing += _names_in_failed_entry(entry)
     split_images.separate_aliases()
     return split_images
+
+
+def _names_in_failed_entry(entry: Path) -> list[str]:
+    """Returns the names in a list of which no image is found. A folder, or a list that cannot be read, has none."""
+    try:
+        return listed_names(entry) if _is_list(entry) else []
+    except UserError:
+        return []
 
 
 def _is_list(entry: Path) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data.image_io.file_kinds import image_suffixes
@@ -13,6 +15,7 @@ from data.source.listing.images import SplitImages, find_images_leniently
 from data.source.listing.other_splits import entries_without_images, splits_before, splits_with_other_images
 from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import NamesOfImage, OtherImages, SplitPlaces
+from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 
 _MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
@@ -28,11 +31,17 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
     later = {other: found for other, found in others.items() if other not in earlier_splits}
     known = split_images.names.union(*(found.names for found in others.values()))
     unassigned: set[str] = set()
-    for sharing in (split, *others):
+    split_folders: list[str] = []
+    searched: set[str] = set()
+    for sharing, found in {split: split_images, **others}.items():
         unassigned.update(images_of_no_split(spec, sharing, folders, known=known))
+        split_folders += _folders(spec, sharing, found)
+        searched.update(str(entry.parent) for entry in spec.listed_splits[sharing].images if entry.is_dir())
+    like_folders = itertools.islice(_like_folders(split_folders, folders, searched), _MAX_FOLDERS)
+    unassigned |= _image_names(like_folders, spec, folders) - known
     return OtherImages(
         earlier=_places(spec, earlier),
-        this=SplitPlaces((), _folders(spec, split), split_images.missing),
+        this=SplitPlaces((), _folders(spec, split, split_images), split_images.missing),
         later=_places(spec, later),
         unassigned=sorted(unassigned),
         missing_folders=[relative_name(entry, spec.root) for entry in entries_without_images(spec, split)],
@@ -48,15 +57,22 @@ def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces
         for name, file in found.images.items():
             names = (file, *found.aliases.get(name, ()))
             images.setdefault(name, tuple(each._replace(stamp=None) for each in names))
-        folders += _folders(spec, split)
+        folders += _folders(spec, split, found)
         missing += found.missing
     return SplitPlaces([images[name] for name in sorted(images)], folders, missing)
 
 
-def _folders(spec: DatasetSpec, split: str) -> list[str]:
-    """Returns the existing folders that a split names, relative to the data set's folder, which is ""."""
-    folders = [entry for entry in spec.listed_splits[split].images if entry.is_dir()]
-    return ["" if folder == spec.root else relative_name(folder, spec.root) for folder in folders]
+def _folders(spec: DatasetSpec, split: str, found: SplitImages) -> list[str]:
+    """Returns the existing folders that a split names, and those that contain the images of its lists, see
+    `SplitPlaces.folders`. These are the common folders of the images in each folder of the data set."""
+    named = [entry for entry in spec.listed_splits[split].images if entry.is_dir()]
+    named_folders = ["" if folder == spec.root else relative_name(folder, spec.root) for folder in named]
+    prefixes = tuple(f"{folder}/" if folder else "" for folder in named_folders)
+    listed: dict[str, list[str]] = {}  # by the first part of their paths
+    for folder in {name.rpartition("/")[0] for name in found.images}:
+        if folder and not f"{folder}/".startswith(prefixes):
+            listed.setdefault(folder.partition("/")[0], []).append(folder)
+    return [*named_folders, *sorted(map(os.path.commonpath, listed.values()))]
 
 
 def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
@@ -69,22 +85,52 @@ def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
     """Returns the sorted names of images that no split names, next to the folders of this split. ``known``: names of
     images to leave out; for a list, which names no folder, these are in its folders."""
-    suffixes = image_suffixes(spec.pixels)
     entries = spec.listed_splits[split].images
     searched = {entry.parent for entry in entries if entry.is_dir()}
     if not all(entry.is_dir() for entry in entries):
         image_folders = {Path(path_of(name.rpartition("/")[0], spec.root)) for name in known}
         searched |= image_folders | {folder.parent for folder in image_folders}
+    inside = (folder for folder in sorted(searched) if folder.is_relative_to(spec.root))
+    return sorted(_image_names(inside, spec, folders).difference(known))
+
+
+def _image_names(searched: Iterable[Path], spec: DatasetSpec, folders: Folders) -> set[str]:
+    """Returns the names of all images in or below folders, except in the folders of splits directly in these. Reads at
+    most `_MAX_FOLDERS` below each."""
+    suffixes = image_suffixes(spec.pixels)
     names: set[str] = set()
     visited: set[str] = set()
-    for folder in sorted(searched):
-        if not folder.is_relative_to(spec.root) or str(folder) in visited:
+    for folder in searched:
+        if str(folder) in visited:
             continue
         for visit in itertools.islice(_walk_besides_splits(folder, spec, folders), _MAX_FOLDERS):
             visited.add(visit.path)
             prefix = folders.name_in(visit.path)
             names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}
-    return sorted(names.difference(known))
+    return names
+
+
+def _like_folders(split_folders: Sequence[str], folders: Folders, searched: Collection[str]) -> Iterator[Path]:
+    """Yields the existing folders whose paths differ from one of ``split_folders`` in one part, such as ``test/images``
+    from ``train/images``, if they can be read. ``searched``: folders directly in which all folders are known."""
+    patterns: dict[tuple[str, str], None] = {}  # the folder above the part that differs, and the rest of the path
+    for folder in split_folders:
+        parts = folder.split("/")
+        if parts[0] not in ("", ".."):  # the data set's folder, or one outside
+            for i in range(len(parts)):
+                patterns[path_of("/".join(parts[:i]), folders.root), "/".join(parts[i + 1 :])] = None
+    paths: dict[str, None] = {}
+    for above, rest in patterns:
+        if rest or above not in searched:
+            for entry in list(folders.entries(above).values()):
+                if none_if_missing(entry.is_dir):
+                    paths[os.path.normpath(os.path.join(entry.path, rest))] = None
+    for folder in split_folders:
+        paths.pop(path_of(folder, folders.root), None)
+    for path in paths:
+        with contextlib.suppress(UserError):
+            if folders.entries(path):
+                yield Path(path)
 
 
 def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:

@@ -36,8 +36,9 @@ def share_labels(first: Path | None, second: Path | None) -> bool:
 
 
 def entries_without_images(spec: DatasetSpec, split: str) -> list[Path]:
-    """Returns the folders and lists of other splits that are missing or name no image, if the labels of their images
-    may be in the annotations of ``split``."""
+    """Returns the folders and lists of other splits that are missing or empty, if the labels of their images may be in
+    the annotations of ``split``. A list that only names missing images is not among them: its rows are
+    `SplitImages.missing`."""
     splits = spec.listed_splits
     annotations = splits[split].annotations
     if annotations is None:

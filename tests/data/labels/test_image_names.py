@@ -106,12 +106,10 @@ def test_folders_tell_images_of_one_name_apart(root):
     data = write_coco(root, ["1.png", "a/1.png", "2.png"])
     index = load_index(load_dataset_spec(data), "train", IndexSettings(progress=False, max_bad=0.5))
     assert list(index.paths) == ["images/a/1.png", "images/c/2.png"]
-    line = "image 0: annotated image not in the split: 1.png fits 2 of the split's images, such as images/a/1.png and"
+    line = "image 0: annotated image not in the split: 1.png matches 2 images, such as images/a/1.png and"
     assert any(line in each for each in index.report.lines)
     data = write_coco(root, ["1.png"])
-    with pytest.raises(
-        UserError, match=r"image 0: 1.png fits 2 of the split's images, .*; write file names with their"
-    ):
+    with pytest.raises(UserError, match=r"image 0: 1.png matches 2 images, .*; write file names with their"):
         load_index(load_dataset_spec(data), "train", IndexSettings(progress=False))
 
 

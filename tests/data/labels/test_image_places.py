@@ -80,26 +80,28 @@ def json_set(tmp_path: Path) -> JsonSet:
     return json_set
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_sets_lose_what_was_deleted_where_it_was_deleted(tmp_path, seed):
     """The reference is the generator, which knows the split of every image that it deletes."""
     rng = random.Random(seed)
     json_set = JsonSet(tmp_path)
-    style = rng.choice(STYLES)
+    layout = rng.choice(("images/{}", "{}/images", "images/{}/data", "{}"))
+    style = rng.choice([style for style in STYLES if style != "{below}" or layout.startswith("images/")])
     is_list = rng.random() < 0.5
-    is_test_missing = rng.random() < 0.5
+    test = rng.choice(("none", "folder", "list", "unnamed"))  # "unnamed": on the disk, but not in the YAML
     used = Counter[str]()
     lost_objects = Counter[str]()
     lost_images = Counter[str]()
     of_missing_folder = 0
-    rows: dict[str, list[str]] = {split: [] for split in SPLITS}
+    rows: dict[str, list[str]] = {split: [] for split in (*SPLITS, "test")}
     for split in SPLITS:
-        json_set.add(f"images/{split}/{split}.png", style=style)  # a split without images would be refused
-        rows[split].append(f"images/{split}/{split}.png")
+        folder = layout.format(split)
+        json_set.add(f"{folder}/{split}.png", style=style)  # a split without images would be refused
+        rows[split].append(f"{folder}/{split}.png")
         used[split] += 1
         for below in ("", "a/", "gone/"):
             for number in rng.sample(range(8), 3):
-                path = f"images/{split}/{below}{number}.png"
+                path = f"{folder}/{below}{number}.png"
                 count = rng.randint(1, 3)
                 exists = below != "gone/" and rng.random() < 0.7
                 json_set.add(path, count, exists=exists, style=style)
@@ -110,18 +112,24 @@ def test_random_sets_lose_what_was_deleted_where_it_was_deleted(tmp_path, seed):
                     lost_objects[split] += count
                     lost_images[split] += 1
     for number in range(8):  # images of no split, some with entries, some with the names of deleted images
-        json_set.write_image(f"images/thumbs/{number}.png")
+        json_set.write_image(f"{layout.format('thumbs')}/{number}.png")
         if rng.random() < 0.3:
-            json_set.add(f"images/thumbs/{number}.png", style=style)
-        if is_test_missing and rng.random() < 0.3:
-            json_set.add(f"images/test/{number}.png", exists=False, style=style)
-            of_missing_folder += 1
-    content: dict[str, object] = {}
-    for split in SPLITS if is_list else ():
+            json_set.add(f"{layout.format('thumbs')}/{number}.png", style=style)
+        name = number + 20 if test == "list" else number  # a list may be for another folder that has such names
+        path = f"{layout.format('test')}/{rng.choice(('', 'a/', 'gone/'))}{name}.png"
+        if test != "none" and rng.random() < 0.3:
+            json_set.add(path, exists=test == "unnamed", style=style)
+            of_missing_folder += test == "folder"
+            rows["test"].append(path)
+    content: dict[str, object] = {split: layout.format(split) for split in SPLITS}
+    if test == "folder":
+        content["test"] = layout.format("test")
+    if test == "list" and rows["test"]:
+        content["test"] = "test.txt"
+    for split in (*SPLITS, "test") if is_list else ("test",):
         (tmp_path / f"{split}.txt").write_text("".join(f"{row}\n" for row in rows[split]))
-        content[split] = f"{split}.txt"
-    if is_test_missing:
-        content["test"] = "images/test"
+        if split in SPLITS:
+            content[split] = f"{split}.txt"
     data = json_set.describe(**content)
     for split in SPLITS:
         report = load(data, split).report
@@ -146,6 +154,19 @@ def test_missing_rows_of_one_file_name_count_in_the_split_of_their_folder(json_s
         names = [*range(start, start + 10), 50]
         (json_set.root / f"{split}.txt").write_text("".join(f"images/{split}/{name}.png\n" for name in names))
     assert lost(json_set.describe(train="train.txt", val=val)) == [(1, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("style", ["images/test/{}.png", "{}.png"])
+@pytest.mark.parametrize("num_downloaded", [0, 1])
+def test_entries_of_a_list_whose_images_are_not_downloaded_are_not_lost_in_another_split(
+    json_set, style, num_downloaded
+):
+    for i in range(8):
+        json_set.add(style.format(200 + i), 2, exists=False)
+    for i in range(num_downloaded):
+        json_set.write_image(f"images/test/{200 + i}.png")
+    (json_set.root / "test.txt").write_text("".join(f"images/test/{200 + i}.png\n" for i in range(8)))
+    assert lost(json_set.describe(test="test.txt")) == [(0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("missing", [{}, {"test": "images/test"}])
@@ -195,7 +216,68 @@ def test_entries_without_annotations_are_no_findings_and_a_repeated_one_has_its_
     assert load(json_set.describe(), "train").report.lines == []
     json_set.add("images/train/0.png")
     (line,) = load(json_set.describe(), "train").report.lines
-    assert line.startswith("all.json: image 22: repeated image entry: images/train/0.png would be ")
+    assert line.startswith(
+        "all.json: image 22: repeated image entry: images/train/0.png is already used by another entry"
+    )
+
+
+@pytest.mark.parametrize("style", ["{path}", "/home/test/data/{path}", "C:\\d\\{path}"])
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("below", ["x", "deep/x"])
+def test_subfolders_of_one_name_do_not_charge_the_split_that_has_them(tmp_path, style, is_list, below):
+    """The images of test/images are not downloaded. In val, the subfolder is gone."""
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        json_set.add(f"{split}/images/y/{split}.png", style=style)
+    json_set.add(f"train/images/{below}/0.png", style=style)
+    (tmp_path / "train.txt").write_text(f"train/images/y/train.png\ntrain/images/{below}/0.png\n")
+    for i in range(1, 4):
+        json_set.add(f"test/images/{below}/{i}.png", exists=False, style=style)
+        json_set.add(f"val/images/{below}/{i + 10}.png", 2, exists=False, style=style)
+    train = "train.txt" if is_list else "train/images"
+    assert lost(json_set.describe(train=train, val="val/images", test="test/images")) == [(0, 0), (3, 6)]
+
+
+def test_an_image_of_no_split_does_not_explain_one_in_a_subfolder_of_the_same_name(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        json_set.add(f"{split}/{split}.png", style="/d/{path}")
+    json_set.write_image("val_old/2020/x/0.png")
+    json_set.add("val/2020/x/0.png", 3, exists=False, style="/d/{path}")
+    assert lost(json_set.describe(train="train", val="val")) == [(0, 0), (1, 3)]
+
+
+@pytest.mark.parametrize("layout", ["{}/images", "images/{}/data", "a/{}/img"])
+@pytest.mark.parametrize("below", ["", "x/"])
+def test_images_of_a_split_that_the_yaml_does_not_name_are_not_lost(tmp_path, layout, below):
+    json_set = JsonSet(tmp_path)
+    for split in (*SPLITS, "test"):
+        for i in range(3):
+            json_set.add(f"{layout.format(split)}/{below}{split}{i}.png")
+    folders = {split: layout.format(split) for split in SPLITS}
+    assert lost(json_set.describe(**folders)) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("is_in_root", [True, False])
+def test_a_name_below_the_data_sets_folder_may_also_be_one_below_a_splits(tmp_path, is_in_root):
+    """train/0.png lies in two folders. The other names tell which one is meant."""
+    json_set = JsonSet(tmp_path)
+    for i in range(3):
+        json_set.add(f"train/{i}.png", 1, style="{path}" if is_in_root else "{below}")
+        json_set.add(f"val/train/{i}.png", 3, style="{path}" if is_in_root else "{below}")
+        json_set.add(f"val/1{i}.png", 2, style="{path}" if is_in_root else "{below}")
+    data = json_set.describe(train="train", val="val")
+    for split, objects in (("train", [1, 1, 1]), ("val", [2, 2, 2, 3, 3, 3])):
+        index = load(data, split)
+        assert index.report.ledger.lost_objects == 0
+        assert [int(end - start) for start, end in zip(index.offsets, index.offsets[1:])] == objects
+
+
+def test_a_repeated_name_is_not_said_to_be_the_same_name(json_set):
+    json_set.add("images/train/0.png", 3)
+    assert lost(json_set.describe()) == [(1, 3), (0, 0)]
+    (line,) = load(json_set.describe(), "train").report.lines
+    assert "images/train/0.png is already used by another entry" in line
 
 
 @pytest.mark.parametrize("first", ["images", "train.txt"])

@@ -902,7 +902,7 @@ def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_p
     (tmp_path / "all.json").write_text(json.dumps(content))
     yaml = tmp_path / "data.yaml"
     yaml.write_text("train: [a/images/train, b/images/train]\nval: a/images/val\nannotations: all.json\n")
-    with pytest.raises(UserError, match=r"fits \d of the split's images"):
+    with pytest.raises(UserError, match=r"matches \d images"):
         load_index(load_dataset_spec(yaml), "train", IndexSettings(progress=False))
 
 
@@ -942,3 +942,13 @@ def test_a_list_of_another_split_that_cannot_be_read_is_a_warning(tmp_path, capl
     spec = load_dataset_spec(path)
     assert find_images_leniently(spec, "val", Folders(spec.root)).images == {}
     assert f"{path}: 'val': not all images could be listed: {tmp_path / 'val.txt'}: " in caplog.text
+
+
+def test_all_rows_of_another_splits_list_are_missing_if_it_names_no_image(tmp_path):
+    path = write_dataset(tmp_path, train=2, val=0)
+    path.write_text(path.read_text().replace("images/val", "val.txt"))
+    (tmp_path / "val.txt").write_text("./images/val/0.jpg\nimages\\val\\1.jpg\n000002\n")
+    spec = load_dataset_spec(path)
+    split_images = find_images_leniently(spec, "val", Folders(spec.root))
+    assert split_images.images == {}
+    assert split_images.missing == ["images/val/0.jpg", "images/val/1.jpg", "000002"]
