@@ -47,9 +47,7 @@ class SplitLabels:
         for nearby in nearby_folders(self.folders, self.candidates):
             folder = self.candidates.folders.first_name(nearby.label_folder)
             if folder not in self.expected:
-                image_folders = folders.setdefault(folder, [])
-                if nearby.image_folder is not None:
-                    image_folders.append(nearby.image_folder)
+                folders.setdefault(folder, []).extend(nearby.image_folders)
         return folders
 
     @cached_property

@@ -52,6 +52,18 @@ def reported(index: DatasetIndex, kind: str = ORPHAN) -> list[str]:
 TRAIN_AND_VAL = {"train": "images/train", "val": "images/val"}
 
 
+def test_labels_in_folders_that_mirror_the_image_folders_are_used(tmp_path):
+    """A file that is in none of these folders labels the image of this name that has no other."""
+    for split, count in (("train", 1), ("val", 2)):
+        for name in ("a/0", "b/0", "1"):
+            image(tmp_path, f"{split}/{name}.png")
+            label(tmp_path, f"{split}/{name}.xml", count)
+    (tmp_path / "voc/val/1.xml").rename(tmp_path / "voc/1.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+    assert [indexes[split].report.ledger.used_objects for split in ("train", "val")] == [3, 6]
+
+
 def test_a_background_named_like_an_image_of_another_split_is_used(tmp_path):
     for name in "012":
         for split in ("train", "val"):
