@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import OF_MISSING_FOLDER, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.three_formats import voc_text, write_image
+from tests.helpers.three_formats import voc_text, write_image, yolo_text
 
 HEIGHT, WIDTH = 48, 64
 
@@ -31,9 +31,17 @@ def label(root: Path, name: str, count: int = 1) -> None:
     path.write_text(voc_text([(0, 1 + i, 2, 30, 40) for i in range(count)], ["a"], HEIGHT, WIDTH))
 
 
-def read(root: Path, splits: Mapping[str, str], *used: str) -> dict[str, DatasetIndex]:
-    """Returns the indexes of the splits ``used``, or of all of them, whatever is lost."""
-    content = {**splits, "annotations": "voc", "names": ["a"]}
+def yolo_label(root: Path, name: str, count: int = 1) -> None:
+    """Writes the file ``labels/name`` with ``count`` objects."""
+    path = root / "labels" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yolo_text([(0, 1 + i, 2, 30, 40) for i in range(count)], HEIGHT, WIDTH))
+
+
+def read(root: Path, splits: Mapping[str, str], *used: str, annotations: str | None = "voc") -> dict[str, DatasetIndex]:
+    """Returns the indexes of the splits ``used``, or of all of them, whatever is lost. ``annotations``: None for YOLO
+    txt."""
+    content = {**splits, "names": ["a"]} | ({} if annotations is None else {"annotations": annotations})
     (root / "data.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     spec = load_dataset_spec(root / "data.yaml")
     settings = IndexSettings(progress=False, workers=0, max_bad=1.0, use_cache=False)
@@ -123,7 +131,7 @@ def test_the_second_file_that_may_label_an_image_is_not_of_a_missing_folder(tmp_
     for name in ("0", "x-1", "x-2"):
         label(tmp_path, f"{name}.xml")
     indexes = read(tmp_path, TRAIN_AND_VAL, "train")
-    assert losses(indexes) == {"train": (1, 1)}
+    assert losses(indexes) == {"train": (1, 2)}
     assert reported(indexes["train"]) == ["voc/x-1.xml", "voc/x-2.xml"]
 
 
@@ -134,6 +142,38 @@ def test_a_file_that_may_label_images_of_two_splits_leaves_out_both_and_is_lost_
         image(tmp_path, f"{split}/x.png")
     label(tmp_path, "more/x.xml", count=3)
     assert losses(read(tmp_path, TRAIN_AND_VAL)) == {"train": (1, 3), "val": (1, 0)}
+
+
+@pytest.mark.parametrize("num_present", [0, 1])
+def test_labels_of_a_missing_image_of_a_list_are_lost_in_the_split_of_the_list(tmp_path, num_present):
+    """If no image of the list exists, its split cannot be read, and the others report the files."""
+    for name in "01":
+        image(tmp_path, f"train/{name}.png")
+    for name in "0126789":
+        label(tmp_path, f"{name}.xml", count=2)
+    for name in "789"[:num_present]:
+        image(tmp_path, f"test/{name}.png")
+    (tmp_path / "test.txt").write_text("".join(f"images/test/{name}.png\n" for name in "789"))
+    splits = {"train": "images/train", "test": "test.txt"}
+    indexes = read(tmp_path, splits, *list(splits)[: 1 + num_present])
+    assert losses(indexes) == ({"train": (2, 4), "test": (2, 4)} if num_present else {"train": (2, 4)})
+    assert reported(indexes["train"]) == ["voc/2.xml", "voc/6.xml"]
+    assert len(reported(indexes["train"], OF_MISSING_FOLDER)) == (0 if num_present else 3)
+
+
+def test_yolo_labels_in_the_folder_of_another_split_leave_out_the_image_of_their_name(tmp_path):
+    for split in ("train", "val"):
+        for i in range(2):
+            image(tmp_path, f"{split}/{split}{i}.png")
+            yolo_label(tmp_path, f"{split}/{split}{i}.txt")
+    image(tmp_path, "val/x.png")
+    image(tmp_path, "val/background.png")
+    yolo_label(tmp_path, "train/x.txt", 3)
+    yolo_label(tmp_path, "train/x-1.txt")
+    indexes = read(tmp_path, TRAIN_AND_VAL, annotations=None)
+    assert losses(indexes) == {"train": (1, 1), "val": (1, 3)}
+    assert [name for name, index in indexes.items() if "labels/train/x.txt" in reported(index)] == ["val"]
+    assert "images/val/background.png" in indexes["val"].paths
 
 
 def expected_losses(
