@@ -16,7 +16,7 @@ from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, l
 from data.source.listing.candidate_files import Candidate, CandidateFiles
 from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import FoundLabels
-from data.source.listing.label_folders import expected_folders, label_folders_below, nearby_folders
+from data.source.listing.label_folders import expected_folders, label_folders_near, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
@@ -152,7 +152,7 @@ class SplitContext:
 
     @cached_property
     def named_label_folders(self) -> dict[str, None]:
-        """The label folders of all folders that a split of YOLO txt names, and the folders below them, as keys."""
+        """The label folders of all folders that a split of YOLO txt names, and the folders nearby, as keys."""
         own = self._spec.listed_splits[self._split]
         if own.annotations is not None:
             return {}  # all of them are `nearby`
@@ -160,7 +160,7 @@ class SplitContext:
         for name, split in self._spec.listed_splits.items():
             if self._shares_labels(name):
                 for split_folder in folders_of(split):
-                    for folder in label_folders_below(split_folder, self.own.candidates):
+                    for folder in label_folders_near(split_folder, self.own.candidates):
                         folders[self.own.candidates.folders.first_name(folder)] = None
         return folders
 

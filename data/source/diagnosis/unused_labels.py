@@ -202,7 +202,7 @@ def _is_of_another_image(file: Candidate, stems: Sequence[str], context: SplitCo
         return True
     if any(file.folder in labels.expected for labels in context.splits):
         return False
-    return any(file.folder in labels.nearby and stems[0] in labels.labeled_stems for labels in context.splits)
+    return any(stems[0] in labels.labeled_stems for labels in context.splits)
 
 
 def _similar_images(

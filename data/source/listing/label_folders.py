@@ -67,9 +67,11 @@ def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> 
         yield from _folders_above(split_folder, candidates)
 
 
-def label_folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[str]:
-    """Yields the usual label folder of a folder that any split names, and the folders below it."""
-    return _with_folders_below(candidates.label_folders(split_folder)[0], candidates)
+def label_folders_near(split_folder: str, candidates: CandidateFiles) -> Iterator[str]:
+    """Yields the usual label folder of a folder that any split names, and the folders below and above it."""
+    yield from _with_folders_below(candidates.label_folders(split_folder)[0], candidates)
+    for nearby in _folders_above(split_folder, candidates):
+        yield nearby.label_folder
 
 
 def _folders_of_annotations(annotations: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -176,63 +176,110 @@ def test_yolo_labels_in_the_folder_of_another_split_leave_out_the_image_of_their
     assert "images/val/background.png" in indexes["val"].paths
 
 
-def expected_losses(
-    root: Path, images: Mapping[str, list[str]], counts: Mapping[str, int], missing: str
-) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Reads a data set naively: returns the stems of the images that each split uses, and its lost objects.
+@dataclass
+class RandomSet:
+    """A data set with unused label files. Folders of label files are relative to the folder for all of them."""
 
-    ``images``: stems by split. ``counts``: objects by label file, relative to voc, without suffix.
-    """
-    present = [split for split in images if split != missing]
-    places = {(split, stem): {f"{split}/{stem}", stem} & counts.keys() for split in present for stem in images[split]}
-    used = {file for files in places.values() for file in files}
-    labeled = {stem for (_, stem), files in places.items() if files}
-    left_out: set[tuple[str, str]] = set()
-    lost = dict.fromkeys(present, 0)
-    for file in counts.keys() - used:
-        folder, _, stem = file.rpartition("/")
-        if folder and folder == missing:
-            continue
-        affected = [split for split in present if places.get((split, stem)) == set()]
-        left_out |= {(split, stem) for split in affected}
-        if affected:
-            lost[affected[0]] += counts[file]
-        elif folder in present:
-            lost[folder] += counts[file]
-        elif not missing and not (folder == "more" and stem in labeled):
-            lost[present[0]] += counts[file]
-    used_stems = {split: sorted(stem for stem in images[split] if (split, stem) not in left_out) for split in present}
-    return used_stems, lost
+    root: Path
+    is_yolo: bool
+    images: dict[str, list[str]] = field(default_factory=dict)  # stems by split
+    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems that the list of a split names in vain
+    missing_split: str = ""
+    num_objects: dict[str, int] = field(default_factory=dict)  # by label file, without suffix
+
+    @property
+    def outside(self) -> str:
+        """A folder where no split expects label files."""
+        return "" if self.is_yolo else "more"
+
+    @property
+    def splits(self) -> list[str]:
+        return [split for split in self.images if split != self.missing_split]
+
+    def files(self, split: str, stem: str) -> set[str]:
+        """The label files of an image."""
+        return {f"{split}/{stem}"} if self.is_yolo else {f"{split}/{stem}", stem}
+
+    def expected(self) -> tuple[dict[str, list[str]], dict[str, int]]:
+        """Reads the data set naively: returns the stems of the images that each split uses, and its lost objects."""
+        files = {
+            (s, stem): self.files(s, stem) & self.num_objects.keys() for s in self.splits for stem in self.images[s]
+        }
+        labeled = {stem for (_, stem), own in files.items() if own}
+        left_out: set[tuple[str, str]] = set()
+        lost = dict.fromkeys(self.splits, 0)
+        for file in self.num_objects.keys() - {file for own in files.values() for file in own}:
+            folder, _, stem = file.rpartition("/")
+            affected = [split for split in self.splits if files.get((split, stem)) == set()]
+            lists = [s for s, rows in self.missing_rows.items() for row in rows if file in self.files(s, row)]
+            loser = ""
+            if lists:
+                loser = lists[0]
+            elif folder and folder == self.missing_split:
+                continue
+            elif affected:
+                loser = affected[0]
+                left_out |= {(split, stem) for split in affected}
+            elif folder in self.splits:
+                loser = "" if folder in self.missing_rows else folder  # lists lose no file that they do not name
+            elif not self.missing_split and not (folder == self.outside and stem in labeled):
+                loser = self.splits[0]
+            if loser:
+                lost[loser] += self.num_objects[file]
+        used = {s: sorted(stem for stem in self.images[s] if (s, stem) not in left_out) for s in self.splits}
+        return used, lost
+
+    def write(self) -> dict[str, str]:
+        """Writes the files. Returns the folder or list of each split."""
+        entries = {split: f"images/{split}" for split in self.images}
+        for split in self.splits:
+            for stem in self.images[split]:
+                image(self.root, f"{split}/{stem}.png")
+        for split, rows in self.missing_rows.items():
+            entries[split] = f"{split}.txt"
+            names = [f"images/{split}/{stem}.png\n" for stem in self.images[split] + rows]
+            (self.root / entries[split]).write_text("".join(names))
+        for file, count in self.num_objects.items():
+            if self.is_yolo:
+                yolo_label(self.root, f"{file}.txt", count)
+            else:
+                label(self.root, f"{file}.xml", count)
+        return entries
 
 
-def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path):
+def random_set(root: Path, rng: random.Random, *, is_yolo: bool) -> RandomSet:
+    made = RandomSet(root, is_yolo)
+    is_mirrored = is_yolo or rng.random() < 0.6
+    splits = ("train", "val", "test")[: rng.randint(2, 3)]
+    stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
+    others = ["".join(rng.choices("jklmn", k=8)) for _ in range(6)]
+    made.images = {split: rng.sample(stems, 4) for split in splits}
+    last = rng.choice(("whole", "whole", "missing", "list"))
+    if last == "list":
+        made.missing_rows[splits[-1]] = others[:2]
+    elif last == "missing" and not is_yolo:
+        made.missing_split = splits[-1]
+    for split in splits:
+        for i, stem in enumerate(made.images[split]):
+            if i == 0 or rng.random() < 0.6:
+                made.num_objects[f"{split}/{stem}" if is_mirrored else stem] = rng.randint(1, 3)
+    for _ in range(4):
+        folder = rng.choice((*splits, "", made.outside) if is_mirrored else ("", made.outside))
+        stem = others.pop(rng.randrange(len(others)))
+        if (folder or is_yolo) and rng.random() < 0.6:
+            stem = stems.pop()
+        made.num_objects.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
+    return made
+
+
+@pytest.mark.parametrize("is_yolo", [False, True])
+def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path, is_yolo):
     for seed in range(12):
-        rng = random.Random(seed)
-        root = tmp_path / str(seed)
-        is_mirrored = rng.random() < 0.6
-        names = ("train", "val", "test")[: rng.randint(2, 3)]
-        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
-        images = {split: rng.sample(stems, 4) for split in names}
-        missing = rng.choice(("", "", names[-1]))
-        counts: dict[str, int] = {}
-        for split in names:
-            for i, stem in enumerate(images[split]):
-                image(root, f"{split}/{stem}.png")
-                if i == 0 or rng.random() < 0.6:
-                    counts[f"{split}/{stem}" if is_mirrored else stem] = rng.randint(1, 3)
-        for _ in range(3):
-            folder = rng.choice((*names, "", "more") if is_mirrored else ("", "more"))
-            stem = "".join(rng.choices("jklmn", k=8))
-            if folder and rng.random() < 0.6:
-                stem = stems.pop()
-            counts.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
-        for file, count in counts.items():
-            label(root, f"{file}.xml", count)
-        if missing:
-            shutil.rmtree(root / "images" / missing)
-        used, lost = expected_losses(root, images, counts, missing)
-        indexes = read(root, {split: f"images/{split}" for split in names}, *used)
-        assert {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()} == used, (
-            seed
-        )
+        made = random_set(tmp_path / str(seed), random.Random(seed), is_yolo=is_yolo)
+        (tmp_path / str(seed)).mkdir()
+        entries = made.write()
+        used, lost = made.expected()
+        indexes = read(made.root, entries, *used, annotations=None if is_yolo else "voc")
+        used_stems = {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()}
+        assert used_stems == used, f"seed {seed}"
         assert {split: objects for split, (_, objects) in losses(indexes).items()} == lost, f"seed {seed}"
