@@ -161,6 +161,16 @@ def test_labels_of_a_missing_image_of_a_list_are_lost_in_the_split_of_the_list(t
     assert len(reported(indexes["train"], OF_MISSING_FOLDER)) == (0 if num_present else 3)
 
 
+def test_yolo_labels_of_the_missing_images_of_a_list_are_lost(tmp_path):
+    """Even if all images of their folder are missing, and all others have their labels."""
+    image(tmp_path, "a/0.png")
+    yolo_label(tmp_path, "a/0.txt")
+    yolo_label(tmp_path, "b/1.txt", count=3)
+    (tmp_path / "train.txt").write_text("images/a/0.png\nimages/b/1.png\n")
+    indexes = read(tmp_path, {"train": "train.txt"}, annotations=None)
+    assert losses(indexes) == {"train": (1, 3)}
+
+
 def test_yolo_labels_in_the_folder_of_another_split_leave_out_the_image_of_their_name(tmp_path):
     for split in ("train", "val"):
         for i in range(2):
