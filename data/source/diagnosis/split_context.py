@@ -226,9 +226,11 @@ class SplitContext:
 
 
 def charged(splits: Sequence[SplitLabels]) -> SplitLabels:
-    """Returns the split in which a label file is lost, of those to which it may belong: the first that names a folder,
-    because files that no list names need not be losses, or else the first."""
-    return next((labels for labels in splits if labels.folders), splits[0])
+    """Returns the split in which a label file is lost, of those to which it may belong and that have images: the first
+    that names a folder, because files that no list names need not be losses, or else the first. If none has images, it
+    is chosen from all."""
+    readable = [labels for labels in splits if labels.found.images] or splits
+    return next((labels for labels in readable if labels.folders), readable[0])
 
 
 def _format_per_image(split: ListedSplit) -> FilesPerImage | None:
