@@ -146,11 +146,16 @@ def _read(request: LabelRequest) -> LabelSource:
 
 
 def _voc_folders(images: str, below_split: str, annotations: Path | None) -> list[str]:
-    """Returns the folders that may contain the XML files: they mirror the split's folder, are all in one folder, or are
-    in folders named like the image folders."""
+    """Returns the folders that may contain the XML files of ``images/train/a``: ``images/train/a``, ``train/a`` and
+    ``a`` in the annotations, and the annotations themselves. The usual one is the first whose part above
+    ``below_split`` exists: for the split ``images/train``, ``train/a`` if there is a folder ``train``, else ``a``."""
     assert annotations is not None, "a split in VOC format names the folder of its XML files"
-    named = (below_split, "", os.path.basename(images))
-    return list(dict.fromkeys(os.path.join(annotations, name) if name else str(annotations) for name in named))
+    parts = Path(os.path.relpath(images, os.path.commonpath((images, annotations)))).parts
+    folders = [os.path.join(annotations, *parts[start:]) for start in range(len(parts) + 1)]
+    num_above = max(0, len(parts) - len(Path(below_split).parts))
+    mirrors = (start for start in range(num_above) if os.path.isdir(os.path.join(annotations, *parts[start:num_above])))
+    usual = next(mirrors, num_above)
+    return [folders[usual], *folders[:usual], *folders[usual + 1 :]]
 
 
 def is_voc(head: bytes) -> bool:

@@ -16,8 +16,8 @@ A split with a label file for each image:
                        (both unite the names of an image, which may have different label files, by views.py)
     label_folders.py   checks the folders that may contain label files for files that belong to no image
 
-If an image has no label file, or a label file no image, `diagnosis.unused_labels` then finds the unused label files and
-leaves out the images to which one of them may belong.
+If a listed image is missing, an image has no label file, or a label file no image, `diagnosis.unused_labels` then finds
+the unused label files and leaves out the images to which one of them may belong.
 
 A split with one label file for all images:
 
@@ -94,8 +94,8 @@ def _list_with_own_files(split_images: SplitImages, split_spec: FilesSplit, spec
         raise _unusable_annotations(split_spec.annotations, spec)
     found = find_labels(split_images, label_format.per_image, split_spec.annotations)
     diagnosis = NO_DIAGNOSIS
-    if not are_all_labeled(found, folders_of(split_spec)):
-        diagnosis = diagnose_labels(SplitContext(spec, split, found))
+    if split_images.missing or not are_all_labeled(found, folders_of(split_spec)):
+        diagnosis = diagnose_labels(SplitContext(spec, split, found, split_images.missing))
     images = leave_out(found.images, diagnosis.reasons)
     listing = Listing(
         all_images=images,

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, ListedSplit, Split
-from data.source.listing.other_splits import has_images, share_labels
+from data.source.listing.other_splits import is_missing_or_empty, share_labels
 from utils.errors import UserError
 from utils.logger import get_logger
 
 
 def without_empty(spec: DatasetSpec, splits: Iterable[str]) -> DatasetSpec:
-    """Returns ``spec`` without those of ``splits`` whose folders or lists are missing or contain no images, and logs
-    each."""
+    """Returns ``spec`` without those of ``splits`` whose folders and lists are all missing or empty, and logs each."""
     left_out: dict[str, Split] = {}
     for name in splits:
-        if name not in spec.splits or any(has_images(entry, part) for part, entry in _image_entries(spec, name)):
+        if name not in spec.splits:
+            continue
+        if not all(is_missing_or_empty(entry, part) for part, entry in _image_entries(spec, name)):
             continue
         _log_left_out(spec, name)
         left_out[name] = spec.splits[name]
@@ -60,7 +61,7 @@ def _warn_of_unused_split(spec: DatasetSpec, split: str, *, is_any_used: bool) -
     try:
         spec.check_split(split)
         entries = _image_entries(spec, split) if note else []
-        empty = [entry for part, entry in entries if not has_images(entry, part)]
+        empty = [entry for part, entry in entries if is_missing_or_empty(entry, part)]
     except UserError as error:
         get_logger().warning("%s; '%s' is not used here%s", error, split, note)
         return

@@ -47,6 +47,10 @@ class UnlabeledImages:
                 images.setdefault(part, []).extend(of_stem)
         return images
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._by_stem
+
     def named(self, stem: str) -> list[ListedImage]:
         """Returns the images whose loose stem is ``stem``."""
         return self._by_stem.get(stem, [])

@@ -1,34 +1,38 @@
 """Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
-be in the same folders, each with its images and the folders where its label files are looked for (`SplitLabels`)."""
+be in the same folders, each with its images and the folders where its label files are looked for (`SplitLabels`). If a
+file may belong to several splits, `charged` decides in which of them it is lost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from data.labels.image_names import loose
 from data.labels.label_format import FilesPerImage
 from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import Candidate, CandidateFiles
 from data.source.listing.images import find_images_leniently
 from data.source.listing.label_files import FoundLabels
-from data.source.listing.label_folders import expected_folders, nearby_folders
+from data.source.listing.label_folders import expected_folders, label_folders_near, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
 from data.source.listing.unusual_labels import find_labels
+from utils.files.paths import path_of
 
 
 class SplitLabels:
     """The images of a split, and the folders where its label files are looked for. Each folder has one name, see
     `Folders.first_name`."""
 
-    def __init__(self, found: FoundLabels, folders: Sequence[str]) -> None:
+    def __init__(self, found: FoundLabels, folders: Sequence[str], missing: Sequence[str]) -> None:
         self.found = found
         self.folders = folders  # that the split names (absolute), without its lists
         self.unlabeled = UnlabeledImages(found.images)
+        self._missing = missing  # see `SplitImages.missing`
 
     @property
     def candidates(self) -> CandidateFiles:
@@ -47,9 +51,7 @@ class SplitLabels:
         for nearby in nearby_folders(self.folders, self.candidates):
             folder = self.candidates.folders.first_name(nearby.label_folder)
             if folder not in self.expected:
-                image_folders = folders.setdefault(folder, [])
-                if nearby.image_folder is not None:
-                    image_folders.append(nearby.image_folder)
+                folders.setdefault(folder, []).extend(nearby.image_folders)
         return folders
 
     @cached_property
@@ -80,6 +82,26 @@ class SplitLabels:
         """Returns the folders of the images whose label files may be in a folder."""
         return self.expected.get(label_folder) or self.nearby.get(label_folder, [])
 
+    @cached_property
+    def missing_images(self) -> dict[str, dict[str, str]]:
+        """The names in lists of missing images, by each folder that may contain their label files, and by their loose
+        stems and loose names."""
+        names_of_folder: dict[str, dict[str, str]] = {}  # by image folder
+        for name in self._missing:
+            folder, _, base_name = name.rpartition("/")
+            names_of_folder.setdefault(folder, {}).update({loose(base_name): name, loose_stem(base_name): name})
+        by_label_folder: dict[str, dict[str, str]] = {}
+        for folder, names in names_of_folder.items():
+            for label_folder in self.candidates.label_folders(path_of(folder, self.candidates.folders.root)):
+                by_label_folder.setdefault(self.candidates.folders.first_name(label_folder), {}).update(names)
+        return by_label_folder
+
+    def missing_image(self, label_folder: str, stems: Iterable[str]) -> str:
+        """Returns the name in a list of a missing image that has one of the loose ``stems`` and may have a label file
+        in a folder, or ""."""
+        names = self.missing_images.get(label_folder, {})
+        return next((names[stem] for stem in stems if stem in names), "")
+
     def images_named(self, names: Sequence[str], status: ImageStatus) -> list[ListedImage]:
         """Returns the images of a status among ``names``. Links may give one image several of these names."""
         images = [self.image_of_name[name] for name in names if name in self.image_of_name]
@@ -90,13 +112,7 @@ class FolderOwner(NamedTuple):
     """To whom the unused label files in a folder belong."""
 
     splits: list[SplitLabels]  # in the order of the data set
-    missing: Path | None  # folder or list of a further split, which is missing or names no image
-
-    @property
-    def charged(self) -> SplitLabels:
-        """The split in which a file without an image is lost, if there are ``splits``: the first that names a folder,
-        because files that no list names need not be losses, or else the first."""
-        return next((labels for labels in self.splits if labels.folders), self.splits[0])
+    missing: Path | None  # folder or list of a further split, which is missing or empty
 
 
 class SplitContext:
@@ -105,17 +121,18 @@ class SplitContext:
     Args:
         split: name of the split whose unused label files are explained.
         found: its images and the label files that they use.
+        missing: see `SplitImages.missing`.
     """
 
-    def __init__(self, spec: DatasetSpec, split: str, found: FoundLabels) -> None:
+    def __init__(self, spec: DatasetSpec, split: str, found: FoundLabels, missing: Sequence[str]) -> None:
         self._spec = spec
         self._split = split
-        self.own = SplitLabels(found, folders_of(spec.listed_splits[split]))
+        self.own = SplitLabels(found, folders_of(spec.listed_splits[split]), missing)
         self.images_on_disk = ImagesOnDisk(found.candidates.folders)  # including images of no split
 
     @cached_property
     def others(self) -> list[SplitLabels]:
-        """The other splits that have other images, and their own label files in the same folders."""
+        """The other splits that name other images, and have their own label files in the same folders."""
         return [labels for labels in self.splits if labels is not self.own]
 
     @cached_property
@@ -134,7 +151,21 @@ class SplitContext:
         return splits
 
     @cached_property
-    def stems_elsewhere(self) -> frozenset[str]:
+    def named_label_folders(self) -> dict[str, None]:
+        """The label folders of all folders that a split of YOLO txt names, and the folders nearby, as keys."""
+        own = self._spec.listed_splits[self._split]
+        if own.annotations is not None:
+            return {}  # all of them are `nearby`
+        folders: dict[str, None] = {}
+        for name, split in self._spec.listed_splits.items():
+            if self._shares_labels(name):
+                for split_folder in folders_of(split):
+                    for folder in label_folders_near(split_folder, self.own.candidates):
+                        folders[self.own.candidates.folders.first_name(folder)] = None
+        return folders
+
+    @cached_property
+    def stems_outside(self) -> frozenset[str]:
         """The loose stems of images that may have unused label files in the annotations: of images in no split, and in
         splits with another kind of label file."""
         own = self._spec.listed_splits[self._split]
@@ -157,18 +188,21 @@ class SplitContext:
     def owner_of(self, folder: str) -> FolderOwner:
         """Returns to whom the unused label files in a folder belong: those whose label folders include it or, failing
         that, the closest folder above it; or else the splits that look for label files nearby."""
-        first_name = self.own.candidates.folders.first_name
-        for ancestor in (folder, *map(str, Path(folder).parents)):
-            name = first_name(ancestor)
+        candidates = self.own.candidates
+        top = candidates.folders.root if candidates.annotations is None else candidates.annotations
+        for ancestor in (Path(folder), *Path(folder).parents):
+            name = candidates.folders.first_name(str(ancestor))
             splits = [labels for labels in self.splits if name in labels.own_folders]
             missing = self._missing_entries.get(name)
             if splits or missing is not None:
                 return FolderOwner(splits, missing)
+            if ancestor == top:
+                break
         return FolderOwner([labels for labels in self.splits if folder in labels.nearby], None)
 
     @cached_property
     def _missing_entries(self) -> dict[str, Path]:
-        """The folders and lists of other splits that are missing or name no image, by label folder."""
+        """The folders and lists of other splits that are missing or empty, by label folder."""
         entries: dict[str, Path] = {}
         for entry in entries_without_images(self._spec, self._split):
             for folder in self.own.candidates.label_folders(str(entry)):
@@ -176,18 +210,27 @@ class SplitContext:
         return entries
 
     def _labels_of(self, other: ListedSplit, name: str) -> list[SplitLabels]:
-        """Returns the labels of another split, or nothing if it has no images, or one label file for all of them."""
+        """Returns the labels of another split, or nothing if it names no image, or has one label file for all."""
         label_format = _format_per_image(other)
         if label_format is None:
             return []
         images = find_images_leniently(self._spec, name, self.own.candidates.folders)
-        if not images.images:
+        if not images.images and not images.missing:
             return []
-        return [SplitLabels(find_labels(images, label_format, other.annotations), folders_of(other))]
+        found = find_labels(images, label_format, other.annotations)
+        return [SplitLabels(found, folders_of(other), images.missing)]
 
     def _shares_labels(self, other: str) -> bool:
         splits = self._spec.listed_splits
         return share_labels(splits[self._split].annotations, splits[other].annotations)
+
+
+def charged(splits: Sequence[SplitLabels]) -> SplitLabels:
+    """Returns the split in which a label file is lost, of those to which it may belong and that have images: the first
+    that names a folder, because files that no list names need not be losses, or else the first. If none has images, it
+    is chosen from all."""
+    readable = [labels for labels in splits if labels.found.images] or splits
+    return next((labels for labels in readable if labels.folders), readable[0])
 
 
 def _format_per_image(split: ListedSplit) -> FilesPerImage | None:

@@ -3,16 +3,20 @@ and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
 objects. Splits may share folders of label files. Each file is therefore judged with the images of all of them, in the
-same way whichever split is read, so that it is lost at most once. The first question with the answer "yes" decides:
+same way whichever split is read. Of the splits to which it may belong, its objects are lost in one (`charged`). The
+first question with the answer "yes" decides:
 
 1. Does another split use the file? It is none of this split's.
 2. Is its image on the disk, in a folder whose label files may be in the file's folder? `_of_existing_images`: a copy of
-   the image's labels is ignored, a second label file reported; an unlabeled image is left out, as in 4.
-3. Does its folder belong to a missing folder of another split alone? It is reported, but not lost.
-4. May it label unlabeled images? Each split leaves out its own; the objects are lost in the first of these splits.
-5. Is it named like another image, which has labels or is in no split (`_is_of_another_image`)? It is ignored.
-6. Does its folder also belong to a missing folder or list? It is reported, but not lost.
-7. Else it is lost in one of the splits to which its folder belongs (`FolderOwner.charged`).
+   the image's labels is ignored, a second label file reported; an unlabeled image is left out, as in 5.
+3. Does a list name its image, which is missing? Its objects are lost; the row of the list counts as the image. If no
+   image of that split exists, the file is reported by each of the others, but not lost.
+4. Does its folder belong to a missing folder of another split alone? It is reported, but not lost.
+5. May it label unlabeled images? Each split leaves out its own. These are images of a similar name, or only those of
+   the same name if the file's folder is not the split's, or if 6 holds as well.
+6. Is it named like another image, which has labels or is in no split (`_is_of_another_image`)? It is ignored.
+7. Does its folder also belong to a missing folder or list? It is reported, but not lost.
+8. Else it is lost in one of the splits to which its folder belongs.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import SplitContext, SplitLabels
+from data.source.diagnosis.split_context import SplitContext, SplitLabels, charged
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.listing.candidate_files import Candidate
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -47,7 +51,7 @@ class _Unlabeled(NamedTuple):
     """The unlabeled images of a split that an unused label file may label."""
 
     images: Sequence[ListedImage]
-    is_charged: bool  # whether the objects of the file are lost in this split, not in another one
+    is_charged: bool  # whether the objects of the file are lost in this split
 
 
 _Explanation = Finding | _Unlabeled | None  # None if this split need not report the file
@@ -56,18 +60,17 @@ _Explanation = Finding | _Unlabeled | None  # None if this split need not report
 def diagnose_labels(context: SplitContext) -> Diagnosis:
     """Reports the label files that are not used by exactly one image of the split, and labels in other formats."""
     found = context.own.found
-    explanations = {file: _explain(file, context) for file in _unused_files(context)}
-    similar = {file: e.images for file, e in explanations.items() if isinstance(e, _Unlabeled)}
-    images_of = _assign_images_once(similar)
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
-    for file, explanation in explanations.items():
+    for file in _unused_files(context):
+        explanation = _explain(file, context)
         if isinstance(explanation, Finding):
             findings.append(explanation)
         elif isinstance(explanation, _Unlabeled):
-            finding = _of_unlabeled_images(file, explanation, images_of[file], context.own)
-            reasons |= dict.fromkeys(images_of[file], finding)
+            left_out = [image.name for image in explanation.images if image.name not in reasons]
+            finding = _of_unlabeled_images(file, explanation, num_left_out=len(left_out), own=context.own)
             findings.append(finding)
+            reasons |= dict.fromkeys(left_out, finding)
     findings += _shared_labels(found.images)
 
     unread = unread_labels(found, left_out=reasons)
@@ -76,15 +79,28 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 
 
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
-    """Yields the unused label files in the expected and nearby folders of the split."""
+    """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
+    those of missing images and, in label folders of other splits, those with the name of an unlabeled image."""
     own = context.own
-    for folder in (*own.expected, *own.nearby):
+    searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
+    for folder in searched:
         is_skipped = folder in own.expected and folder not in own.usual and not own.candidates.contains_labels(folder)
         if is_skipped:  # such as captions beside the images
             continue
         for file in own.candidates.files(folder):
-            if not context.is_used_by_another(file) and own.candidates.is_label_file(file):
+            if _is_unused(file, context):
                 yield file
+    if own.unlabeled.is_empty:
+        return
+    for folder in context.named_label_folders:
+        if folder not in searched:
+            for file in own.candidates.files(folder):
+                if own.unlabeled.named(loose_stem(file.name)) and _is_unused(file, context):
+                    yield file
+
+
+def _is_unused(file: Candidate, context: SplitContext) -> bool:
+    return not context.is_used_by_another(file) and context.own.candidates.is_label_file(file)
 
 
 def _explain(file: Candidate, context: SplitContext) -> _Explanation:
@@ -94,32 +110,35 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
     existing = _existing_images(file, stems, context)
     if existing:
         return _of_existing_images(existing, file, context)
+    lists = [labels for labels in context.splits if labels.missing_image(file.folder, stems)]
+    if lists:
+        return _of_missing_image(file, stems, charged(lists), own)
     owner = context.owner_of(file.folder)
     if owner.missing is not None and not owner.splits:
-        return _of_missing_folder(file, owner.missing, own)
+        return _of_missing_entry(file, owner.missing, own)
     is_of_another = _is_of_another_image(file, stems, context)
-    unlabeled = [
-        (labels, _similar_images(file, labels, only_same_name=is_of_another or labels not in owner.splits))
+    similar = {
+        labels: _similar_images(file, labels, context, only_same_name=is_of_another or labels not in owner.splits)
         for labels in context.splits
-    ]
-    if any(images for _, images in unlabeled):
-        return _share_of(own, unlabeled)
+    }
+    if any(similar.values()):
+        return _unlabeled_in(own, similar)
     if is_of_another:
         return None
     if owner.missing is not None:
-        return _of_missing_folder(file, owner.missing, own)
-    if owner.charged is own:
+        return _of_missing_entry(file, owner.missing, own)
+    if owner.splits and charged(owner.splits) is own:
         return _without_image(file, "belongs to no image; rename it like its image, or remove it", own)
     return None
 
 
-def _share_of(own: SplitLabels, unlabeled: Sequence[tuple[SplitLabels, Sequence[ListedImage]]]) -> _Unlabeled | None:
-    """Returns the images of a split that a file may label, or None if there is none. ``unlabeled``: by split."""
-    affected = [(labels, images) for labels, images in unlabeled if images]
-    for labels, images in affected:
-        if labels is own:
-            return _Unlabeled(images, is_charged=affected[0][0] is own)
-    return None
+def _unlabeled_in(own: SplitLabels, images_of: Mapping[SplitLabels, Sequence[ListedImage]]) -> _Unlabeled | None:
+    """Returns the unlabeled images of this split that a file may label, or None if there is none. ``images_of``: those
+    of all splits."""
+    if not images_of[own]:
+        return None
+    affected = [labels for labels, images in images_of.items() if images]
+    return _Unlabeled(images_of[own], is_charged=charged(affected) is own)
 
 
 # Images that exist
@@ -157,10 +176,10 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
     labeled = own.images_named(names, ImageStatus.LABELED)
     if any(own.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in labeled):
         return None  # a copy
-    unlabeled = [(labels, labels.images_named(names, ImageStatus.BACKGROUND)) for labels in context.splits]
-    share = _share_of(own, unlabeled)
-    if share is not None:
-        return share
+    images_of = {labels: labels.images_named(names, ImageStatus.BACKGROUND) for labels in context.splits}
+    unlabeled = _unlabeled_in(own, images_of)
+    if unlabeled is not None:
+        return unlabeled
     if labeled:
         message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
         return Finding(own.candidates.full_name(file), SECOND_LABEL, message)
@@ -168,8 +187,8 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
     if is_in_a_split or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
         return None  # an image of another split, or of a supported kind in no list, or it has a finding already
     image_folder = os.path.dirname(path_of(names[0], root))
-    if own is next(labels for labels in context.splits if image_folder in labels.image_folders(file.folder)):
-        return _without_image(file, f"its image, {names[0]}, is not read", own)
+    if charged([labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]) is own:
+        return _without_image(file, f"{names[0]} is of an unsupported kind", own)
     return None
 
 
@@ -179,33 +198,25 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
 def _is_of_another_image(file: Candidate, stems: Sequence[str], context: SplitContext) -> bool:
     """Returns whether a file is named like an image of no split or, in a folder where no split expects label files,
     like a labeled image: it may be an older version of its labels."""
-    if not context.stems_elsewhere.isdisjoint(stems):
+    if not context.stems_outside.isdisjoint(stems):
         return True
     if any(file.folder in labels.expected for labels in context.splits):
         return False
-    return any(file.folder in labels.nearby and stems[0] in labels.labeled_stems for labels in context.splits)
+    return any(stems[0] in labels.labeled_stems for labels in context.splits)
 
 
-def _similar_images(file: Candidate, labels: SplitLabels, *, only_same_name: bool) -> Sequence[ListedImage]:
+def _similar_images(
+    file: Candidate, labels: SplitLabels, context: SplitContext, *, only_same_name: bool
+) -> Sequence[ListedImage]:
     """Returns the unlabeled images of a split that a file may label: those of the same name or, unless
     ``only_same_name``, the one of a similar name. There are none in a folder where the split expects no label files
     if a labeled image has the same name."""
     stem = loose_stem(file.name)
-    is_expected = file.folder in labels.expected
-    if not is_expected and (file.folder not in labels.nearby or stem in labels.labeled_stems):
-        return ()
+    if file.folder not in labels.expected:
+        is_searched = file.folder in labels.nearby or file.folder in context.named_label_folders
+        if not is_searched or stem in labels.labeled_stems:
+            return ()
     return labels.unlabeled.named(stem) if only_same_name else labels.unlabeled.resembling(stem)
-
-
-def _assign_images_once(similar: Mapping[Candidate, Sequence[ListedImage]]) -> dict[Candidate, list[str]]:
-    """Returns the names of the images that each file resembles. An image is assigned to its first file only, so that it
-    is counted as lost once."""
-    assigned: set[str] = set()
-    images_of: dict[Candidate, list[str]] = {}
-    for file, images in similar.items():
-        images_of[file] = [image.name for image in images if image.name not in assigned]
-        assigned.update(images_of[file])
-    return images_of
 
 
 # Findings
@@ -227,22 +238,33 @@ def _without_image(file: Candidate, message: str, own: SplitLabels) -> Finding:
     )
 
 
-def _of_missing_folder(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
-    """Returns the finding about a label file whose image may be in a folder or list without images."""
-    message = f"belongs to no image that is here; its image may be in {missing}, which has no images"
+def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels, own: SplitLabels) -> Finding | None:
+    """Returns the finding about a label file whose image is missing, although a list of the split ``owner`` names it.
+    The row of the list counts as the lost image."""
+    name = own.candidates.full_name(file)
+    message = f"{owner.missing_image(file.folder, stems)}, which a list names, is missing"
+    if owner is own:
+        return Finding(name, ORPHAN, message, lost_objects=own.candidates.num_objects(file))
+    return None if owner.found.images else Finding(name, OF_MISSING_FOLDER, message)
+
+
+def _of_missing_entry(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
+    """Returns the finding about a label file whose image may be in a missing folder or list of another split."""
+    place = f"listed in {missing}, which names" if missing.suffix.lower() == ".txt" else f"in {missing}, which has"
+    message = f"belongs to no image that is here; its image may be {place} no images"
     return Finding(own.candidates.full_name(file), OF_MISSING_FOLDER, message)
 
 
-def _of_unlabeled_images(file: Candidate, unlabeled: _Unlabeled, left_out: Sequence[str], own: SplitLabels) -> Finding:
-    """Returns the finding about a label file that may belong to unlabeled images. ``left_out``: names of the images
-    that are left out because of it, not already because of another file, if any image of the split is labeled."""
+def _of_unlabeled_images(file: Candidate, unlabeled: _Unlabeled, *, num_left_out: int, own: SplitLabels) -> Finding:
+    """Returns the finding about a label file that may belong to unlabeled images. ``num_left_out``: how many of them
+    are not already left out because of another file. They are backgrounds if no image of the split is labeled."""
     first = unlabeled.images[0]
     return Finding(
         where=own.candidates.full_name(file),
         kind=ORPHAN,
         text=f"belongs to no image; if it labels {first.name}, which is left out, rename it to {first.label.name}",
-        lost_images=len(left_out) if own.found.is_any_labeled else 0,
-        lost_objects=own.candidates.num_objects(file) if left_out and unlabeled.is_charged else 0,
+        lost_images=num_left_out if own.found.is_any_labeled else 0,
+        lost_objects=own.candidates.num_objects(file) if unlabeled.is_charged else 0,
     )
 
 

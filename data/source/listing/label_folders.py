@@ -3,7 +3,8 @@
 usual      the folder where the format first looks for the label files of an image folder
 expected   the usual folder, the image folder and, if an image has no label file in the usual folder, the format's other
            folders
-nearby     a folder below or above a usual one, where label files of the split are misplaced
+nearby     another folder where label files of the split may be misplaced: in the annotations if the data set names
+           some, else below or above a usual one
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class NearbyFolder(NamedTuple):
     """A folder that may contain misplaced label files of the split."""
 
     label_folder: str  # absolute
-    image_folder: str | None  # absolute; ``label_folder`` is the label folder of its images. None for a split of lists
+    image_folders: list[str]  # folders (absolute) whose images may have label files in ``label_folder``
 
 
 def are_all_labeled(found: FoundLabels, split_folders: Sequence[str]) -> bool:
@@ -56,40 +57,55 @@ def expected_folders(found: FoundLabels) -> dict[str, list[ImageGroup]]:
 
 
 def nearby_folders(split_folders: Sequence[str], candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields the usual label folders of the folders that a split names, and the folders nearby. For a split of lists,
-    yields its annotations, if it has any, and the folders below them."""
-    if candidates.annotations is not None and not split_folders:
-        yield from _folders_from(NearbyFolder(str(candidates.annotations), None), candidates)
+    """Yields the annotations of a split and the folders below them or, without annotations, the usual label folders of
+    the folders that it names, and the folders below and above these."""
+    if candidates.annotations is not None:
+        yield from _folders_of_annotations(str(candidates.annotations), candidates)
+        return
     for split_folder in split_folders:
         yield from _folders_below(split_folder, candidates)
-        if candidates.annotations is None:
-            yield from _folders_above(split_folder, candidates)
+        yield from _folders_above(split_folder, candidates)
+
+
+def label_folders_near(split_folder: str, candidates: CandidateFiles) -> Iterator[str]:
+    """Yields the usual label folder of a folder that any split names, and the folders below and above it."""
+    yield from _with_folders_below(candidates.label_folders(split_folder)[0], candidates)
+    for nearby in _folders_above(split_folder, candidates):
+        yield nearby.label_folder
+
+
+def _folders_of_annotations(annotations: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
+    """Yields the annotations and the folders below them."""
+    image_folders: dict[str, list[str]] = {}
+    for image_folder in candidates.walked:
+        for label_folder in candidates.label_folders(image_folder):
+            image_folders.setdefault(label_folder, []).append(image_folder)
+    for folder in _with_folders_below(annotations, candidates):
+        yield NearbyFolder(folder, image_folders.get(folder, []))
 
 
 def _folders_below(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
     """Yields the usual label folder of a folder that the split names, and the folders below it. For ``images/train``,
     these are ``labels/train``, ``labels/train/a``, ... If the labels are next to the images, as for a path without
     ``images``, these are the image folders themselves."""
-    label_folder = candidates.label_folders(split_folder)[0]
-    if label_folder == split_folder:
+    outer = candidates.label_folders(split_folder)[0]
+    if outer == split_folder:
         prefix = os.path.join(split_folder, "")
         for folder in sorted(candidates.walked):
             if folder == split_folder or folder.startswith(prefix):
-                yield NearbyFolder(folder, folder)
+                yield NearbyFolder(folder, [folder])
     else:
-        yield from _folders_from(NearbyFolder(label_folder, split_folder), candidates)
+        for folder in _with_folders_below(outer, candidates):
+            yield NearbyFolder(folder, [os.path.normpath(os.path.join(split_folder, os.path.relpath(folder, outer)))])
 
 
-def _folders_from(outer: NearbyFolder, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
-    """Yields a folder and the folders below it."""
-    pending = [outer]
+def _with_folders_below(folder: str, candidates: CandidateFiles) -> Iterator[str]:
+    """Yields a label folder and the folders below it."""
+    pending = [folder]
     while pending:
-        nearby = pending.pop()
-        yield nearby
-        for name in candidates.folders_in(nearby.label_folder):
-            inner_labels = os.path.join(nearby.label_folder, name)
-            inner_images = None if nearby.image_folder is None else os.path.join(nearby.image_folder, name)
-            pending.append(NearbyFolder(inner_labels, inner_images))
+        outer = pending.pop()
+        yield outer
+        pending += [os.path.join(outer, name) for name in candidates.folders_in(outer)]
 
 
 def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[NearbyFolder]:
@@ -101,4 +117,4 @@ def _folders_above(split_folder: str, candidates: CandidateFiles) -> Iterator[Ne
         label_folder = candidates.label_folders(image_folder)[0]
         if label_folder == image_folder or Path(image_folder) in candidates.folders.root.parents:
             return
-        yield NearbyFolder(label_folder, image_folder)
+        yield NearbyFolder(label_folder, [image_folder])

@@ -46,26 +46,26 @@ def entries_without_images(spec: DatasetSpec, split: str) -> list[Path]:
     others = [splits[name] for name in splits_with_other_images(spec, split)]
     others += [other for other in spec.left_out.values() if isinstance(other, ListedSplit)]
     entries = [entry for other in others if share_labels(annotations, other.annotations) for entry in other.images]
-    return [entry for entry in dict.fromkeys(entries) if not _shows_images(entry, spec)]
+    return [entry for entry in dict.fromkeys(entries) if _is_without_images(entry, spec)]
 
 
-def has_images(entry: Path, spec: DatasetSpec) -> bool:
-    """Returns whether a folder contains images, a .txt list is not empty, or any other entry of a split exists.
+def is_missing_or_empty(entry: Path, spec: DatasetSpec) -> bool:
+    """Returns whether an entry of a split does not exist, is a folder without images, or a .txt list without rows.
     ``spec``: the data set that names the entry."""
     if entry.is_dir():
         suffixes = image_suffixes(spec.pixels)
-        return any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
+        return not any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
     if entry.suffix.lower() == ".txt" and entry.is_file():
-        return bool(read_text(entry, max_bytes=MAX_LIST_BYTES).strip())
-    return entry.exists()
+        return not read_text(entry, max_bytes=MAX_LIST_BYTES).strip()
+    return not entry.exists()
 
 
-def _shows_images(entry: Path, spec: DatasetSpec) -> bool:
-    """Returns the result of `has_images`, or False if the entry cannot be read, which is reported when it is used."""
+def _is_without_images(entry: Path, spec: DatasetSpec) -> bool:
+    """Returns whether an entry `is_missing_or_empty` or cannot be read, which is reported when it is used."""
     try:
-        return has_images(entry, spec)
+        return is_missing_or_empty(entry, spec)
     except (UserError, PermissionError):
-        return False
+        return True
 
 
 def _real_paths(entries: Iterable[Path]) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import OF_MISSING_FOLDER, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.three_formats import voc_text, write_image
+from tests.helpers.three_formats import voc_text, write_image, yolo_text
 
 HEIGHT, WIDTH = 48, 64
 
@@ -31,9 +31,17 @@ def label(root: Path, name: str, count: int = 1) -> None:
     path.write_text(voc_text([(0, 1 + i, 2, 30, 40) for i in range(count)], ["a"], HEIGHT, WIDTH))
 
 
-def read(root: Path, splits: Mapping[str, str], *used: str) -> dict[str, DatasetIndex]:
-    """Returns the indexes of the splits ``used``, or of all of them, whatever is lost."""
-    content = {**splits, "annotations": "voc", "names": ["a"]}
+def yolo_label(root: Path, name: str, count: int = 1) -> None:
+    """Writes the file ``labels/name`` with ``count`` objects."""
+    path = root / "labels" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yolo_text([(0, 1 + i, 2, 30, 40) for i in range(count)], HEIGHT, WIDTH))
+
+
+def read(root: Path, splits: Mapping[str, str], *used: str, annotations: str | None = "voc") -> dict[str, DatasetIndex]:
+    """Returns the indexes of the splits ``used``, or of all of them, whatever is lost. ``annotations``: None for YOLO
+    txt."""
+    content = {**splits, "names": ["a"]} | ({} if annotations is None else {"annotations": annotations})
     (root / "data.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     spec = load_dataset_spec(root / "data.yaml")
     settings = IndexSettings(progress=False, workers=0, max_bad=1.0, use_cache=False)
@@ -50,6 +58,18 @@ def reported(index: DatasetIndex, kind: str = ORPHAN) -> list[str]:
 
 
 TRAIN_AND_VAL = {"train": "images/train", "val": "images/val"}
+
+
+def test_labels_in_folders_that_mirror_the_image_folders_are_used(tmp_path):
+    """A file that is in none of these folders labels the image of this name that has no other."""
+    for split, count in (("train", 1), ("val", 2)):
+        for name in ("a/0", "b/0", "1"):
+            image(tmp_path, f"{split}/{name}.png")
+            label(tmp_path, f"{split}/{name}.xml", count)
+    (tmp_path / "voc/val/1.xml").rename(tmp_path / "voc/1.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+    assert [indexes[split].report.ledger.used_objects for split in ("train", "val")] == [3, 6]
 
 
 def test_a_background_named_like_an_image_of_another_split_is_used(tmp_path):
@@ -111,7 +131,7 @@ def test_the_second_file_that_may_label_an_image_is_not_of_a_missing_folder(tmp_
     for name in ("0", "x-1", "x-2"):
         label(tmp_path, f"{name}.xml")
     indexes = read(tmp_path, TRAIN_AND_VAL, "train")
-    assert losses(indexes) == {"train": (1, 1)}
+    assert losses(indexes) == {"train": (1, 2)}
     assert reported(indexes["train"]) == ["voc/x-1.xml", "voc/x-2.xml"]
 
 
@@ -124,63 +144,163 @@ def test_a_file_that_may_label_images_of_two_splits_leaves_out_both_and_is_lost_
     assert losses(read(tmp_path, TRAIN_AND_VAL)) == {"train": (1, 3), "val": (1, 0)}
 
 
-def expected_losses(
-    root: Path, images: Mapping[str, list[str]], counts: Mapping[str, int], missing: str
-) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Reads a data set naively: returns the stems of the images that each split uses, and its lost objects.
-
-    ``images``: stems by split. ``counts``: objects by label file, relative to voc, without suffix.
-    """
-    present = [split for split in images if split != missing]
-    places = {(split, stem): {f"{split}/{stem}", stem} & counts.keys() for split in present for stem in images[split]}
-    used = {file for files in places.values() for file in files}
-    labeled = {stem for (_, stem), files in places.items() if files}
-    left_out: set[tuple[str, str]] = set()
-    lost = dict.fromkeys(present, 0)
-    for file in counts.keys() - used:
-        folder, _, stem = file.rpartition("/")
-        if folder and folder == missing:
-            continue
-        affected = [split for split in present if places.get((split, stem)) == set()]
-        left_out |= {(split, stem) for split in affected}
-        if affected:
-            lost[affected[0]] += counts[file]
-        elif folder in present:
-            lost[folder] += counts[file]
-        elif not missing and not (folder == "more" and stem in labeled):
-            lost[present[0]] += counts[file]
-    used_stems = {split: sorted(stem for stem in images[split] if (split, stem) not in left_out) for split in present}
-    return used_stems, lost
+@pytest.mark.parametrize("num_present", [0, 1])
+def test_labels_of_a_missing_image_of_a_list_are_lost_in_the_split_of_the_list(tmp_path, num_present):
+    """If no image of the list exists, its split cannot be read, and the others report the files."""
+    for name in "01":
+        image(tmp_path, f"train/{name}.png")
+    for name in "0126789":
+        label(tmp_path, f"{name}.xml", count=2)
+    for name in "789"[:num_present]:
+        image(tmp_path, f"test/{name}.png")
+    (tmp_path / "test.txt").write_text("".join(f"images/test/{name}.png\n" for name in "789"))
+    splits = {"train": "images/train", "test": "test.txt"}
+    indexes = read(tmp_path, splits, *list(splits)[: 1 + num_present])
+    assert losses(indexes) == ({"train": (2, 4), "test": (2, 4)} if num_present else {"train": (2, 4)})
+    assert reported(indexes["train"]) == ["voc/2.xml", "voc/6.xml"]
+    assert len(reported(indexes["train"], OF_MISSING_FOLDER)) == (0 if num_present else 3)
 
 
-def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path):
-    for seed in range(12):
-        rng = random.Random(seed)
-        root = tmp_path / str(seed)
-        is_mirrored = rng.random() < 0.6
-        names = ("train", "val", "test")[: rng.randint(2, 3)]
-        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
-        images = {split: rng.sample(stems, 4) for split in names}
-        missing = rng.choice(("", "", names[-1]))
-        counts: dict[str, int] = {}
-        for split in names:
-            for i, stem in enumerate(images[split]):
-                image(root, f"{split}/{stem}.png")
-                if i == 0 or rng.random() < 0.6:
-                    counts[f"{split}/{stem}" if is_mirrored else stem] = rng.randint(1, 3)
-        for _ in range(3):
-            folder = rng.choice((*names, "", "more") if is_mirrored else ("", "more"))
-            stem = "".join(rng.choices("jklmn", k=8))
-            if folder and rng.random() < 0.6:
-                stem = stems.pop()
-            counts.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
-        for file, count in counts.items():
-            label(root, f"{file}.xml", count)
-        if missing:
-            shutil.rmtree(root / "images" / missing)
-        used, lost = expected_losses(root, images, counts, missing)
-        indexes = read(root, {split: f"images/{split}" for split in names}, *used)
-        assert {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()} == used, (
-            seed
-        )
+def test_a_list_without_existing_images_hides_no_label_file(tmp_path):
+    image(tmp_path, "val/0.png")
+    for name in ("0", "missing", "other"):
+        label(tmp_path, f"{name}.xml")
+    (tmp_path / "train.txt").write_text("images/train/missing.png\n")
+    (tmp_path / "val.txt").write_text("images/val/0.png\nimages/train/missing.png\n")
+    indexes = read(tmp_path, {"train": "train.txt", "val": "val.txt"}, "val")
+    assert losses(indexes) == {"val": (1, 1)}
+    assert reported(indexes["val"]) == ["voc/missing.xml", "voc/other.xml"]
+
+
+def test_yolo_labels_of_the_missing_images_of_a_list_are_lost(tmp_path):
+    """Even if all images of their folder are missing, and all others have their labels."""
+    image(tmp_path, "a/0.png")
+    yolo_label(tmp_path, "a/0.txt")
+    yolo_label(tmp_path, "b/1.txt", count=3)
+    (tmp_path / "train.txt").write_text("images/a/0.png\nimages/b/1.png\n")
+    indexes = read(tmp_path, {"train": "train.txt"}, annotations=None)
+    assert losses(indexes) == {"train": (1, 3)}
+
+
+def test_yolo_labels_in_the_folder_of_another_split_leave_out_the_image_of_their_name(tmp_path):
+    for split in ("train", "val"):
+        for i in range(2):
+            image(tmp_path, f"{split}/{split}{i}.png")
+            yolo_label(tmp_path, f"{split}/{split}{i}.txt")
+    image(tmp_path, "val/x.png")
+    image(tmp_path, "val/background.png")
+    yolo_label(tmp_path, "train/x.txt", 3)
+    yolo_label(tmp_path, "train/x-1.txt")
+    indexes = read(tmp_path, TRAIN_AND_VAL, annotations=None)
+    assert losses(indexes) == {"train": (1, 1), "val": (1, 3)}
+    assert [name for name, index in indexes.items() if "labels/train/x.txt" in reported(index)] == ["val"]
+    assert "images/val/background.png" in indexes["val"].paths
+
+
+@dataclass
+class RandomSet:
+    """A data set with unused label files. Folders of label files are relative to the folder for all of them."""
+
+    root: Path
+    is_yolo: bool
+    images: dict[str, list[str]] = field(default_factory=dict)  # stems by split
+    missing_rows: dict[str, list[str]] = field(default_factory=dict)  # stems that the list of a split names in vain
+    missing_split: str = ""
+    num_objects: dict[str, int] = field(default_factory=dict)  # by label file, without suffix
+
+    @property
+    def outside(self) -> str:
+        """A folder where no split expects label files."""
+        return "" if self.is_yolo else "more"
+
+    @property
+    def splits(self) -> list[str]:
+        return [split for split in self.images if split != self.missing_split]
+
+    def files(self, split: str, stem: str) -> set[str]:
+        """The label files of an image."""
+        return {f"{split}/{stem}"} if self.is_yolo else {f"{split}/{stem}", stem}
+
+    def expected(self) -> tuple[dict[str, list[str]], dict[str, int]]:
+        """Reads the data set naively: returns the stems of the images that each split uses, and its lost objects."""
+        files = {
+            (s, stem): self.files(s, stem) & self.num_objects.keys() for s in self.splits for stem in self.images[s]
+        }
+        labeled = {stem for (_, stem), own in files.items() if own}
+        left_out: set[tuple[str, str]] = set()
+        lost = dict.fromkeys(self.splits, 0)
+        for file in self.num_objects.keys() - {file for own in files.values() for file in own}:
+            folder, _, stem = file.rpartition("/")
+            affected = [split for split in self.splits if files.get((split, stem)) == set()]
+            lists = [s for s, rows in self.missing_rows.items() for row in rows if file in self.files(s, row)]
+            loser = ""
+            if lists:
+                loser = lists[0]
+            elif folder and folder == self.missing_split:
+                continue
+            elif affected:
+                loser = affected[0]
+                left_out |= {(split, stem) for split in affected}
+            elif folder in self.splits:
+                loser = "" if folder in self.missing_rows else folder  # lists lose no file that they do not name
+            elif not self.missing_split and not (folder == self.outside and stem in labeled):
+                loser = self.splits[0]
+            if loser:
+                lost[loser] += self.num_objects[file]
+        used = {s: sorted(stem for stem in self.images[s] if (s, stem) not in left_out) for s in self.splits}
+        return used, lost
+
+    def write(self) -> dict[str, str]:
+        """Writes the files. Returns the folder or list of each split."""
+        entries = {split: f"images/{split}" for split in self.images}
+        for split in self.splits:
+            for stem in self.images[split]:
+                image(self.root, f"{split}/{stem}.png")
+        for split, rows in self.missing_rows.items():
+            entries[split] = f"{split}.txt"
+            names = [f"images/{split}/{stem}.png\n" for stem in self.images[split] + rows]
+            (self.root / entries[split]).write_text("".join(names))
+        for file, count in self.num_objects.items():
+            if self.is_yolo:
+                yolo_label(self.root, f"{file}.txt", count)
+            else:
+                label(self.root, f"{file}.xml", count)
+        return entries
+
+
+def random_set(root: Path, rng: random.Random, *, is_yolo: bool) -> RandomSet:
+    made = RandomSet(root, is_yolo)
+    is_mirrored = is_yolo or rng.random() < 0.6
+    splits = ("train", "val", "test")[: rng.randint(2, 3)]
+    stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
+    others = ["".join(rng.choices("jklmn", k=8)) for _ in range(6)]
+    made.images = {split: rng.sample(stems, 4) for split in splits}
+    last = rng.choice(("whole", "whole", "missing", "list"))
+    if last == "list":
+        made.missing_rows[splits[-1]] = others[:2]
+    elif last == "missing" and not is_yolo:
+        made.missing_split = splits[-1]
+    for split in splits:
+        for i, stem in enumerate(made.images[split]):
+            if i == 0 or rng.random() < 0.6:
+                made.num_objects[f"{split}/{stem}" if is_mirrored else stem] = rng.randint(1, 3)
+    for _ in range(4):
+        folder = rng.choice((*splits, "", made.outside) if is_mirrored else ("", made.outside))
+        stem = others.pop(rng.randrange(len(others)))
+        if (folder or is_yolo) and rng.random() < 0.6:
+            stem = stems.pop()
+        made.num_objects.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
+    return made
+
+
+@pytest.mark.parametrize("is_yolo", [False, True])
+def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path, is_yolo):
+    for seed in range(10):
+        made = random_set(tmp_path / str(seed), random.Random(seed), is_yolo=is_yolo)
+        (tmp_path / str(seed)).mkdir()
+        entries = made.write()
+        used, lost = made.expected()
+        indexes = read(made.root, entries, *used, annotations=None if is_yolo else "voc")
+        used_stems = {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()}
+        assert used_stems == used, f"seed {seed}"
         assert {split: objects for split, (_, objects) in losses(indexes).items()} == lost, f"seed {seed}"
