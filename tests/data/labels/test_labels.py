@@ -36,8 +36,9 @@ from data.labels.voc import VOC, object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import FileStamp, ImageFile, LabelFile
-from engine.report.photos import PhotoFile, _render
+from engine.report.photos import Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
+from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.messages import refused
 from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.errors import UserError
@@ -580,7 +581,8 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     said = advice_of(data, tmp_path, caplog)
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
     source = PhotoFile(str(data.image("train/0")), 128, 160)
-    assert _render(source, source.whole(), 160).max() > 200
+    (picture,) = Album(max_bytes=100_000).pictures(source, source.whole(), 160, Version("photo", "photo", ()))
+    assert photos_of(HtmlPage(picture.picture))["photo"].max() > 200
 
 
 @pytest.mark.parametrize(
