@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), resume=AUTO)
-    _connect(options.address)
+    connect(options.address)
     store_or_verify_settings(config, Path(config.project, config.name))
     run(config, options)
 
@@ -91,7 +91,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _connect(address: str | None) -> None:
+def connect(address: str | None) -> None:
     """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if no
     cluster answers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nightly versions of Ray send statistics by default

@@ -89,7 +89,7 @@ def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkey
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray_train, "require_package", lambda *_: SimpleNamespace(init=init))
     with refused(f"{source}: nobody answers"):
-        ray_train._connect(address)
+        ray_train.connect(address)
 
 
 @pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
@@ -220,7 +220,7 @@ def launch(tmp_path, monkeypatch):
         folder.mkdir(exist_ok=True)
         (folder / "last.pt").touch()
 
-    monkeypatch.setattr(ray_train, "_connect", lambda address: None)
+    monkeypatch.setattr(ray_train, "connect", lambda address: None)
     monkeypatch.setattr(ray_train, "run", run)
     return lambda *flags: ray_train.main(["--", "--data", "demo", "--project", str(tmp_path), *flags])
 
