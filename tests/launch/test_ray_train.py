@@ -69,7 +69,7 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--failures", "-3"], "--failures -3: must be at least 0"),
     ],
 )
-def test_flags_that_cannot_be(capsys, flags, message):
+def test_invalid_flags_are_one_line(capsys, flags, message):
     line = error_of(capsys, ray_train.main, *flags)
     assert line.startswith(f"error: {message}")
 

@@ -170,7 +170,7 @@ def test_malformed_yolo_rows_are_reported():
     ("row", "text"),
     [("0,0.5,0.5,0.1,0.1", "fields are separated by commas"), ("0 0,5 0,5 0,1 0,1", "numbers have commas")],
 )
-def test_commas_are_named_by_what_they_stand_for(row, text):
+def test_commas_are_explained_by_their_role(row, text):
     (problem,) = parse_yolo(row.encode(), 2).problems
     assert problem.text.startswith(text)
 
@@ -535,7 +535,7 @@ def test_another_notation_of_voc_is_named(data, tmp_path, caplog, notation):
     assert f"all do as {notation}: convert them to {CORNERS}" in advice_of(data, tmp_path, caplog, max_bad=1.0)
 
 
-def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
+def test_class_ids_that_start_at_1_get_advice(data, tmp_path, caplog):
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")
     said = advice_of(data, tmp_path, caplog, max_bad=0.5)

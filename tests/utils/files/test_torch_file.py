@@ -74,7 +74,7 @@ def content() -> dict:
 
 
 @pytest.mark.parametrize("readers", ["load_detector,resume", pytest.param("start", marks=pytest.mark.slow)])
-def test_what_a_file_asks_for_is_bounded_by_its_size(tmp_path, readers):
+def test_the_memory_that_a_file_requests_is_bounded_by_its_size(tmp_path, readers):
     write_checkpoint(content(), tmp_path / "sound.pt")
     paths = write_greedy_files(tmp_path, content())
     command = [python(), "-c", READER, tmp_path / "sound.pt", readers, *paths.values()]
