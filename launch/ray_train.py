@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if config.resume is not None or config.spawn:
         raise UserError("leave out --resume and --spawn: Ray starts the processes and resumes the run")
     config = replace(config, project=os.path.abspath(config.project), resume=AUTO)
-    connect(options.address)
+    _connect(options.address)
     store_or_verify_settings(config, Path(config.project, config.name))
     run(config, options)
 
@@ -81,17 +81,17 @@ def _parser() -> Parser:
         usage="%(prog)s [flags] -- FLAGS_OF_TRAIN",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--workers", default=1, type=read_workers, help="number of workers, or from:to: as many as Ray can start"
-    )
-    parser.add_argument("--cpus", type=int, default=1, help="CPUs per worker")
-    parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker")
-    parser.add_argument("--failures", type=int, default=3, help="restart the workers at most this many times")
+    workers_help = "number of workers, or MIN:MAX for as many as Ray can start (default: %(default)s)"
+    failures_help = "restart the workers at most this many times (default: %(default)s)"
+    parser.add_argument("--workers", default=1, type=read_workers, help=workers_help)
+    parser.add_argument("--cpus", type=int, default=1, help="CPUs per worker (default: %(default)s)")
+    parser.add_argument("--gpus", type=int, choices=(0, 1), default=0, help="GPUs per worker (default: %(default)s)")
+    parser.add_argument("--failures", type=int, default=3, help=failures_help)
     parser.add_argument("--address", help="address of the cluster; default: RAY_ADDRESS, or a cluster on this machine")
     return parser
 
 
-def connect(address: str | None) -> None:
+def _connect(address: str | None) -> None:
     """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if no
     cluster answers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nightly versions of Ray send statistics by default
@@ -215,7 +215,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     ):
         refusal = refusal_of(report_until_done(folder, child, rank))
         if refusal:
-            child.process.kill()  # it may be waiting for the refused one; nothing is lost
+            child.process.kill()  # it may be waiting for the refused one, without which nothing more can be saved
             return refusal
         result = child.wait()
     if result.outcome == Outcome.STOPPED:

@@ -69,27 +69,27 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
         (["--failures", "-3"], "--failures -3: must be at least 0"),
     ],
 )
-def test_invalid_flags_are_one_line(capsys, flags, message):
+def test_invalid_flags_are_refused(capsys, flags, message):
     line = error_of(capsys, ray_train.main, *flags)
     assert line.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
-    ("address", "variable", "source"),
+    ("flags", "variable", "source"),
     [
-        ("10.0.0.1:1", "10.0.0.2:2", "--address 10.0.0.1:1"),
-        (None, "10.0.0.2:2", "RAY_ADDRESS=10.0.0.2:2"),
-        (None, "", "a cluster on this machine"),
+        (["--address", "10.0.0.1:1"], "10.0.0.2:2", "--address 10.0.0.1:1"),
+        ([], "10.0.0.2:2", "RAY_ADDRESS=10.0.0.2:2"),
+        ([], "", "a cluster on this machine"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_named_as_the_user_has_named_it(monkeypatch, address, variable, source):
+def test_the_error_names_the_cluster_address_as_given(monkeypatch, capsys, flags, variable, source):
     def init(**_: object) -> None:
         raise ConnectionError("nobody answers")
 
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray_train, "require_package", lambda *_: SimpleNamespace(init=init))
-    with refused(f"{source}: nobody answers"):
-        ray_train.connect(address)
+    line = error_of(capsys, ray_train.main, *flags, "--", "--data", "demo")
+    assert line == f"error: {source}: nobody answers"
 
 
 @pytest.mark.parametrize(("note", "epochs"), [("1", [2]), ("", [1, 2]), ("\0\0", [1, 2])])
@@ -220,7 +220,7 @@ def launch(tmp_path, monkeypatch):
         folder.mkdir(exist_ok=True)
         (folder / "last.pt").touch()
 
-    monkeypatch.setattr(ray_train, "connect", lambda address: None)
+    monkeypatch.setattr(ray_train, "require_package", lambda *_: SimpleNamespace(init=lambda **_: None))
     monkeypatch.setattr(ray_train, "run", run)
     return lambda *flags: ray_train.main(["--", "--data", "demo", "--project", str(tmp_path), *flags])
 
