@@ -250,7 +250,7 @@ def test_a_run_of_an_earlier_version_continues(here, name, typed, change, expect
     assert outcome == expected or (not resolves and outcome == SAME)
 
 
-def test_a_folder_still_means_the_same_data_set(here):
+def test_a_folder_keeps_what_it_meant(here):
     """A YAML that is put into the folder of a data set later is another data set."""
     (here / "set/data.yaml").rename(here / "set/first.yaml")
     plan = plan_of(data="set")
