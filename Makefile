@@ -21,7 +21,7 @@ UV_COMPILE := $(UV) pip compile pyproject.toml $(LOCKED_EXTRAS:%=--extra %) --gr
 # Bytecode is kept, because many processes import the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-wheel lint types format lock clean always
+.PHONY: demo help check test test-newest test-lowest test-slow test-benchmarks test-extras test-extras-slow test-litert test-wheel lint types format lock clean always
 
 demo: $(RUNTIME)  ## trains, validates and detects on a data set that it renders itself
 	$(BIN)/python -m tools.demo demo/data
@@ -65,6 +65,11 @@ test-extras:  ## runs the tests with the extras ray and trackers and the group c
 
 test-extras-slow:  ## runs the long tests with them
 	$(MAKE) test-slow $(WITH_EXTRAS)
+
+# Not in constraints.txt: the packages of this extra cap the versions of others.
+test-litert:  ## runs all tests of LiteRT files with the extra litert, in .venv-litert
+	$(MAKE) test VENV=.venv-litert LOCK= EXTRAS='export litert' \
+		TESTS="-m 'not benchmarks' -k litert tests/engine/formats/test_litert_format.py tests/test_no_network.py"
 
 test-wheel: | .venv-uv  ## builds the wheel, installs it in an empty environment, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)

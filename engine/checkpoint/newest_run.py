@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from utils.config.yaml_files import parse_yaml
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_part
 from utils.files.safe_io import read_text
@@ -34,7 +35,7 @@ def newest_run_id(folder: Path) -> str | None:
 def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
     """Returns the content of settings.yaml, unchecked; None if there is none, or a damaged one."""
     try:
-        stored = yaml.safe_load(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))
+        stored = parse_yaml(read_text(folder / "settings.yaml", _MAX_SETTINGS_BYTES))
     except (UserError, yaml.YAMLError, ValueError, RecursionError):
         return None
     return stored if isinstance(stored, dict) else None

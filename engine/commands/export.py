@@ -40,7 +40,7 @@ def export(config: ExportConfig, before_publish: BeforePublish = lambda name, pa
     require_packages(config.format)
     if config.int8:
         require_installed(["onnxruntime"], "--int8", "leave it out")
-    return _export_each(_open_exporter(config), list(dict.fromkeys(config.format)), before_publish)
+    return _export_each(open_exporter(config), list(dict.fromkeys(config.format)), before_publish)
 
 
 def export_best(folder: Path, config: TrainConfig) -> None:
@@ -63,7 +63,7 @@ def export_best(folder: Path, config: TrainConfig) -> None:
         export(options, before_publish=record.add)
 
 
-def _open_exporter(config: ExportConfig) -> Exporter:
+def open_exporter(config: ExportConfig) -> Exporter:
     """Opens the checkpoint and the data, so that their errors are reported once and not for each format."""
     if is_exported(config.weights):
         raise UserError(f"{config.weights}: is exported already; name a checkpoint")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 
-class _TableSizes(NamedTuple):
+class TableSizes(NamedTuple):
     """Sizes that change speed and memory only."""
 
     groups: tuple[int, ...]  # groups up to one of these sizes share no table with larger ones; a single box is kept
@@ -34,12 +34,13 @@ class _TableSizes(NamedTuple):
     rounds: int  # rounds of suppression between checks for a change, for which the host waits
 
 
-_ON_CPU = _TableSizes(groups=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
-_ON_GPU = _TableSizes(groups=(1,), block=512, cells=1 << 25, rounds=4)
+ON_CPU = TableSizes(groups=(1, 8, 32, 128), block=256, cells=1 << 20, rounds=1)
+ON_GPU = TableSizes(groups=(1,), block=512, cells=1 << 25, rounds=4)
 
 
-def _sizes_for(device: torch.device) -> _TableSizes:
-    return _ON_GPU if device.type == "cuda" else _ON_CPU
+def sizes_for(device: torch.device) -> TableSizes:
+    """Returns the sizes that are fast on ``device``. They do not change the result."""
+    return ON_GPU if device.type == "cuda" else ON_CPU
 
 
 def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, max_det: int) -> Tensor:
@@ -54,7 +55,7 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
 
     Returns bool (M,).
     """
-    sizes = _sizes_for(group.device)
+    sizes = sizes_for(group.device)
     order = group.argsort(stable=True)
     coordinates = boxes_xyxy[order].T.contiguous()
     count = len(group)
@@ -65,7 +66,7 @@ def nms_keep(boxes_xyxy: Tensor, group: Tensor, groups: int, iou_thres: float, m
     return torch.empty_like(keep[:-1]).scatter_(0, order, keep[:-1])
 
 
-def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
+def _tables(group: Tensor, groups: int, max_det: int, sizes: TableSizes) -> Iterator[tuple[Tensor, Tensor]]:
     """Arranges the groups of sorted ``group`` (M,) in tables with a row for each, the largest groups first.
 
     For example, groups of 40, 2, 9, 1 and 33 boxes with sizes of 1, 8 and 32: the first table has the groups of 40 and
@@ -83,7 +84,7 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: _TableSizes) -> Ite
         yield starts[first:end, None] + columns, columns < lengths[first:end, None]
 
 
-def _row_ranges(lengths: list[int], max_det: int, sizes: _TableSizes) -> Iterator[tuple[int, int]]:
+def _row_ranges(lengths: list[int], max_det: int, sizes: TableSizes) -> Iterator[tuple[int, int]]:
     """Divides groups of descending ``lengths`` into tables. Yields the first group of each, and the one after its last.
 
     A table ends at the memory limit, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
@@ -101,7 +102,7 @@ def _row_ranges(lengths: list[int], max_det: int, sizes: _TableSizes) -> Iterato
         first = end
 
 
-def _rows_in_table(columns: int, max_det: int, sizes: _TableSizes) -> int:
+def _rows_in_table(columns: int, max_det: int, sizes: TableSizes) -> int:
     """Returns how many rows of a table are compared together, at least one. ``columns``: Q."""
     block = min(columns, sizes.block)
     compared = block  # boxes compared with each column of a block: those of the block,
@@ -115,7 +116,7 @@ def _count_larger(descending: list[int], size: int) -> int:
     return bisect_left(descending, -size, key=lambda value: -value)
 
 
-def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: _TableSizes) -> Tensor:
+def _keep_in_table(coordinates: Tensor, is_box: Tensor, iou_thres: float, max_det: int, sizes: TableSizes) -> Tensor:
     """Selects the boxes of a table to keep, bool (G, Q), from its ``coordinates`` (4, G, Q).
 
     Longer rows are read in blocks of columns. An example of a row with three columns a block and ``max_det`` 3, where

@@ -271,7 +271,7 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
     ],
     ids=["kernels", "first steps", "loss", "compiled or not"],
 )
-def test_what_is_timed_is_built_for_its_batch_size(monkeypatch: pytest.MonkeyPatch, timed: Callable):
+def test_timed_models_are_built_for_their_batch_size(monkeypatch: pytest.MonkeyPatch, timed: Callable):
     """Otherwise cuDNN would not search for the fastest kernels, as it does in a long training."""
     searched = []
 

@@ -753,7 +753,7 @@ def test_single_cls_takes_all_classes_and_loses_other_rows(root, reader):
 
 
 @EACH_FORMAT
-def test_what_users_leave_out_is_not_lost(root, caplog, reader):
+def test_ignored_classes_do_not_count_as_lost(root, caplog, reader):
     path = describe(root, reader, ignore=["dog"])
     for change in (lambda spec: spec, lambda spec: spec.use_classes(["cat"])):
         index = load(path, change=change)

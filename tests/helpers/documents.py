@@ -94,7 +94,7 @@ def _split(page: str, number: int, line: str) -> list[Command]:
     """Splits a line at ``&&`` and ``;`` into commands, without their redirections."""
     words = shlex.split(line.replace("\\ ", " "), comments=True)
     found_commands = []
-    current = []
+    current: list[str] = []
     for word in [*words, "&&"]:
         if word in ("&&", ";", "||", "|"):
             if current:

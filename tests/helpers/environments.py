@@ -21,7 +21,7 @@ def environment_with(folder: Path, requirements: Iterable[str]) -> Path:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
     Path(packages, "shared.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    command = [python, "-m", "pip", "install", "--quiet", *requirements]
+    command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
     installed = subprocess.run(command, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"cannot install {', '.join(requirements)}: {installed.stderr[-300:]}")

@@ -59,6 +59,7 @@ def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
     def spread(layer: nn.Conv2d, inputs: tuple[torch.Tensor], output: torch.Tensor, name: str) -> torch.Tensor:
         layer.weight.div_(output.std() / 1.5)
         groups, before = rows[name]
+        assert layer.bias is not None
         layer.bias.view(groups, -1)[:, before:] = 0
         return output
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._device import _device_constructors
 
 _select_conv_backend = torch._C._select_conv_backend
-_CONV_BACKENDS = torch._C._ConvBackend
+_CONV_BACKENDS = torch._C._ConvBackend  # type: ignore[attr-defined]
 
 
 class _Mode(FakeTensorMode):
@@ -57,7 +57,7 @@ def _of_channels(x: Tensor, count: int) -> list[Tensor]:
     return [x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(count)]
 
 
-_SYNC_BN = {  # kernels of CUDA whose results torch 2.15 does not know without a GPU
+_SYNC_BN: dict[str, Any] = {  # kernels of CUDA whose results torch 2.15 does not know without a GPU
     "batch_norm_stats": lambda x, eps: _of_channels(x, 2),
     "batch_norm_gather_stats_with_counts": lambda x, *rest: _of_channels(x, 2),
     "batch_norm_elemt": lambda x, *rest: torch.empty_like(x),
@@ -136,7 +136,7 @@ def _converted(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Modu
 @torch.no_grad()
 def _backward(loss: Tensor) -> None:
     """Adds the gradients of ``loss`` () to ``.grad``, like `Tensor.backward`."""
-    root = loss.grad_fn
+    root: Any = loss.grad_fn
     first_output = 0
     waiting: Counter[Any] = Counter()  # nodes to gradients that are still to come
     visited = {root}

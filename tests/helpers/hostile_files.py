@@ -13,6 +13,7 @@ import zipfile
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,7 +22,8 @@ import torch
 from torch import nn
 
 
-def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+def zip_around(program: bytes, path: Path, compression: int = zipfile.ZIP_STORED, **entries: Any) -> Path:
+    """Writes a file like those of `torch.save`, with ``program`` as its pickle. ``entries``: the bytes of storages."""
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("archive/data.pkl", program)
         for name, data in entries.items():
@@ -55,7 +57,7 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
             return ("storage", torch.FloatStorage, key, "cpu", count) if value is storage else None
 
     buffer = io.BytesIO()
-    arguments = (storage, offset, size, stride, False, OrderedDict())
+    arguments: tuple[object, ...] = (storage, offset, size, stride, False, OrderedDict())
     Fake(buffer, protocol=2).dump({"w": Touch((torch._utils._rebuild_tensor_v2, arguments))})
     return buffer.getvalue()
 
@@ -69,7 +71,7 @@ def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str
     header = json.dumps({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (folder / "huge.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
     (folder / "header.safetensors").write_bytes(struct.pack("<Q", 2**40) + b"{}")
-    huge = zip_around(tensor_program((2**40,), (1,), 2**40), folder / "huge.pt", **{"0": bytes(24)})
+    huge = zip_around(tensor_program((2**40,), (1,), 2**40), folder / "huge.pt", zipfile.ZIP_STORED, **{"0": bytes(24)})
     bomb = zip_around(pickle.dumps({}, 2), folder / "bomb.pt", zipfile.ZIP_DEFLATED, **{"0": bytes(2**23)})
     program = pickle.dumps({"model": command}, 2)
     (folder / "old.pt").write_bytes(program)
@@ -137,7 +139,7 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
     escaped = config("weight_0", True).replace("use_pickle", "use\\u005fpickle")
     opaque = {f"{constants}opaque_obj_0": command, f"{constants}model_constants_config.json": config("opaque_obj_0")}
     example = "data/sample_inputs/model.pt"
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "weights of the former layout": {f"{weights}model.pt": command},
         "constants of the former layout": {f"{constants}model.pt": command},
         "pickled weights": pickled | {f"{weights}model_weights_config.json": compact},
@@ -148,7 +150,11 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
     }
     files = {kind: {f"archive/{k}": v for k, v in (sound | c).items() if v is not None} for kind, c in changes.items()}
     version = ".".join(map(str, torch._export.serde.schema.SCHEMA_VERSION))
-    older = {"version": version, "serialized_exported_program.json": graph, "archive/archive_format": "pt2"}
+    older: dict[str, Any] = {
+        "version": version,
+        "serialized_exported_program.json": graph,
+        "archive/archive_format": "pt2",
+    }
     older |= {f"serialized_{name}.pt": command for name in ("state_dict", "constants", "example_inputs")}
     files["the format of torch 2.7"] = older
     written = {"TorchScript that writes a file": folder / "writes.torchscript"}

@@ -83,9 +83,11 @@ def check_self_contained(text: str) -> HtmlPage:
 def photos_of(page: HtmlPage) -> dict[str, np.ndarray]:
     """Returns the photos of a page by their label: uint8 (H, W, 3) RGB."""
     images = [attributes for tag, attributes in page.tags if tag == "img" and attributes["class"] == "photo"]
-    return {image["alt"]: _decoded(image["src"]) for image in images}
+    return {str(image["alt"]): _decoded(str(image["src"])) for image in images}
 
 
 def _decoded(uri: str) -> np.ndarray:
     content = np.frombuffer(base64.b64decode(uri.partition(",")[2]), np.uint8)
-    return cv2.imdecode(content, cv2.IMREAD_COLOR)[..., ::-1]
+    image = cv2.imdecode(content, cv2.IMREAD_COLOR)
+    assert image is not None
+    return image[..., ::-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -50,17 +51,18 @@ class KernelCount(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
 
     def __enter__(self) -> KernelCount:
-        tolist = self._tolist = torch.Tensor.tolist
+        tolist = torch.Tensor.tolist
 
         def counted(tensor: torch.Tensor) -> list:
             self.waits["tolist"] += 1
             return tolist(tensor)
 
-        torch.Tensor.tolist = counted  # on a CPU it needs no operation
+        self._tolist = mock.patch.object(torch.Tensor, "tolist", counted)  # on a CPU it needs no operation
+        self._tolist.start()
         return super().__enter__()
 
     def __exit__(self, *error) -> None:
-        torch.Tensor.tolist = self._tolist
+        self._tolist.stop()
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

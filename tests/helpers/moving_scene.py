@@ -107,7 +107,7 @@ def _draw(mover: _Mover, number: int, canvas: np.ndarray, owner: np.ndarray, row
     rows, own_rows = _overlap(top, extent, len(canvas))
     columns, own_columns = _overlap(left, extent, len(canvas))
     is_drawn = is_inside[own_rows, own_columns]
-    canvas[rows, columns][is_drawn] = np.float32(mover.colors)[has_second[own_rows, own_columns][is_drawn]]
+    canvas[rows, columns][is_drawn] = np.array(mover.colors, np.float32)[has_second[own_rows, own_columns][is_drawn]]
     owner[rows, columns][is_drawn] = row
     return area
 
@@ -149,7 +149,7 @@ def number_in(image: np.ndarray) -> int:
 
 
 def write_video(path: Path, frames: list[SceneFrame]) -> Path:
-    video = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), FPS, (SIZE, SIZE))
+    video = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), FPS, (SIZE, SIZE))
     for frame in frames:
         video.write(frame.image[..., ::-1])
     video.release()

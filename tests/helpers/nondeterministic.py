@@ -38,7 +38,7 @@ _OPERATIONS = {
 
 def names_of_torch() -> list[str]:
     """Returns the names in the documentation of `torch.use_deterministic_algorithms`, without ``torch.``."""
-    text = torch.use_deterministic_algorithms.__doc__
+    text = torch.use_deterministic_algorithms.__doc__ or ""
     begin = text.index("operations will throw a")
     end = text.index("In addition", begin)
     names = re.findall(r"^ *\* :(?:class|func):`torch\.([\w.]+)`", text[begin:end], re.MULTILINE)

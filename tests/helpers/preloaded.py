@@ -36,6 +36,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _VARIABLE = "LOCKSTEP_TEST_PYTHON"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -262,7 +263,7 @@ def run(argv: list[str]) -> None:
     kind = argv[0]
     what = argv[first]
     sys.argv = argv[first:]
-    main = types.ModuleType("__main__")
+    main: Any = types.ModuleType("__main__")
     main.__builtins__ = builtins
     sys.modules["__main__"] = main
     extra = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
@@ -273,7 +274,7 @@ def run(argv: list[str]) -> None:
         for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
             del sys.modules[name]
     if kind == "-m":
-        runpy._run_module_as_main(what)
+        runpy._run_module_as_main(what)  # type: ignore[attr-defined]
     elif first:
         sys.argv[0] = "-c"
         exec(compile(what, "<string>", "exec"), main.__dict__)
@@ -293,7 +294,7 @@ def end(error: BaseException | None) -> None:
     elif error is not None:
         status = 1
         sys.excepthook(type(error), error, error.__traceback__)
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):

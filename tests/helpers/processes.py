@@ -46,7 +46,7 @@ class Processes:
         port = free_port()
         for rank in range(world):
             launched = torchrun_variables(rank, world, port) if world > 1 else {}
-            self.start([self.python, "tests/robustness/odd_train.py", *flags], **launched)
+            self.start([self.python, "tests/robustness/odd_train.py", *flags], ROOT, **launched)
 
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""

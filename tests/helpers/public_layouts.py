@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +37,9 @@ def in_mit_names(detector: Detector) -> dict[str, Tensor]:
     """The detector's tensors under the MIT-licensed names, written out by hand, with its box layers in four groups."""
     state = {}
     for name, tensor in detector.state_dict().items():
-        layer, rest = re.fullmatch(r"model\.(\d+)\.(.+)", name).groups()
+        match = re.fullmatch(r"model\.(\d+)\.(.+)", name)
+        assert match is not None
+        layer, rest = match.groups()
         module = type(detector.model[int(layer)]).__name__
         if module == "AnchorFreeHead":
             rest = re.sub(r"^cv2\.(\d)", r"heads.\1.anchor_conv", rest)
@@ -61,7 +65,7 @@ def write_public(detector: Detector, folder: Path) -> Path:
         corners = [kernel[..., row::2, column::2] for column in (0, 1) for row in (0, 1)]
         state[f"{STEM}conv.weight"] = torch.cat(corners, 1)
         path = folder / "yolox.pth"
-        content = {"start_epoch": 300, "model": state, "optimizer": {"state": {}}}
+        content: Mapping[str, object] = {"start_epoch": 300, "model": state, "optimizer": {"state": {}}}
     else:
         path = folder / "v9.pt"
         content = in_mit_names(detector)
@@ -71,7 +75,7 @@ def write_public(detector: Detector, folder: Path) -> Path:
 
 def save_module(path: Path, layers: nn.Module, beside: dict | None = None, **attributes: object) -> Path:
     """A checkpoint that pickles a module of a package that is not installed when it is read."""
-    package = types.ModuleType("vanished")
+    package: Any = types.ModuleType("vanished")
     package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
     sys.modules["vanished"] = package
     try:

@@ -27,7 +27,7 @@ def locked_versions(python_version: str) -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(here)]
-    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    versions: dict[str, str] = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
     assert len(versions) == len(pins), "a package has two versions"
     return versions
 

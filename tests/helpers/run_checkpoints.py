@@ -25,7 +25,7 @@ STORED = {
 
 def checkpoint_of(**changes) -> Checkpoint:
     """A checkpoint with the values of `STORED`, by their keys in the file, but for ``changes``."""
-    values = STORED | changes
+    values: dict[str, Any] = STORED | changes
 
     def part(kind: type) -> Any:
         return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})

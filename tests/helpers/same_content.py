@@ -55,8 +55,10 @@ def same_run(a: Path, b: Path) -> None:
     names = sorted(path.name for path in a.glob("*.pt"))
     assert names == sorted(path.name for path in b.glob("*.pt"))
     for name in names:
-        pair = (read_checkpoint(folder / name) for folder in (a, b))
-        same_content(*(content | {"data": {}} for content in pair), name)
+        first, second = (read_checkpoint(folder / name) for folder in (a, b))
+        for content in (first, second):
+            content["data"] = {}
+        same_content(first, second, name)
     one, two = (untimed(read_csv(folder / "results.csv")) for folder in (a, b))
     assert [*map(list, one)] == [*map(list, two)], "columns"
     assert one == two

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ SMALL = ["--imgsz", "64", "--batch-size", "4", "--device", "cpu", "--workers", "
 PLAIN = ["--device", "cpu", "--workers", "0", "--noplots"]  # flags for val.py
 
 
-def call(main: Callable[[list[str]], object], *argv: object) -> None:
+def call(main: Callable[[Sequence[str] | None], None], *argv: object) -> None:
     """Runs ``main(argv)`` as its script does."""
     run_main(main, [str(a) for a in argv])
 

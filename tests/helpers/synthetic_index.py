@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -99,12 +100,12 @@ def write_dataset(
     return replace(index, fingerprint="synthetic", image_files="synthetic")
 
 
-def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: object) -> list[SamplePlan]:
+def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: Any) -> list[SamplePlan]:
     """The plans of samples in a run of ``epochs``; ``settings`` are those of `SamplePlanner`."""
     return SamplePlanner(**settings).draw(keys, epochs)
 
 
-def draw_plan(key: SampleKey, **settings: object) -> SamplePlan:
+def draw_plan(key: SampleKey, **settings: Any) -> SamplePlan:
     """The plan of one sample; ``settings`` are those of `draw_plans`."""
     return draw_plans([key], **settings)[0]
 

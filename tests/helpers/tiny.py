@@ -64,9 +64,9 @@ def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) 
             for _ in range(int(rng.integers(0 if number % 5 == 4 else 1, 4))):
                 side = int(rng.integers(size // 6, size // 2))
                 x, y = (int(v) for v in rng.integers(0, size - side, 2))
-                kind = int(rng.integers(2))
-                image[y : y + side, x : x + side] = 20 if kind else 235
-                rows.append(f"{kind} {(x + side / 2) / size} {(y + side / 2) / size} {side / size} {side / size}\n")
+                label = int(rng.integers(2))
+                image[y : y + side, x : x + side] = 20 if label else 235
+                rows.append(f"{label} {(x + side / 2) / size} {(y + side / 2) / size} {side / size} {side / size}\n")
             cv2.imwrite(str(root / "images" / split / f"{number:03}.png"), image)
             (root / "labels" / split / f"{number:03}.txt").write_text("".join(rows))
     path = root / "data.yaml"
@@ -122,6 +122,8 @@ def scatter_norms(detector: nn.Module) -> None:
     """Gives batch norms random statistics and weights, as if the detector had been trained."""
     generator = torch.Generator().manual_seed(0)
     for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         norm.running_mean.normal_(0, 0.2, generator=generator)
         norm.running_var.uniform_(0.5, 2, generator=generator)
         nn.init.uniform_(norm.weight, 0.5, 1.5, generator=generator)

@@ -6,6 +6,7 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -34,9 +35,10 @@ def write_cvat(folder: Path) -> None:
         width, height = SIZES[name]
         image = ElementTree.SubElement(root, "image", id=str(number), name=name, width=str(width), height=str(height))
         for kind, x1, y1, x2, y2 in boxes:
-            at = {"xtl": x1, "ytl": y1, "xbr": x2, "ybr": y2}
+            corners = {"xtl": x1, "ytl": y1, "xbr": x2, "ybr": y2}
             if kind == "cat":
-                ElementTree.SubElement(image, "box", label=kind, **{key: f"{value:.2f}" for key, value in at.items()})
+                attributes = {key: f"{value:.2f}" for key, value in corners.items()}
+                ElementTree.SubElement(image, "box", {"label": kind} | attributes)
             else:
                 points = f"{x1},{y1};{x2},{y1 + 1};{(x1 + x2) / 2},{y2}"
                 ElementTree.SubElement(image, "polygon", label=kind, points=points)
@@ -64,7 +66,13 @@ def write_labelme(folder: Path) -> None:
             for kind, x1, y1, x2, y2 in boxes
         ]
         width, height = SIZES[name]
-        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imagePath": name, "imageData": None}
+        content: dict[str, Any] = {
+            "version": "5.4.1",
+            "flags": {},
+            "shapes": shapes,
+            "imagePath": name,
+            "imageData": None,
+        }
         text = json.dumps(content | {"imageHeight": height, "imageWidth": width}, indent=2)
         (folder / name).with_suffix(".json").write_text(text)
 
@@ -126,7 +134,7 @@ def write_rows(path: Path, rows: list[tuple]) -> None:
 
 
 def write_csv(folder: Path) -> None:
-    rows = [(name, *SIZES[name], *box) for name, boxes in TRUTH.items() for box in boxes]
+    rows: list[tuple] = [(name, *SIZES[name], *box) for name, boxes in TRUTH.items() for box in boxes]
     rows += [("three.png", *SIZES["three.png"], "", "", "", "", "")]
     write_rows(folder / "_annotations.csv", [("filename", "width", "height", "class", *CORNERS), *rows])
 
@@ -184,6 +192,7 @@ def labelbox_rows() -> list[dict]:
     for number, (name, boxes) in enumerate(TRUTH.items()):
         objects = []
         for kind, x1, y1, x2, y2 in boxes:
+            shape: dict[str, Any]
             if kind == "cat":
                 shape = {"bounding_box": {"top": y1, "left": x1, "height": y2 - y1, "width": x2 - x1}}
             else:
@@ -254,7 +263,7 @@ WRITERS = (
 def boxes_of(yaml: Path) -> Counter:
     """Class and corners in pixels of all objects, as training sees them."""
     spec = load_dataset_spec(yaml)
-    boxes = Counter()
+    boxes: Counter[tuple] = Counter()
     for split in spec.splits:
         truth = load_index(spec, split, IndexSettings(progress=False)).ground_truth()
         corners = truth.boxes_xywh_px + np.pad(truth.boxes_xywh_px[:, :2], ((0, 0), (2, 0)))

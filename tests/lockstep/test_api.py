@@ -338,7 +338,7 @@ def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
         ("lockstep.predict('a.jpg')", r'write lockstep.load\("best.pt"\)\(images\)'),
     ],
 )
-def test_names_of_other_programs_say_what_to_write(statement, hint):
+def test_names_of_other_programs_get_a_hint(statement, hint):
     with pytest.raises(ImportError, match=hint):
         exec(statement, {"lockstep": lockstep})
 

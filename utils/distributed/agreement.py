@@ -59,6 +59,8 @@ def check_agreement(ctx: DistributedContext, facts: Mapping[str, object]) -> Non
 def check_same_start(ctx: DistributedContext, config: TrainConfig | ValConfig) -> None:
     """Raises UserError if the processes differ in flags, recipes, code or torch version. Called before anything else
     is opened."""
+    if ctx.world_size == 1:
+        return
     facts = {"the code": product_version(), "torch": torch.__version__, "the device's type": ctx.device.type}
     facts |= {f"--{name.replace('_', '-')}": value for name, value in _compared(config).items()}
     facts["--stage"] = "given" if config.stage else "not given"
@@ -105,8 +107,6 @@ def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if the processes read different recipes: rank 0 reads the recipe for all, so the values that
     only another process was given would be ignored. A process that lacks the file that all name makes no difference:
     rank 0 reports it, or does not need it because the run has stored its values."""
-    if ctx.world_size == 1:
-        return
     recipe = _read_own_recipe(config)
     recipes = all_objects(ctx, recipe)
     if recipe.is_missing:

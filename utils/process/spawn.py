@@ -154,7 +154,7 @@ def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code
     | yes | one stopped because of a signal | `Stopped` with its code |
     | yes | one was ended by the signal, or killed for not ending | `Stopped` with `_code_of_unhandled` |
     | yes | all that failed reported why | as without a signal, which is not the reason |
-    | no | ``rank`` failed | `_failure_of` |
+    | no | ``rank`` failed | `failure_of` |
 
     Args:
         codes: exit statuses of all processes, by rank.
@@ -167,7 +167,7 @@ def _error_of(rank: int, codes: Sequence[int], signals: Sequence[int], stop_code
         return Stopped(stopped[0])
     if signals and has_unhandled:
         return Stopped(_code_of_unhandled(signals, stop_code))
-    return _failure_of(codes[rank], f"process {rank} of {len(codes)}")
+    return failure_of(codes[rank], f"process {rank} of {len(codes)}")
 
 
 def _code_of_unhandled(signals: Sequence[int], stop_code: int | None) -> int:
@@ -178,7 +178,7 @@ def _code_of_unhandled(signals: Sequence[int], stop_code: int | None) -> int:
     return 128 + signals[0]
 
 
-def _failure_of(code: int, name: str) -> BaseException:
+def failure_of(code: int, name: str) -> BaseException:
     """Returns the error for a process that ended with exit status ``code``. ``name`` is its name in messages."""
     if code in _STOPPED:
         return Stopped(code)

@@ -632,7 +632,7 @@ def listed_row(root: Path, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ["data/other/a.jpg", "a", "c:\\val\\b.jpg"])
-def test_a_row_of_a_list_whose_name_fits_one_image(root, row):
+def test_a_row_of_a_list_that_matches_one_image_by_name(root, row):
     """In the first case only the name fits: the image is in another folder than the row says."""
     listed_row(root, row)
     (image,) = list_split(load_dataset_spec(root / "d.yaml"), "train").images
@@ -654,7 +654,7 @@ def test_a_row_of_a_list_whose_name_fits_one_image(root, row):
         ),
     ],
 )
-def test_a_list_whose_rows_fit_no_image_or_several(root, tmp_path, row, message):
+def test_rows_of_a_list_that_match_no_image_or_several(root, tmp_path, row, message):
     listed_row(root, row)
     with refused(f"set/list.txt:2: {message}"):
         load(root, tmp_path / "cache")

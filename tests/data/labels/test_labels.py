@@ -36,8 +36,9 @@ from data.labels.voc import VOC, object_names, parse_voc
 from data.labels.yolo import YOLO, parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
 from data.split_files import FileStamp, ImageFile, LabelFile
-from engine.report.photos import PhotoFile, _render
+from engine.report.photos import Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
+from tests.helpers.html_page import HtmlPage, photos_of
 from tests.helpers.messages import refused
 from tools.check.checks.scan import scan_dataset, scan_issues
 from utils.errors import UserError
@@ -169,7 +170,7 @@ def test_malformed_yolo_rows_are_reported():
     ("row", "text"),
     [("0,0.5,0.5,0.1,0.1", "fields are separated by commas"), ("0 0,5 0,5 0,1 0,1", "numbers have commas")],
 )
-def test_commas_are_named_by_what_they_stand_for(row, text):
+def test_commas_are_explained_by_their_role(row, text):
     (problem,) = parse_yolo(row.encode(), 2).problems
     assert problem.text.startswith(text)
 
@@ -534,7 +535,7 @@ def test_another_notation_of_voc_is_named(data, tmp_path, caplog, notation):
     assert f"all do as {notation}: convert them to {CORNERS}" in advice_of(data, tmp_path, caplog, max_bad=1.0)
 
 
-def test_ids_that_start_at_1_are_told_with_what_to_do(data, tmp_path, caplog):
+def test_class_ids_that_start_at_1_get_advice(data, tmp_path, caplog):
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")
     said = advice_of(data, tmp_path, caplog, max_bad=0.5)
@@ -580,7 +581,8 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
     said = advice_of(data, tmp_path, caplog)
     assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
     source = PhotoFile(str(data.image("train/0")), 128, 160)
-    assert _render(source, source.whole(), 160).max() > 200
+    (picture,) = Album(max_bytes=100_000).pictures(source, source.whole(), 160, Version("photo", "photo", ()))
+    assert photos_of(HtmlPage(picture.picture))["photo"].max() > 200
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_the_task_of_this_program_is_no_line(tmp_path, task):
         ("track", "not used; this program detects boxes"),
     ],
 )
-def test_another_task_says_what_becomes_of_its_labels(tmp_path, task, text):
+def test_the_labels_of_other_tasks_are_explained(tmp_path, task, text):
     path = write(tmp_path, f"{BODY}task: {task}\n")
     (line,) = load_dataset_spec(path).notes
     assert line.startswith(f"{path}: task: {task}: ")
@@ -465,7 +465,7 @@ def test_names_that_yaml_reads_as_numbers_stay_as_they_are_written(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["!!float x", "!!int x"])
-def test_what_a_tag_calls_a_number_has_to_be_one(tmp_path, name):
+def test_values_tagged_as_numbers_must_be_numbers(tmp_path, name):
     with pytest.raises(UserError, match=r"d.yaml:2: .* is not a valid (int|float); put it in quotes if it is text"):
         load_dataset_spec(write(tmp_path, f"train: t\nnames: [a, {name}]\n"))
 

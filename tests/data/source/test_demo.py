@@ -61,7 +61,7 @@ def test_a_folder_of_the_user_is_not_overwritten_and_interrupted_rendering_leave
     (tmp_path / "thesis.txt").write_text("mine")
     with refused("...: exists and is not a demo data set; choose an empty or new folder"):
         ensure_demo(tmp_path, **SMALL)
-    monkeypatch.setattr(demo, "_write_image", full_disk)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
     with refused("set: cannot write the demo data set (No space left on device)"):
         ensure_demo(tmp_path / "set", **SMALL)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]

@@ -437,7 +437,7 @@ def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(so
         load_dataset_spec(tmp_path / "export")
 
 
-def test_a_line_says_what_has_been_found(source, tmp_path, caplog, monkeypatch):
+def test_one_line_describes_the_data_set_that_was_found(source, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lockstep"), "propagate", True)
     roboflow_coco(source, tmp_path / "export")
     with caplog.at_level(logging.INFO, "lockstep"):
@@ -562,7 +562,7 @@ def test_a_folder_beside_the_splits_that_cannot_be_listed_is_no_mistake(source, 
         ("private/set", "private/set/images", ".../images: permission denied; let this user read it"),
     ],
 )
-def test_what_may_not_be_read_is_named(data, denied, message, tmp_path, monkeypatch):
+def test_unreadable_paths_are_named(data, denied, message, tmp_path, monkeypatch):
     write_dataset(tmp_path / "private" / "set", train=2, val=2)
     (tmp_path / "private" / "set" / "data.yaml").unlink()
     lines = ["path: private/set", "train: images/train", "val: images/val", "names: [a, b]"]
@@ -575,7 +575,7 @@ def test_what_may_not_be_read_is_named(data, denied, message, tmp_path, monkeypa
         open_data(source, DistributedContext.single())
 
 
-def test_what_a_copy_may_not_read_is_named(tmp_path, monkeypatch):
+def test_files_that_a_copy_cannot_read_are_named(tmp_path, monkeypatch):
     data = write_dataset(tmp_path / "set", train=2, val=2)
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "val.json").write_text("{}")

@@ -846,7 +846,7 @@ def test_the_usual_folder_of_labels_comes_first(images, folders):
     assert label_folders(images)[: len(folders)] == folders
 
 
-def test_a_listing_names_what_it_takes(folder):
+def test_a_listing_names_labels_with_unusual_suffixes(folder):
     one_capital_suffix(folder)
     listing = list_split(load_dataset_spec(folder.yaml()), "train")
     assert listing.unusual_labels == {"images/train/03.png": "labels/train/03.Txt"}

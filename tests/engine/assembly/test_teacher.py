@@ -188,7 +188,7 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_one_line(world, teacher, tmp_path, capsys, start, changes, line):
+def test_impossible_combinations_are_one_line(world, teacher, tmp_path, capsys, start, changes, line):
     values = yaml.safe_load((world / "dark.yaml").read_text())
     for name, change in {
         "four": {"channels": 4},

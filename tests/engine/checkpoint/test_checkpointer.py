@@ -93,7 +93,7 @@ def test_a_position_is_saved_in_last_pt_alone(tmp_path):
     assert Checkpoint.read(tmp_path / "last.pt").header.metrics == {"AP": 0.25}
 
 
-def test_what_is_read_is_what_was_described(tmp_path):
+def test_a_checkpoint_is_read_as_it_was_described(tmp_path):
     save(tmp_path, parts())
     checkpoint = Checkpoint.read(tmp_path / "last.pt")
     assert checkpoint.description == DESCRIPTION

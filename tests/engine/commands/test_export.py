@@ -49,7 +49,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return SimpleNamespace(export=write)
 
-    monkeypatch.setattr(export, "_open_exporter", open_exporter)
+    monkeypatch.setattr(export, "open_exporter", open_exporter)
     return names
 
 

@@ -15,10 +15,10 @@ from tests.helpers.tiny import TINY_MODEL
 
 @pytest.fixture(scope="module")
 def graph():
-    """A fused detector, and its graph."""
+    """A fused detector, and its graph, which test_formats.py also needs."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    return lively(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES)
+    return lively(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES, dynamic=True)
 
 
 @torch.no_grad()

@@ -1,14 +1,12 @@
 """TFLite files: against the detector that they were made of, and damaged ones.
 
-Most tests need the extra `litert`, which is not part of the tested environment: the last one makes an environment that
-has it, and runs the others there.
+Most tests need the extra `litert`: `make test-litert`.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -26,10 +24,8 @@ from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
-from tests.helpers.environments import environment_with
 from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
 from tests.helpers.messages import refused
-from tests.helpers.requirements import requirements
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
 from utils.errors import UserError
@@ -194,13 +190,3 @@ def test_missing_packages_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     line = error_of(capsys, export.main, "--weights", weights, "--format", "litert", "--no-check")
     assert "pip install" in line
     assert "ai-edge-litert" in line
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(HAS_PACKAGES, reason="this is such an environment")
-def test_an_environment_with_the_packages(tmp_path: Path):
-    """It sees the packages of this one, and has those of the extra besides."""
-    python = environment_with(tmp_path / "venv", [str(each) for each in requirements()["litert"].values()])
-    flags = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/formats/test_litert_format.py"]
-    done = subprocess.run([python, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -337,26 +337,39 @@ def test_mlflow_has_a_run_of_its_own_for_a_checkpoint_in_another_folder(tmp_path
     assert steps == {"first": [1, 2], "second": [2, 3]}
 
 
-@pytest.mark.parametrize(("code", "is_known"), [("", True), ("RESOURCE_DOES_NOT_EXIST", False), ("DOWN", None)])
-def test_mlflow_does_not_continue_a_run_that_its_store_does_not_have(monkeypatch, code, is_known):
+@pytest.mark.parametrize(("code", "continued"), [("", "key"), ("RESOURCE_DOES_NOT_EXIST", "new"), ("DOWN", None)])
+def test_mlflow_does_not_continue_a_run_that_its_store_does_not_have(tmp_path, monkeypatch, code, continued):
     """A training that was moved to another project has another store, and the note of the first."""
 
     class MlflowException(Exception):
         error_code = code
 
-    def get_run(key: str) -> None:
-        if code:
-            raise MlflowException(key)
+    class Updated(Exception):
+        """Has the id of the run that is continued. The client needs no more methods than until then."""
 
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "mlflow.exceptions", SimpleNamespace(MlflowException=MlflowException))
-    service = Mlflow()
-    monkeypatch.setattr(service, "_client", SimpleNamespace(get_run=get_run), raising=False)
-    if is_known is None:  # another error is not an answer
-        with pytest.raises(MlflowException):
-            service._has_run("key")
-    else:
-        assert service._has_run("key") == is_known
+    class MlflowClient:
+        def __init__(self, tracking_uri: str) -> None:
+            pass
+
+        def get_run(self, key: str) -> None:
+            if code:
+                raise MlflowException(key)
+
+        def get_experiment_by_name(self, title: str) -> SimpleNamespace:
+            return SimpleNamespace(experiment_id="1")
+
+        def create_run(self, experiment_id: str, **_: object) -> SimpleNamespace:
+            return SimpleNamespace(info=SimpleNamespace(run_id="new"))
+
+        def update_run(self, key: str, status: str) -> None:
+            raise Updated(key)
+
+    modules = {"": {}, ".exceptions": {"MlflowException": MlflowException}, ".tracking": {"MlflowClient": MlflowClient}}
+    for name, content in modules.items():
+        monkeypatch.setitem(sys.modules, f"mlflow{name}", SimpleNamespace(**content))
+    expected = MlflowException if continued is None else Updated  # another error is not an answer
+    with pytest.raises(expected, match=f"^{continued or 'key'}$"):
+        Mlflow().open(tmp_path, TrackedRun("key", 0), {})
 
 
 @pytest.mark.usefixtures("mlflow_store")

@@ -191,7 +191,7 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
         ("page", r"http://127.0.0.1:\d+/page: cannot be opened"),
     ],
 )
-def test_what_is_no_image_at_a_url_is_one_line(tmp_path, monkeypatch, asked, message):
+def test_urls_without_an_image_are_one_line(tmp_path, monkeypatch, asked, message):
     for name in ("page.jpg", "page"):
         (tmp_path / name).write_text("<html>")
     with served(tmp_path, monkeypatch) as address, pytest.raises(UserError, match=f"^{message}"):

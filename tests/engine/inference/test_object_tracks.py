@@ -283,12 +283,12 @@ def test_a_track_keeps_its_color(predictor, video):
 
 
 def run(frames, monkeypatch, *flags: object) -> None:
-    def open_detector(config, model):
+    def known_detections(model, autocast, tiles):
         detector = KnownDetections(model, None)
         detector.frames = frames
         return detector
 
-    monkeypatch.setattr(detection, "_open_detector", open_detector)
+    monkeypatch.setattr(detection, "ImageDetector", known_detections)
     detect.main([*map(str, flags), "--device", "cpu", "--conf", str(THRESHOLD)])
 
 

@@ -64,7 +64,7 @@ def test_results_are_a_list_and_can_be_copied(result):
 
 
 @pytest.mark.parametrize("name", ["to_csv", "pandas"])
-def test_what_the_hints_say_can_be_done(result, name):
+def test_suggested_code_works(result, name):
     pandas = pytest.importorskip("pandas")
     hint = python_hint("result", name).removeprefix("write ").removesuffix(".to_csv(FILE)")
     assert len(eval(hint, {"pandas": pandas, "result": result})) == 3

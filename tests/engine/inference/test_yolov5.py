@@ -101,7 +101,7 @@ def test_settings_are_checked_when_they_are_assigned(model, name, value, message
     assert getattr(model, name) == before
 
 
-def test_other_attributes_say_what_to_write(model, results):
+def test_unsupported_attributes_name_the_alternative(model, results):
     with pytest.raises(AttributeError, match="detections have one class each"):
         model.multi_label = True
     with pytest.raises(AttributeError, match=r'lockstep.load\(FILE, amp="fp16"\)'):

@@ -227,7 +227,7 @@ def test_a_repeated_row_is_left_to_the_scan():
     assert [e for e in find_label_errors(split, table, metrics_of(1.0, 1.0), 0.3) if e.boxes] == []
 
 
-def test_what_is_said_about_the_model():
+def test_lines_state_how_reliable_listed_errors_are():
     split, table = wrong_labels()
     truth = split.index.ground_truth()
     result = score_detections(truth, table, CLASSES)

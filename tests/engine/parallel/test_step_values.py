@@ -44,7 +44,7 @@ def test_values_reach_the_host_a_step_late():
     assert [values.paths for values in reader.pop(leave=0)] == [("1.jpg",)]
 
 
-def test_actions_say_what_they_mean():
+def test_properties_of_actions():
     actions = (Action.CONTINUE, Action.SAVE, Action.END, Action.SAVE | Action.END, Action.STOP)
     assert [action.saves for action in actions] == [False, True, False, True, True]
     assert [action.ends_run for action in actions] == [False, False, True, True, True]

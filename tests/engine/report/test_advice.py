@@ -51,7 +51,7 @@ def joined(lines: list[str]) -> str:
     return " ".join(lines)
 
 
-def test_nothing_is_said_about_what_is_not_known():
+def test_there_is_no_advice_without_facts():
     assert [*how_it_went(NOTHING)] == ["There is no validation yet, so nothing is known about the detections."]
     assert [*where_it_is_wrong(NOTHING)] == []
     assert [*what_to_do(NOTHING)] == []

@@ -151,7 +151,7 @@ def test_settings_that_differ_come_first(complete):
     assert torch.__version__ in page.sections["Settings and machine"]
 
 
-def test_what_is_not_known_is_said(index, tmp_path):
+def test_a_page_states_what_is_missing(index, tmp_path):
     page = write_page(tmp_path, subject_of(index), {})
     assert "No epoch is complete yet." in page.sections["Training"]
     assert "There is no validation yet" in page.sections["Detections"]

@@ -12,10 +12,10 @@ from tests.helpers.scoring import iou_by_hand
 from tests.helpers.selection import select
 
 
-@pytest.fixture(params=["_ON_CPU", "_ON_GPU"], autouse=True)
+@pytest.fixture(params=["ON_CPU", "ON_GPU"], autouse=True)
 def sizes(request, monkeypatch):
     chosen = getattr(nms, request.param)
-    monkeypatch.setattr(nms, "_sizes_for", lambda device: chosen)
+    monkeypatch.setattr(nms, "sizes_for", lambda device: chosen)
     return chosen
 
 
@@ -89,8 +89,8 @@ def test_equals_brute_force(multi_label, agnostic, iou_thres):
 @pytest.mark.parametrize("block", [1, 7, 64])
 @pytest.mark.parametrize("first", [4, 40, 10_000])
 def test_block_and_table_sizes_do_not_change_the_result(monkeypatch, block, first):
-    sizes = nms._TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
-    monkeypatch.setattr(nms, "_sizes_for", lambda device: sizes)
+    sizes = nms.TableSizes(groups=(1, 3), block=block, cells=2 * block**2, rounds=1)
+    monkeypatch.setattr(nms, "sizes_for", lambda device: sizes)
     monkeypatch.setattr(suppression, "_FIRST_CANDIDATES", first)
     boxes, scores = crowd(3, 80, 3, seed=2)
     scores[1, 5:] = 0.0  # few candidates beside many, of classes with one, several and many
@@ -194,7 +194,7 @@ def test_groups_of_thousands_of_boxes_equal_brute_force(kind, iou_thres, max_det
 
 @pytest.mark.parametrize("max_det", [10, 300])
 def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det):
-    bounded = nms._TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
+    bounded = nms.TableSizes(groups=(1,), block=32, cells=1 << 14, rounds=2)
     compared = []
 
     def recorded(a, b, iou_thres):
@@ -203,7 +203,7 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
         return result
 
     overlaps = nms.overlaps
-    monkeypatch.setattr(nms, "_sizes_for", lambda device: bounded)
+    monkeypatch.setattr(nms, "sizes_for", lambda device: bounded)
     monkeypatch.setattr(nms, "overlaps", recorded)
     boxes = torch.stack([many_boxes("scattered")] * 4)
     scores = torch.rand(4, 4096, 3, generator=torch.Generator().manual_seed(0))
@@ -218,7 +218,7 @@ def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
     given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
         select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
-    on_gpu = sizes is nms._ON_GPU
+    on_gpu = sizes is nms.ON_GPU
     assert count.kernels.total() <= (300 if on_gpu else 2000)
     assert count.waits.total() <= (20 if on_gpu else 250)
     monkeypatch.setattr(box_voting, "_PAIRS_ON_CPU", box_voting._PAIRS_ON_GPU)

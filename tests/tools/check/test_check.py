@@ -217,7 +217,7 @@ def test_json_is_alone_on_standard_output(data, capfd):
     assert "scanning train" in printed.err
 
 
-def test_what_cannot_run_is_one_line(data, tmp_path, capsys):
+def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
     assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
     weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])

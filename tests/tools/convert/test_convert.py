@@ -434,7 +434,7 @@ def test_wrong_files_are_named(write, name, old, new, message, images):
     check_refusal(images, f"set/{name}{message}")
 
 
-def test_what_it_cannot_tell_is_said(images, tmp_path, capsys):
+def test_unclear_formats_are_refused_with_the_reason(images, tmp_path, capsys):
     check_refusal(
         images,
         "set: no format is recognized; formats are cvat, labelbox, labelme, vott, createml, csv, kitti, huggingface, "

@@ -35,7 +35,7 @@ def test_the_encoding_of_text_is_named_with_what_to_do(data, encoding, tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", bytes(range(256)), b"\x80\x03}q\x00."])
-def test_what_is_no_text_is_not_given_an_encoding(data):
+def test_binary_data_is_not_decoded(data):
     with pytest.raises(EncodingError, match=r"^not text \(byte \d+ is not UTF-8\)$"):
         decode_utf8(data)
 

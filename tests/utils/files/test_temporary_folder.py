@@ -85,7 +85,7 @@ def test_an_error_names_the_folder_that_the_user_knows(tmp_path: Path):
     assert error.value.filename == str(tmp_path / "gone" / "shards")
 
 
-def test_what_is_in_the_way(tmp_path: Path):
+def test_links_and_folders_are_replaced_but_no_folder_by_a_file(tmp_path: Path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "mine").touch()

@@ -28,7 +28,7 @@ draw_boxes(np.zeros((64, 64, 3), np.uint8), np.array([[1.0, 1, 40, 40]]), ["a \\
     [
         pytest.param("", marks=pytest.mark.slow),
         pytest.param("picture_of(new_figure(2, 2))", marks=pytest.mark.slow),
-        "from utils.drawing import text; text._system_fonts()",
+        "from utils.drawing.text import text_mask; text_mask('\\u732b', 10)",
     ],
 )
 def test_plots_without_a_home_folder_print_nothing(first, tmp_path):

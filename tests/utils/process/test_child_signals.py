@@ -13,7 +13,7 @@ from utils.process.child_signals import killed_by
 from utils.process.identity import has_died, this_process
 from utils.process.limits import cause_of
 from utils.process.outcome import Outcome, outcome_of
-from utils.process.spawn import _failure_of
+from utils.process.spawn import failure_of
 
 ROOT = Path(__file__).parents[3]
 PARENT = """
@@ -45,7 +45,7 @@ def test_a_signal_is_described_by_its_name_and_what_may_have_caused_it():
 def test_a_signal_has_the_same_outcome_with_and_without_spawn(number, before, after):
     for has_begun, outcome in ((False, before), (True, after)):
         assert RunResult.of(-number, {"begun": has_begun}).outcome == outcome
-        spawned = cause_of(_failure_of(-number, "process 1 of 2"))
+        spawned = cause_of(failure_of(-number, "process 1 of 2"))
         assert outcome_of(spawned, has_begun=has_begun) == outcome
 
 

@@ -95,7 +95,7 @@ def translate_full_disk():
 )
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.filterwarnings("ignore")
-def test_what_follows_from_an_error(tmp_path, monkeypatch, capsys, has_begun, fail, before, after):
+def test_the_outcome_after_an_error(tmp_path, monkeypatch, capsys, has_begun, fail, before, after):
     """Nothing fails before training has begun: on a broken machine a search used up all its trials."""
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
