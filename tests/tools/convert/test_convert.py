@@ -19,6 +19,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tests.helpers.tool_exports import (
     CORNERS,
+    SIZES,
     TRUTH,
     WRITERS,
     boxes_of,
@@ -633,6 +634,48 @@ def test_a_folder_that_would_be_read_differently_is_refused(name, images):
     write_cvat(images)
     folder = images.rename(images.with_name(name))
     check_refusal(folder, ".../out.json: training could not read it: ...")
+
+
+def test_labels_that_training_refuses_are_refused_and_named(images):
+    """Those of two.png are for another version of the image."""
+    write_labelme(images)
+    file = images / "two.json"
+    file.write_text(file.read_text().replace('"imageHeight": 60', '"imageHeight": 80'))
+    check_refusal(
+        images,
+        ".../out.json: training would refuse 'train': 1 of 3 images and 1 of 3 labeled objects can't be used "
+        "(--max-bad is 0.1): size mismatch: two.png (labeled in .../set/two.json): labels are for 80x80, the image is "
+        "80x60 upright",
+    )
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_labels_that_training_leaves_out_are_named(is_damaged, images, tmp_path):
+    """One of 23 images is damaged, or has a box outside of it."""
+    write_csv(images)
+    with open(images / "_annotations.csv", "a") as file:
+        for number in range(20):
+            cv2.imwrite(str(images / f"{number}.png"), np.full((48, 64, 3), number, np.uint8))
+            file.write(f"{number}.png,64,48,cat,{'70,9,90,20' if number == 7 and not is_damaged else '1,1,9,9'}\n")
+    if is_damaged:
+        (images / "7.png").write_bytes(b"")
+    lines = convert(images, tmp_path / "out.json")
+    assert lines[2].split() == ["cat", "22", "22"]
+    (line,) = [line for line in lines if line.startswith("training leaves out")]
+    assert line.startswith("training leaves out 1 of 23 images and 1 of 23 labeled objects of 'train': ")
+    assert f"7.png (labeled in {images / '_annotations.csv'}:13): " in line
+    spec = load_dataset_spec(tmp_path / "out.yaml")
+    assert len(load_index(spec, "train", IndexSettings(progress=False)).paths) == 22
+
+
+def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
+    """Training scales them."""
+    write_labelme(images)
+    for name, (width, height) in SIZES.items():
+        cv2.imwrite(str(images / name), np.zeros((2 * height, 2 * width, 3), np.uint8))
+    lines = convert(images, tmp_path / "out.json")
+    assert not any("leaves out" in line for line in lines)
+    assert boxes_of(tmp_path / "out.yaml")["cat", 8, 12, 60, 80] == 1
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):
