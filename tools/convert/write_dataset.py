@@ -22,6 +22,7 @@ from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.source.listing.image_list import is_row
+from data.source.yaml_paths import checked_path, is_yaml
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
 from utils.errors import UserError
@@ -167,11 +168,14 @@ def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, A
 
 
 def _yaml_path(path: str) -> str:
-    """Returns ``path``. Raises UserError if a YAML cannot contain it."""
+    """Returns ``path``. Raises UserError if a YAML cannot contain it, or would not read it as this path."""
     try:
         path.encode()
     except UnicodeEncodeError:
         raise UserError(f"{path}: is not UTF-8, so it cannot be in a YAML; rename it") from None
+    if is_yaml(path) or checked_path(path, path) != Path(path):
+        reason = "in a YAML, a suffix .yaml, outer spaces and a leading ~ have a meaning"
+        raise UserError(f"{path!r}: would not be read as this path ({reason}); rename it")
     return path
 
 

@@ -633,7 +633,8 @@ def test_a_folder_that_would_be_read_differently_is_refused(name, images):
     """In a YAML, the first loses its space, the second joins a data set, and the third is the user's home."""
     write_cvat(images)
     folder = images.rename(images.with_name(name))
-    check_refusal(folder, ".../out.json: training could not read it: ...")
+    reason = "in a YAML, a suffix .yaml, outer spaces and a leading ~ have a meaning"
+    check_refusal(folder, f"{name!r}: would not be read as this path ({reason}); rename it")
 
 
 def test_labels_that_training_refuses_are_refused_and_named(images):
