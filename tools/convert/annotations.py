@@ -92,7 +92,7 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by the tool's name of their kind
         self.first_skipped = ""
-        self.num_unlabeled_inside = 0  # images stored in annotation files without usable labels
+        self.num_unused_embedded = 0  # images embedded in annotation files, without usable labels
         self._extracted = extracted
         self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
@@ -176,7 +176,7 @@ class Annotations:
             del self._images[path]
             if path.is_relative_to(self._extracted):
                 path.unlink()
-                self.num_unlabeled_inside += 1
+                self.num_unused_embedded += 1
 
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
         """Returns the images of each split that has any, sorted by path."""
@@ -188,7 +188,7 @@ class Annotations:
     def num_left_out(self) -> int:
         """Counts the images, below the source and in its files, without usable labels: the annotations say nothing
         about them, or they were dropped."""
-        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unlabeled_inside
+        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unused_embedded
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
