@@ -47,6 +47,16 @@ class AnnotatedImage:
     has_skipped_shape: bool = False  # in any of its entries
     _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
 
+    def set_size(self, entry: Entry) -> None:
+        """Sets the size of the image, if ``entry`` contains it. Raises UserError if another entry has another size,
+        because the boxes of one of them would be wrong."""
+        if entry.size and self.size and entry.size != self.size:
+            raise UserError(
+                f"{entry.location}: {self.path.name} has {_shown(entry.size)} pixels here, and {_shown(self.size)} in "
+                "another entry; remove one of them"
+            )
+        self.size = entry.size or self.size
+
     def add(self, box: AnnotatedBox, entry: Entry) -> None:
         """Adds a box of ``entry``. Raises UserError if another annotation file has the same box."""
         other_file = self._files.setdefault(box, entry.file)
@@ -102,7 +112,7 @@ class Annotations:
         checked = [None if box is None else self._checked(box, entry.location) for box in entry.boxes]
         boxes = [box for box in checked if box is not None]
         annotated = self._annotated_image(entry)
-        annotated.size = entry.size or annotated.size
+        annotated.set_size(entry)
         annotated.has_skipped_shape |= None in checked
         for box in boxes:
             annotated.add(box, entry)
@@ -219,6 +229,10 @@ def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, 
     if len(points) < 3:
         raise UserError(f"{location}: a {kind} of '{one_line(name)}' with {counted(len(points), 'point')}")
     return bounding_box(name, points)
+
+
+def _shown(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def check_box(box: AnnotatedBox, location: str) -> None:

@@ -27,7 +27,7 @@ from utils.strings import aligned, counted
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     """Writes the objects of ``source`` as COCO JSON, and a data set YAML. ``name``: a format of `FORMATS`, or "auto".
     Returns a table of the objects by class, and lines about what is left out. Raises UserError if something cannot be
-    read, or if training would refuse the data set."""
+    read, or if training would refuse a split because too much of it is unusable."""
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)

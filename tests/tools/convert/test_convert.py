@@ -669,6 +669,16 @@ def test_labels_that_training_leaves_out_are_named(is_damaged, images, tmp_path)
     assert len(load_index(spec, "train", IndexSettings(progress=False)).paths) == 22
 
 
+def test_two_sizes_of_an_image_are_refused(images):
+    """The boxes of one row would be wrong."""
+    write_csv(images)
+    with open(images / "_annotations.csv", "a") as file:
+        file.write("two.png,800,600,cat,100,100,200,200\n")
+    check_refusal(
+        images, "_annotations.csv:6: two.png has 800x600 pixels here, and 80x60 in another entry; remove one of them"
+    )
+
+
 def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
     """Training scales them."""
     write_labelme(images)
