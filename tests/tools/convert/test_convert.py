@@ -679,6 +679,19 @@ def test_two_sizes_of_an_image_are_refused(images):
     )
 
 
+@pytest.mark.parametrize("size", ["0,0", "-1,-1", ","])
+def test_an_unknown_size_is_that_of_the_image(size, images, tmp_path):
+    write_csv(images)
+    text = (images / "_annotations.csv").read_text()
+    (images / "_annotations.csv").write_text(text.replace("two.png,80,60", f"two.png,{size}"))
+    convert(images, tmp_path / "out.json")
+    sizes = {
+        entry["file_name"]: (entry["width"], entry["height"])
+        for entry in json.loads((tmp_path / "out.json").read_text())["images"]
+    }
+    assert sizes == SIZES
+
+
 def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
     """Training scales them."""
     write_labelme(images)
