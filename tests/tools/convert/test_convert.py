@@ -692,6 +692,21 @@ def test_an_unknown_size_is_that_of_the_image(size, images, tmp_path):
     assert sizes == SIZES
 
 
+@pytest.mark.parametrize(
+    ("file_name", "reason"),
+    [
+        ("two.gif", ".gif files are not supported; convert them to JPEG or PNG"),
+        (".two.png", "hidden; rename it, or its folder, without the leading dot"),
+    ],
+)
+def test_an_image_whose_file_is_not_read_is_named_with_the_reason(file_name, reason, images):
+    write_csv(images)
+    (images / "two.png").rename(images / file_name)
+    text = (images / "_annotations.csv").read_text()
+    (images / "_annotations.csv").write_text(text.replace("two.png", file_name))
+    check_refusal(images, f"_annotations.csv:4: the image '{file_name}': .../set/{file_name}: {reason}")
+
+
 def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
     """Training scales them."""
     write_labelme(images)
