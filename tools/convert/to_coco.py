@@ -152,7 +152,7 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     num_left_out = annotations.num_left_out()
     if num_left_out:
         lines.append(f"{counted(num_left_out, 'image')} without usable labels: left out of training")
-    lines += written.losses
+    lines += written.notes
     return [
         f"{title}: {sizes}",
         *lines,

@@ -17,6 +17,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.scan import SplitScan, scan_split
+from data.labels.findings import SCALED, TURNED, Finding
 from data.labels.ledger import Ledger, refusal_message
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
@@ -28,13 +29,14 @@ from tools.convert.values import image_size
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.files.safe_io import write_whole
+from utils.strings import counted
 
 
 class WrittenDataset(NamedTuple):
-    """What a data set contains, and what training leaves out."""
+    """What a data set contains, and what training leaves out or converts."""
 
     num_boxes: Counter[str]  # in the COCO JSONs, by class
-    losses: list[str]  # a line for each split of which training leaves out a part
+    notes: list[str]  # lines about images and boxes that training leaves out, scales or turns
 
 
 class _WrittenSplit(NamedTuple):
@@ -83,9 +85,9 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenD
     for name, expected in annotations.num_objects.items():
         if num_boxes[name] != expected:
             raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
-    losses = _losses(splits, scans, out)
+    notes = _notes(splits, scans, out)
     _write_yaml(yaml_file, {"path": ".", **_entries(splits, folder, out.parent), **classes})
-    return WrittenDataset(num_boxes, losses)
+    return WrittenDataset(num_boxes, notes)
 
 
 def _write_splits(
@@ -210,27 +212,31 @@ def _check_listed(splits: Mapping[str, _WrittenSplit], scans: _Scans) -> None:
                 raise UserError(f"{image.path}: training would not find this image; rename it or its folder")
 
 
-def _losses(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path) -> list[str]:
-    """Returns `WrittenDataset.losses`, which name the annotations of the images. Raises UserError if training would
-    refuse a split."""
-    lines: list[str] = []
+def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path) -> list[str]:
+    """Returns `WrittenDataset.notes`. Raises UserError if training would refuse a split."""
+    notes: list[str] = []
     for name, split in splits.items():
-        ledger = _ledger(scans.by_split[name], scans.paths_of(name), split.images)
+        scan = scans.by_split[name]
+        findings = _located(scan.findings, scans.paths_of(name), split.images)
+        used = scan.index.report.ledger
+        ledger = Ledger.of(findings, used_images=used.used_images, used_objects=used.used_objects)
         refusal = refusal_message(ledger, IndexSettings().max_bad)
         if refusal:
             raise UserError(f"{out}: training would refuse '{name}': {refusal}")
         if ledger.losses:
-            lines.append(f"training leaves out {ledger.loss_summary()} of '{name}': {ledger.reasons()}")
-    return lines
+            notes.append(f"training leaves out {ledger.loss_summary()} of '{name}': {ledger.reasons()}")
+        for kind in (SCALED, TURNED):
+            fitted = [finding for finding in findings if finding.kind == kind]
+            if fitted:
+                first = f"first {fitted[0].where}: {fitted[0].message}"
+                notes.append(f"{kind}: {counted(len(fitted), 'image')} of '{name}', {first}")
+    return notes
 
 
-def _ledger(scan: SplitScan, paths: Sequence[str], images: Iterable[AnnotatedImage]) -> Ledger:
-    """Returns the ledger of a split, in whose examples the export is named instead of the COCO JSON. ``paths``: see
-    `_Scans.paths_of`."""
+def _located(findings: Iterable[Finding], paths: Sequence[str], images: Iterable[AnnotatedImage]) -> list[Finding]:
+    """Returns findings that name the export instead of the COCO JSON. ``paths``: see `_Scans.paths_of`."""
     name_of = {os.path.realpath(image.path): f"{image.path.name} (labeled in {image.location})" for image in images}
-    findings = [
+    return [
         finding if finding.image < 0 else finding._replace(where=name_of.get(paths[finding.image], finding.where))
-        for finding in scan.findings
+        for finding in findings
     ]
-    ledger = scan.index.report.ledger
-    return Ledger.of(findings, used_images=ledger.used_images, used_objects=ledger.used_objects)
