@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -236,9 +237,13 @@ def _shown(size: tuple[int, int]) -> str:
 
 
 def check_box(box: AnnotatedBox, location: str) -> None:
-    """Raises UserError unless a box has a class name and its corners are in order."""
+    """Raises UserError unless a box has a class name, and corners that are in order and have a finite area."""
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
-    if box.x2 < box.x1 or box.y2 < box.y1:
-        corners = " ".join(f"{value:g}" for value in box[1:5])
+    w = box.x2 - box.x1
+    h = box.y2 - box.y1
+    corners = " ".join(f"{value:g}" for value in box[1:5])
+    if w < 0 or h < 0:
         raise UserError(f"{location}: '{box.name}' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: {corners})")
+    if not math.isfinite(w * h):
+        raise UserError(f"{location}: '{box.name}' is larger than any image (x1 y1 x2 y2: {corners})")

@@ -380,6 +380,13 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "30,6,4,40",
             ":2: 'cat' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: 30 6 4 40)",
         ),
+        (
+            write_csv,
+            "_annotations.csv",
+            "4,6,30,40",
+            "4,6,1e200,1e200",
+            ":2: 'cat' is larger than any image (x1 y1 x2 y2: 4 6 1e+200 1e+200)",
+        ),
         (write_labelme, "one.json", '"label": "cat"', '"label": null', f": '' {NO_NAME}"),
         (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', ": shape 0: must be 'key: value' lines, got 7"),
         (
