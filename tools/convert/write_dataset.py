@@ -77,8 +77,8 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenD
     if annotations.ignored:
         classes["ignore"] = sorted(annotations.ignored)
     yaml_file = folder / out.with_suffix(".yaml").name
-    # The first YAML is valid while the files are in ``folder``, the second one when they have been moved.
-    _write_yaml(yaml_file, {"path": "..", **_entries(splits, out.parent), **classes})
+    content = {"path": ".", **_entries(splits, folder, out.parent), **classes}  # valid when the files have been moved
+    _write_yaml(yaml_file, {**content, "path": "..", **_entries(splits, out.parent)})  # valid now
     scans = _scan(yaml_file, out)
     _check_listed(splits, scans)
     num_boxes = scans.num_boxes()
@@ -86,7 +86,7 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenD
         if num_boxes[name] != expected:
             raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
     notes = _notes(splits, scans, out)
-    _write_yaml(yaml_file, {"path": ".", **_entries(splits, folder, out.parent), **classes})
+    _write_yaml(yaml_file, content)
     return WrittenDataset(num_boxes, notes)
 
 

@@ -594,6 +594,13 @@ def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
     check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
 
 
+def test_an_output_that_a_yaml_cannot_name_is_refused(images, tmp_path):
+    write_cvat(images)
+    with refused("out\\udcff.json: is not UTF-8, so it cannot be in a YAML; rename it"):
+        convert(images, tmp_path / os.fsdecode(b"out\xff.json"))
+    assert list(tmp_path.glob("*out*")) == []
+
+
 @pytest.mark.parametrize("stem", ["t\nwo", " two", os.fsdecode(b"two\xff")])
 def test_an_image_name_that_a_list_cannot_contain_is_refused(stem, images):
     """Training would not find the image. A row is relative to the output's folder, here that of the images."""
