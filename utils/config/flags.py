@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import keyword
 import os
 import typing
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ _MAX_SHOWN_WORDS = 8  # in a message
 def flag_name(name: str) -> str:
     """Returns the flag of the field ``name``, such as ``--batch-size``, or ``--from`` for ``from_`` ("from" is a
     keyword)."""
-    return "--" + name.rstrip("_").replace("_", "-")
+    stem = name.removesuffix("_")
+    return "--" + (stem if keyword.iskeyword(stem) else name).replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):
