@@ -447,6 +447,13 @@ def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
         lockstep.train({"train": object()})
 
 
+def test_a_validation_may_have_several_processes(command, capsys):
+    """The keyword was refused in favor of one that only training has."""
+    command("print(sys.argv[2:]); write_result(folder='a')")
+    lockstep.val("best.pt", spawn=2)
+    assert capsys.readouterr().out == "['--weights=best.pt', '--spawn=2']\n"
+
+
 def test_a_notebook_shows_scores_and_curves(tmp_path):
     run = lockstep.Run(tmp_path / "<b>")
     run.folder.mkdir()
