@@ -468,24 +468,24 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "given", "message"),
     [
-        (lambda: lockstep.train(devices=0), "devices: must be at least 1, got 0"),
-        (lambda: lockstep.train(devices=-1), "devices: must be at least 1, got -1"),
-        (lambda: lockstep.resume(devices="2"), "devices: must be a whole number, got '2'"),
-        (lambda: lockstep.train(devices=None), "devices: must be a whole number, got None"),
-        (lambda: lockstep.train(devices=[0, 1]), "devices: must be a whole number, got [0, 1]"),
-        (lambda: lockstep.train(None), "data: must be text, got None"),
-        (lambda: lockstep.train({"train": "a"}, project=np.array([1, 2])), "project: must be text or null, got [1, 2]"),
-        (lambda: lockstep.train(resume=np.array([1, 2])), "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
-        (lambda: lockstep.resume(None), "run: must be text, got None"),
-        (lambda: lockstep.val(3), "weights: must be text, got 3"),
-        (lambda: lockstep.export(b"a.pt"), "weights: must be text, ..., got an object of type bytes"),
+        ("train", {"devices": 0}, "devices: must be at least 1, got 0"),
+        ("train", {"devices": -1}, "devices: must be at least 1, got -1"),
+        ("resume", {"devices": "2"}, "devices: must be a whole number, got '2'"),
+        ("train", {"devices": None}, "devices: must be a whole number, got None"),
+        ("train", {"devices": [0, 1]}, "devices: must be a whole number, got [0, 1]"),
+        ("train", {"data": None}, "data: must be text, got None"),
+        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text or null, got [1, 2]"),
+        ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
+        ("resume", {"run": None}, "run: must be text, got None"),
+        ("val", {"weights": 3}, "weights: must be text, got 3"),
+        ("export", {"weights": b"a.pt"}, "weights: must be text, ..., got an object of type bytes"),
     ],
 )
-def test_arguments_of_another_type_are_refused_by_name(call, message):
+def test_arguments_of_another_type_are_refused_by_name(name, given, message):
     with refused(message, lockstep.Error):
-        call()
+        getattr(lockstep, name)(**given)
 
 
 def test_a_notebook_shows_scores_and_curves(tmp_path):

@@ -57,7 +57,20 @@ PLAIN: tuple[tuple[Any, str | list[str]], ...] = (
     (["cat", Path("dog")], ["cat", "dog"]),
     ([0.5], ["0.5"]),
 )  # fmt: skip
-OTHERS = (None, True, False, np.bool_(True), [], np.array([]), [[0]], [None], [True], {}, {"a": 1}, [{"a": 1}])
+OTHERS: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    np.bool_(True),
+    [],
+    np.array([]),
+    [[0]],
+    [None],
+    [True],
+    {},
+    {"a": 1},
+    [{"a": 1}],
+)
 COMMAND_NAMES = ("train", "val", "export", "check")
 
 
