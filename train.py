@@ -40,10 +40,8 @@ def _export(outcome: TrainingOutcome) -> None:
     from utils.errors import ExplainedError
     from utils.logger import get_logger
 
-    if outcome.failure is not None:
-        get_logger().warning("%s", outcome.failure)  # already now: the export may take long, or be killed
     try:
-        export_best(outcome.run.folder, outcome.run.config)
+        export_best(outcome.run.folder, outcome.run.config, failure=outcome.failure)
     except Exception as error:
         if outcome.failure is None:
             raise

@@ -26,7 +26,7 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from tests.helpers.training import hook_training
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck
+from utils.errors import FailedCheck, UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -331,7 +331,8 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     def break_down(state: RunState) -> None:
         raise ValueError("too late")
 
-    def export(*_: object) -> None:
+    def export(*_: object, failure: UserError | None) -> None:
+        assert failure is not None  # it is logged before the first export
         happened.append("export")
         if export_fails:
             raise FailedCheck("onnx: failed")
