@@ -89,13 +89,13 @@ def _train(
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import EndedRun
-        from engine.train.ended import report_ended_run
+        from engine.train.ended import log_ended_run
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
         if isinstance(plan, EndedRun):
-            outcome = report_ended_run(ctx, plan)
+            outcome = log_ended_run(ctx, plan)
         else:
             outcome = build_training(ctx, plan, watchdog, stack).fit()
     return outcome if ctx.is_main else None

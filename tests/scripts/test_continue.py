@@ -100,4 +100,4 @@ def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path)
     note_reported(folder, "run", epochs=3)
     flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]
     result = run_python(ROOT / "train.py", *flags, folder=tmp_path, torchrun=2, timeout=120)
-    assert "exp: complete after 3 epochs" in result.stdout
+    assert "exp: complete: all epochs are done (3); " in result.stdout
