@@ -151,7 +151,10 @@ class Trainer:
             self.checkpointer.wait()
 
     def _start(self) -> None:
-        self.loader.start_at(self.progress.epoch, self.progress.batch)
+        progress = self.progress
+        self.loader.start_at(progress.epoch, progress.batch)
+        if progress.updates:  # the rates of the newest step, as they were saved: a hook may save the run now
+            self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
 
