@@ -95,6 +95,7 @@ def _adds_epochs(plan: ContinuedRun) -> bool:
     stored = plan.stored.config
     config = plan.settings.config
     progress = plan.started_from.progress
+    # If so, the command has more patience: its own would otherwise be the reason.
     had_stopped_early = progress.stops_early(stored.patience, epochs=stored.epochs, val_every=stored.val_every)
     return config.time > stored.time or config.epochs > stored.epochs or had_stopped_early
 
