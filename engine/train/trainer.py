@@ -159,7 +159,7 @@ class Trainer:
         self._follow(self.control.agree())
 
     def _do_remaining_work(self) -> None:
-        """Runs the remaining epochs, or of a run that has ended only the report."""
+        """Runs the remaining epochs; of a run that has ended, only writes the report."""
         if self.run.only_reports:
             self._report_last_epoch()
         else:
@@ -167,8 +167,8 @@ class Trainer:
 
     def _report_last_epoch(self) -> None:
         """Reports a run that has ended, whose report is missing: no step is left, and results.csv has the row of the
-        last epoch unless that is still pending. The averaged weights are those of the last epoch only if a callback
-        has not ended the run within the next one."""
+        last epoch unless that is still pending. It is validated again, unless the run has ended within the next epoch,
+        whose weights the run then has, or where no validation is due."""
         if self.validator.pending is not None:
             self._conclude_pending(saves_last=True)
             return
