@@ -40,10 +40,8 @@ def _export(outcome: TrainingOutcome) -> None:
     from utils.errors import ExplainedError
     from utils.logger import get_logger
 
-    if outcome.failure is not None:
-        get_logger().warning("%s", outcome.failure)  # already now: the export may take long, or be killed
     try:
-        export_best(outcome.run.folder, outcome.run.config)
+        export_best(outcome.run.folder, outcome.run.config, failure=outcome.failure)
     except Exception as error:
         if outcome.failure is None:
             raise
@@ -91,13 +89,13 @@ def _train(
         from engine.assembly.build import build_training
         from engine.run.plan import plan_run
         from engine.run.run import EndedRun
-        from engine.train.ended import report_ended_run
+        from engine.train.ended import log_ended_run
 
         watchdog.watch_peers(ctx)
         check_same_start(ctx, config)
         plan = plan_run(ctx, config, explicit_flags, stack)
         if isinstance(plan, EndedRun):
-            outcome = report_ended_run(ctx, plan)
+            outcome = log_ended_run(ctx, plan)
         else:
             outcome = build_training(ctx, plan, watchdog, stack).fit()
     return outcome if ctx.is_main else None

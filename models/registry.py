@@ -24,7 +24,7 @@ from utils.errors import UserError, first_line
 from utils.schema import Bounds, check, hints_of, suggestion
 
 MAX_REPEATS = 1000  # repeats of a row; more would take hours to build
-MAX_MODULES = 2000  # rows, repeats included
+MAX_LAYERS = 2000  # rows, repeats included; each may have several modules
 MAX_CHANNELS = 1 << 16
 
 
@@ -147,10 +147,10 @@ def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) ->
 
 
 def check_depth(spec: ModelSpec) -> None:
-    """Raises UserError for a graph that would take hours and gigabytes to build."""
+    """Raises UserError for a graph of too many layers, which would take minutes or hours to build."""
     count = sum(_scaled_repeats(layer, spec) * _repeats_inside(layer) for layer in spec.layers)
-    if count > MAX_MODULES:
-        raise UserError(f"{spec.label}: has {count:,} layers, repeats included; at most {MAX_MODULES:,} are possible")
+    if count > MAX_LAYERS:
+        raise UserError(f"{spec.label}: has {count:,} layers, repeats included; at most {MAX_LAYERS:,} are possible")
 
 
 def _repeats_inside(layer: LayerSpec) -> int:

@@ -29,7 +29,8 @@ def new_run_id() -> str:
 def newest_run_id(folder: Path) -> str | None:
     """Returns the id of the newest run in ``folder``; None if there is no settings.yaml, or a damaged one."""
     stored = read_settings_yaml(folder)
-    return None if stored is None else _checked_id(stored.get("run_id"))
+    run_id = None if stored is None else stored.get("run_id")
+    return run_id if isinstance(run_id, str) else None
 
 
 def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
@@ -48,11 +49,8 @@ def run_id_of(checkpoint: Path) -> str | None:
         stored = read_part(checkpoint, "run_id", check_sums=False)
     except UserError:
         return None
-    return "" if stored is None else _checked_id(stored)
-
-
-def _checked_id(stored: Any) -> str | None:
-    """Returns a stored id, and None for anything else."""
+    if stored is None:
+        return ""
     return stored if isinstance(stored, str) else None
 
 

@@ -170,4 +170,4 @@ class CheckpointHeader:
     run: RunConditions
     metrics: dict[str, float] = field(default_factory=dict)  # scores of the averaged weights; empty: not validated
     pending: PendingEpoch | None = None  # the newest epoch, if it has not been scored yet
-    ended_by_callback: bool = False  # a callback has ended the run here (``stop()``); only its report may be missing
+    ended_by_callback: bool = False  # a callback has ended the run here (``stop()``): only its report may be missing

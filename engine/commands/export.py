@@ -43,11 +43,14 @@ def export(config: ExportConfig, before_publish: BeforePublish = lambda name, pa
     return _export_each(open_exporter(config), list(dict.fromkeys(config.format)), before_publish)
 
 
-def export_best(folder: Path, config: TrainConfig) -> None:
+def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None = None) -> None:
     """Exports the best checkpoint of the run in ``folder`` after its last epoch (``--export``). Files that an earlier
     start of the run has exported from the same checkpoint are kept, as are files that the user has put there.
 
     The folder is locked while files are exported. Raises UserError if another process holds it.
+
+    ``failure``: of the training, which the caller raises afterwards. It is logged before the first export, which may
+    take long, or be killed.
     """
     best = best_of_newest_run(folder)
     if best is None:
@@ -57,6 +60,8 @@ def export_best(folder: Path, config: TrainConfig) -> None:
     missing = record.missing(config.export)
     if not missing:
         return  # without a lock: the folder of a run that has ended may be read-only
+    if failure is not None:
+        get_logger().warning("%s", failure)
     with ExitStack() as stack:
         lock_folder(folder, stack)
         options = ExportConfig(weights=str(best), format=missing, cache_dir=config.cache_dir)

@@ -85,12 +85,12 @@ def _located_message(error: BaseException, path: str | None) -> str:
     import_machinery = ("<frozen", __file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]
-    own_frames = [frame for frame in relevant_frames if frame.filename == path]
+    user_frames = [frame for frame in relevant_frames if frame.filename == path]
     location = ""
     if isinstance(error, SyntaxError):
         location = f"{error.filename}:{error.lineno}: "
     elif relevant_frames:
-        innermost = (own_frames or relevant_frames)[-1]
+        innermost = (user_frames or relevant_frames)[-1]
         location = f"{innermost.filename}:{innermost.lineno}: "
     return location + " ".join(traceback.format_exception_only(error)[-1].split())
 

@@ -94,7 +94,8 @@ class Hook:
     record            N    when an epoch has its scores and its row, before its files are saved
     report            N    when its files are saved: for what takes long or may fail, such as plots
     after_epoch       N    at the end of every epoch, when the run is saved
-    after_steps       any  after the last step of this process, also if a signal or a failing hook has ended the run
+    after_steps       any  after the last step of this process, also if a signal or a hook's failure has ended the run,
+                           but not if a hook fails in ``start``
     after_training    any  when no validation is left either; not after a signal or an error
     finish            any  when all checkpoints are written; not after a signal or an error
     after_save        any  after each save of the run
@@ -104,7 +105,7 @@ class Hook:
     An epoch that others validate is saved without scores: ``after_epoch`` comes first, and ``record`` and ``report``
     when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation`` comes before
     them, with ``done`` N, if the scores are not there yet. A run whose report was interrupted takes no step: of its
-    last epoch it repeats ``before_validation``, with ``done`` N, and ``report``.
+    last epoch it repeats ``report`` and, if the run ends with a validation, ``before_validation``, with ``done`` N.
 
     Most hooks are on every rank, in the same order. Their methods are called on all ranks alike, and may communicate;
     all ranks must return the same action (None continues), which the trainer follows. Rank 0 has additional hooks

@@ -87,9 +87,10 @@ class NonFiniteSteps(Hook):
         """Returns the path of one such image if all images of the bad steps, on all ranks, have a single color; else
         "". Every rank must call this: all have the same bad steps."""
         pixels = trainer.loader.index.pixels
-        own_steps = [paths for paths in self._bad_steps if paths]  # this rank's shard of a small batch may be empty
-        are_blank = all(have_single_colors(paths, pixels) for paths in own_steps)
-        example = own_steps[-1][0] if own_steps else ""
+        # This rank's shard of a small batch may be empty.
+        steps_with_images = [paths for paths in self._bad_steps if paths]
+        are_blank = all(have_single_colors(paths, pixels) for paths in steps_with_images)
+        example = steps_with_images[-1][0] if steps_with_images else ""
         ranks = all_objects(trainer.ctx, (are_blank, example))
         if not all(are_blank for are_blank, _ in ranks):
             return ""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from engine.evaluation.result import EvalResult
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
 from engine.issues.issue import CheckedSplit
+from engine.report.page import FILE_NAME as REPORT_NAME
 from engine.report.page import ReportPage
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
@@ -78,7 +80,8 @@ class Plots(Hook):
             batches=len(trainer.loader),
         )
         is_continued = run.started_from is not None
-        self._page = ReportPage(run.folder, subject, is_resumed=is_continued)
+        must_write = run.only_reports and _lacks_epoch(run.folder)  # also if there is no validation to show
+        self._page = ReportPage(run.folder, subject, is_resumed=is_continued and not must_write)
         if not is_continued:
             self._draw_batches(trainer.loader)
             self._page.write({})
@@ -137,6 +140,13 @@ class Plots(Hook):
             if warning not in self._warnings:
                 log.warning("%s", warning)
             self._warnings.add(warning)
+
+
+def _lacks_epoch(folder: Path) -> bool:
+    """Returns whether report.html is missing, or older than the newest epoch in results.csv."""
+    report = folder / REPORT_NAME
+    table = folder / "results.csv"
+    return not report.exists() or (table.exists() and report.stat().st_mtime < table.stat().st_mtime)
 
 
 class TimeBudget:

@@ -31,16 +31,19 @@ class ResultsCsv(Hook):
         self._has_warned = False  # that the file may not survive a power cut
 
     def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.
+        """Drops the epochs that a resumed run repeats; without any, the file keeps its time, by which
+        `engine.hooks.plots` tells whether the report has its epochs. `engine.run.restore` has warned of those that the
+        file has lost.
 
         The file of an earlier run (``--exist-ok``) stays while its last.pt does, from which that run could continue:
         see `engine.hooks.checkpointing.Checkpoints`.
         """
+        num_read = len(self.table.rows)
         self.table.keep(_recorded_epochs(trainer))
-        if self.table.rows:
-            self._write()
-        elif not is_of_earlier_run(trainer.checkpointer.last):
+        if not self.table.rows and not is_of_earlier_run(trainer.checkpointer.last):
             self.path.unlink(missing_ok=True)
+        elif 0 < len(self.table.rows) < num_read:
+            self._write()
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         self.table.add(epoch.number, epoch.row)

@@ -115,7 +115,7 @@ def _overfitting(facts: RunFacts) -> Iterator[str]:
 def _scores(facts: RunFacts) -> Iterator[str]:
     result = facts.result
     if result is None:
-        yield "There is no validation yet, so nothing is known about the detections."
+        yield "This page has no validation, so it says nothing about the detections."
     elif not facts.objects:
         yield f"There are no objects in {counted(result.num_images, 'validation image')}: nothing can be scored."
     else:

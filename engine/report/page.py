@@ -45,7 +45,7 @@ class Sections:
     machine: Sequence[tuple[str, str]]
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch
-    validation: ValidationSections | None  # None before the first validation
+    validation: ValidationSections | None  # None before the first validation of the process
 
 
 class ReportPage:
@@ -98,7 +98,7 @@ class ReportPage:
                 write_whole(self._folder / f"{name}.png", picture.png)
             subtitle = f"Written {page.now()}."
             if validation is None:
-                subtitle = f"Written {page.now()}, before the first validation."
+                subtitle = f"Written {page.now()}, without a validation."
             elif validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
             page.write_page(path, TEMPLATE, self._subject.title, subtitle, subject=self._subject, **vars(sections))

@@ -8,13 +8,16 @@ the decision to this module. Rank 0 decides for all ranks:
 | no last.pt, and results of one epoch at most | starts |
 | no last.pt, results of more epochs, and no report | is refused: the user restores last.pt or chooses another folder |
 | last.pt, and epochs are left with the current settings (also the scores of the newest epoch) | continues |
-| last.pt after the last epoch, and no report of that | validates the last epoch again and writes the report |
-| last.pt after the last epoch, and its report | has ended; the files of ``--export`` that are missing are written |
+| last.pt where the run ends, and no report of that | writes the report; first validates the last epoch again |
+| last.pt where the run ends, and its report | has ended; the files of ``--export`` that are missing are written |
 | no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
-The last epoch is that of the current settings, or the one after which a callback has ended the run, unless the current
-settings may add epochs. For a run that has ended, settings that would change its results are refused. A last.pt that an
-earlier run has left in the folder (``--exist-ok``) is ignored.
+A run ends after the last epoch of the current settings, where ``--patience`` ends it, or where a callback has ended it,
+unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
+last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
+
+A start that trains on from, or reports, a run that had ended saves last.pt at once (engine/hooks/checkpointing.py), so
+that the settings in last.pt, and whether a callback has ended the run, are always those of the newest start.
 """
 
 from __future__ import annotations
@@ -26,12 +29,11 @@ from engine.checkpoint.description import read_description
 from engine.checkpoint.newest_run import best_of_newest_run, checkpoint_of_newest_run
 from engine.run.complete_record import read_reported_epochs
 from engine.run.ended_run import check_unchanged, may_add_epochs
-from engine.run.folder import StoredRun, read_stored_run
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, EndedRun, TrainCommand
-from utils.config.settings import AUTO
+from engine.run.stored_run import StoredRun, read_stored_run
 from utils.errors import UserError
 from utils.program import resume_flag
 from utils.strings import counted
@@ -58,13 +60,7 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
     it has none)."""
     plan = plan_from_checkpoint(command, last)
     started_from = plan.started_from
-    epochs = started_from.progress.epoch
-    is_reported = reported_epochs == epochs  # else the record is of another copy of the folder
-    # ``--resume PATH`` continues a run that a callback has ended, also if torchrun repeats it before it has saved.
-    names_checkpoint = command.config.resume not in (None, AUTO)
-    end_reason = plan.end_reason
-    if not end_reason and (is_reported or not names_checkpoint):
-        end_reason = _reason_of_callback(plan)
+    end_reason = plan.end_reason or _reason_of_callback(plan)
     if not end_reason:
         return plan
     check_unchanged(
@@ -73,16 +69,13 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         settings=plan.settings,
         end_reason=end_reason,
         description=started_from.description,
-        is_reported=is_reported,
     )
-    if not is_reported:
-        messages = [*plan.change_messages, f"writing the report again: {end_reason}"]
-        return replace(plan, end_reason=end_reason, startup_messages=messages)
+    if reported_epochs != started_from.progress.epoch:  # None, or the record is of another copy of the folder
+        return replace(plan, end_reason=end_reason)
     return EndedRun(
         folder=last.parent,
         run_id=started_from.description.run_id,
         settings=plan.settings,
-        epochs=epochs,
         end_reason=end_reason,
         startup_messages=plan.change_messages,
     )
@@ -91,23 +84,34 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
 def _reason_of_callback(plan: ContinuedRun) -> str:
     """Returns the end reason of a run that a callback has ended; "" of other runs, and if the command adds epochs."""
     started_from = plan.started_from
-    epochs = started_from.progress.epoch
-    adds_epochs = may_add_epochs(plan.stored.config, plan.settings.config, epochs)
-    if adds_epochs or not started_from.ended_by_callback:
+    if not started_from.ended_by_callback or _adds_epochs(plan):
         return ""
-    return f"a callback has ended it after {counted(epochs, 'epoch')}; to continue: {resume_flag(started_from.path)}"
+    position = started_from.progress.describe(started_from.conditions.epoch_batches)
+    return f"a callback has ended it after {position}; to continue: {resume_flag(started_from.path)}"
+
+
+def _adds_epochs(plan: ContinuedRun) -> bool:
+    """Returns whether the command adds epochs to the run of ``plan``, which has no other reason to end."""
+    stored = plan.stored.config
+    config = plan.settings.config
+    progress = plan.started_from.progress
+    # If so, the command has more patience: its own would otherwise be the reason.
+    had_stopped_early = progress.stops_early(stored.patience, epochs=stored.epochs, val_every=stored.val_every)
+    return config.time > stored.time or config.epochs > stored.epochs or had_stopped_early
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
     """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
     last.pt has been removed. Raises UserError if the command may add epochs."""
     merged = merge_settings(newest.settings, command)
-    end_reason = "there is no last.pt to continue from; restore it to continue"
+    done = counted(epochs, "epoch")
+    reason = "there is no last.pt to continue from; restore it to continue"
+    end_reason = f"its report after {done} is written, and {reason}"
     config = merged.settings.config
     if may_add_epochs(merged.stored.config, config, epochs):
         raise UserError(
-            f"{folder}: the run has ended after {counted(epochs, 'epoch')}, and {end_reason}, or repeat the "
-            "command with the earlier --epochs, --time and --patience"
+            f"{folder}: the run has ended after {done}, and {reason}, or repeat the command with the earlier --epochs, "
+            "--time and --patience"
         )
     settings = merged.settings.with_epochs(max(epochs, config.epochs))
     best = best_of_newest_run(folder)
@@ -122,7 +126,6 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
         folder=folder,
         run_id=newest.run_id,
         settings=settings,
-        epochs=epochs,
         end_reason=end_reason,
         startup_messages=[*merged.messages, *describe_changes(newest.settings, settings)],
     )

@@ -20,15 +20,16 @@ from utils.logger import log_when_configured
 
 # How long a run trains: with other values, a run that has ended would have the same results, or more epochs.
 _LENGTH = ("epochs", "time", "patience")
-# With other values, a run that has ended would have had other results.
-_DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH) | frozenset(
+# With other values, a run that has ended would have had other results. Not so ``callbacks``: no step is left that they
+# could change, and those of the run may be what has prevented its report.
+_DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH, {"callbacks"}) | frozenset(
     item.name for item in fields(Hyperparameters)
 )
 
 
 def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
-    """Returns whether ``config`` may add epochs to a run that ended after ``trained`` epochs with the settings
-    ``stored``."""
+    """Returns whether ``config`` may add epochs to a run without last.pt, which would tell why it ended: it has trained
+    ``trained`` epochs with the settings ``stored``."""
     if config.time > stored.time:
         return True
     if config.time == 0:
@@ -42,13 +43,7 @@ def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bo
 
 
 def check_unchanged(
-    folder: Path,
-    *,
-    stored: RunSettings,
-    settings: RunSettings,
-    end_reason: str,
-    description: RunDescription | None,
-    is_reported: bool = True,
+    folder: Path, *, stored: RunSettings, settings: RunSettings, end_reason: str, description: RunDescription | None
 ) -> None:
     """Raises UserError if the run in ``folder``, which has ended, would have had other results with ``settings``. Only
     rank 0 calls this.
@@ -58,13 +53,10 @@ def check_unchanged(
         end_reason: see `EndedRun`.
         description: of the run, if a checkpoint is there. A data set at another path counts as the same if it has the
             classes, images and labels that are described.
-        is_reported: False if the run has to write its report: other ``--callbacks``, or none, may then do so, because
-            they no longer change what is trained, and those of the run may be what has prevented its report.
     """
-    decisive = _DECIDE_RESULTS if is_reported else _DECIDE_RESULTS - {"callbacks"}
     stored_by_name = stored.by_name()
     for name, value in settings.by_name().items():
-        if name not in decisive or value == stored_by_name[name]:
+        if name not in _DECIDE_RESULTS or value == stored_by_name[name]:
             continue
         reason = ""
         if name == "data" and description is not None:

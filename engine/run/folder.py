@@ -8,15 +8,11 @@ import shutil
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-import yaml
-
-from engine.checkpoint.description import NamedFiles
-from engine.checkpoint.newest_run import new_run_id, read_settings_yaml, run_id_of
+from engine.checkpoint.newest_run import new_run_id, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
@@ -24,15 +20,15 @@ from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
-from utils.config.settings import Hyperparameters, TrainConfig
+from engine.run.stored_run import StoredRun, read_stored_run, write_stored_run
+from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError
 from utils.files.locks import FileLock
-from utils.files.safe_io import atomic_write, open_direct, remove_half_written
+from utils.files.safe_io import open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
 from utils.process.result_file import report_begun
 from utils.program import resume_flag
-from utils.schema import build, check
 
 LOCK_NAME = ".lock"  # in the run's folder; locked while a process trains it
 LOCK_PATIENCE_S = 3.0  # a process that was just killed may still be ending
@@ -66,7 +62,7 @@ def claim_folder(
     run_id = broadcast_object(ctx, _choose_run_id(plan) if ctx.is_main else "")
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
-        _write_settings(folder, run_id, settings)  # first: from now on, the folder belongs to this run
+        write_stored_run(folder, StoredRun(run_id, settings))  # first: from now on, the folder belongs to this run
         note_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
         (folder / COMPLETE).unlink(missing_ok=True)
@@ -91,43 +87,11 @@ def _choose_run_id(plan: RunPlan) -> str:
 
 
 def _starts_again(folder: Path, newest: StoredRun, planned: RunSettings) -> bool:
-    """Returns whether a start with the settings ``planned`` begins the run ``newest`` again: it has saved nothing, and
-    its settings are the same."""
+    """Returns whether starting with the settings ``planned`` repeats the start of the run ``newest``: it has saved
+    nothing, and its settings are the same."""
     checkpoints = [folder / "best.pt", *folder.glob("epoch*.pt")]
     has_saved = any(run_id_of(path) == newest.run_id for path in checkpoints)
     return not has_saved and is_same_start(newest.settings, planned)
-
-
-def _write_settings(folder: Path, run_id: str, settings: RunSettings) -> None:
-    """Writes settings.yaml durably: its id decides which run the other files in ``folder`` belong to."""
-    stored = {"run_id": run_id, **asdict(settings)}
-    with atomic_write(folder / "settings.yaml", durable=True) as file:
-        file.write(yaml.safe_dump(stored, sort_keys=False).encode())
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """The content of settings.yaml."""
-
-    run_id: str
-    settings: RunSettings
-
-
-def read_stored_run(folder: Path) -> StoredRun | None:
-    """Returns the newest run in ``folder``, with the settings of its last start; None if there is no settings.yaml, or
-    a damaged one."""
-    stored = read_settings_yaml(folder)
-    if stored is None:
-        return None
-    path = folder / "settings.yaml"
-    try:
-        run_id = check(stored["run_id"], str, f"{path}: run_id")
-        config = build(TrainConfig, stored["config"], f"{path}: config")
-        hyp = build(Hyperparameters, stored["hyp"], f"{path}: hyp")
-        files = build(NamedFiles, stored["files"], f"{path}: files")
-    except (UserError, KeyError):
-        return None
-    return StoredRun(run_id, RunSettings(config, hyp, files))
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:

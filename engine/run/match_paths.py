@@ -25,6 +25,11 @@ class FileMatch(enum.Enum):
     BOTH_GONE = "both gone"  # neither exists, so they cannot be compared
     OTHER = "other"
 
+    @property
+    def is_same_file(self) -> bool:
+        """True if the file is the stored one, and has not changed."""
+        return self in (FileMatch.SAME, FileMatch.MOVED)
+
 
 def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: NamedFiles) -> FileMatch:
     """Compares the file that the setting ``name`` of ``config`` means with the one that a run has ``stored``. Does not
@@ -37,13 +42,13 @@ def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: Nam
     typed = files.typed.get(name, "")
     is_typed_alike = typed != "" and typed == stored.files.typed.get(name)
     # A folder may have another YAML now, in place of the one that the run has read: another data set, perhaps.
-    is_replaced = _is_missing(stored_path) and _is_there(path)
+    is_replaced = _has_gone(stored_path) and _exists(path)
     if path == stored_path or (is_typed_alike and not is_replaced):
         return FileMatch.CHANGED if _has_content(name, stored_path, stored) is False else FileMatch.SAME
-    if _is_missing(stored_path) and _is_missing(path):
+    if _has_gone(stored_path) and _has_gone(path):
         return FileMatch.BOTH_GONE
     has_same_content = _has_content(name, path, stored)
-    if _is_there(stored_path) and _is_there(path) and os.path.samefile(stored_path, path):
+    if _exists(stored_path) and _exists(path) and os.path.samefile(stored_path, path):
         return FileMatch.CHANGED if has_same_content is False else FileMatch.MOVED
     return FileMatch.MOVED if has_same_content else FileMatch.OTHER
 
@@ -73,7 +78,7 @@ def match_paths(stored: RunSettings, command: TrainCommand) -> MatchedPaths:
         elif match is not FileMatch.OTHER:
             kept[name] = stored_path
         if match is FileMatch.CHANGED:
-            # Not that this has no effect: a teacher that has changed is refused when it is opened.
+            # The message does not say that the change has no effect: a changed teacher is refused when it is opened.
             messages.append(
                 f"{flag}: has changed since the run began; to use the file as it is now, start a new run with another "
                 "--name"
@@ -110,9 +115,11 @@ def _has_content(name: str, path: str, stored: RunSettings) -> bool | None:
         return None
 
 
-def _is_there(value: str) -> bool:
+def _exists(value: str) -> bool:
+    """Returns whether ``value`` is the path of a file that exists; False for a name, such as "demo"."""
     return os.path.isabs(value) and os.path.exists(value)
 
 
-def _is_missing(value: str) -> bool:
+def _has_gone(value: str) -> bool:
+    """Returns whether ``value`` is a path, but no file exists there; False for a name, such as "demo"."""
     return os.path.isabs(value) and not os.path.exists(value)

@@ -35,7 +35,6 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     settings = wanted.with_epochs(max(epochs, started_from.progress.epoch))  # no fewer than it has trained
     _, known_root = find_location(started_from.description.data, path)
     names_other_data = settings.config.data != stored.config.data
-    change_messages = [*merged.messages, *describe_changes(stored, settings)]
     return ContinuedRun(
         settings=settings,
         stored=merged.stored,
@@ -44,12 +43,9 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
         started_from=started_from,
         known_root="" if names_other_data else known_root,
         end_reason=reason_to_end(started_from, wanted.config, command.explicit_flags),
-        change_messages=change_messages,
-        startup_messages=[
-            f"resuming {path} after {_describe_position(started_from, settings.config)}",
-            *change_messages,
-            *_machine_changes(command, started_from.conditions),
-        ],
+        position=_describe_position(started_from, settings.config),
+        change_messages=[*merged.messages, *describe_changes(stored, settings)],
+        machine_messages=_machine_changes(command, started_from.conditions),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.match_paths import FileMatch, compare_file, match_paths, with_paths
+from engine.run.match_paths import compare_file, match_paths, with_paths
 from engine.run.resolve import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
 from utils.config.flags import words_of_flag
@@ -146,7 +146,7 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
             continue
         if name not in PATH_SETTINGS:
             return False
-        if compare_file(name, stored, planned.config, planned.files) not in (FileMatch.SAME, FileMatch.MOVED):
+        if not compare_file(name, stored, planned.config, planned.files).is_same_file:
             return False
     return True
 

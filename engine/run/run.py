@@ -85,7 +85,6 @@ class _Plan:
     settings: RunSettings
     # Settings whose paths each process resolves itself: the same content may be in another folder on another node.
     local_paths: frozenset[str] = frozenset()
-    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +98,7 @@ class NewRun(_Plan):
     local_paths: frozenset[str] = PATH_SETTINGS
     launchers: list[str]  # see `TrainCommand`
     folder: Path | None = None  # locked, and its newest run has saved nothing; None: `claim_folder` makes it
+    startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
     def data_source(self) -> DataSource:
@@ -121,8 +121,18 @@ class ContinuedRun(_Plan):
     launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
-    end_reason: str = ""  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
-    change_messages: list[str] = field(default_factory=list)  # the startup messages about settings and files
+    end_reason: str  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
+    position: str  # progress text of the checkpoint
+    change_messages: list[str]  # about settings and files
+    machine_messages: list[str]  # about processes and devices
+
+    @property
+    def startup_messages(self) -> list[str]:
+        """Messages that are written to the log before anything else."""
+        if self.only_reports:
+            return [*self.change_messages, f"writing the report: {self.end_reason}"]
+        start = f"resuming {self.started_from.path} after {self.position}"
+        return [start, *self.change_messages, *self.machine_messages]
 
     @property
     def only_reports(self) -> bool:
@@ -150,12 +160,12 @@ class ContinuedRun(_Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class EndedRun(_Plan):
-    """The plan for a run that has ended and written its report; at most exports are missing. Needs no last.pt."""
+    """The plan of a run that has ended and has its report; only exports may be missing. Works without last.pt."""
 
     folder: Path  # locked, unless it is read-only
     run_id: str
-    epochs: int  # number that it has trained
-    end_reason: str  # why no epoch is left, and how to train on
+    end_reason: str  # why it has ended, after how many epochs, and how to train on
+    startup_messages: list[str]  # written to the log before anything else
 
 
 # The plan of a command, made before data and model are opened. Equal on all ranks, except for settings of machines and
@@ -185,7 +195,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """A run that has been trained and reported: at most its exports are missing."""
+    """What a training returns: its run, and the failure of ``on_end``, if any. At most exports are missing."""
 
     run: TrainingRun
     failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised after the exports

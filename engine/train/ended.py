@@ -1,4 +1,4 @@
-"""Reports a run that had ended before this command."""
+"""Logs the end of a run that had ended before this command."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from engine.run.run import EndedRun, TrainingOutcome, TrainingRun
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging, get_logger
 from utils.process.result_file import write_result
-from utils.strings import counted
 
 
-def report_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcome:
+def log_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcome:
     """Logs why a run has ended, and returns its outcome. Ends the evaluating processes, if there are any. Every rank
     must call this."""
     configure_logging(ctx.is_main)
@@ -19,6 +18,6 @@ def report_ended_run(ctx: DistributedContext, ended: EndedRun) -> TrainingOutcom
     write_result(folder=str(ended.folder))
     for message in ended.startup_messages:
         get_logger().info("%s", message)
-    get_logger().info("%s: complete after %s: %s", ended.folder, counted(ended.epochs, "epoch"), ended.end_reason)
+    get_logger().info("%s: complete: %s", ended.folder, ended.end_reason)
     run = TrainingRun(folder=ended.folder, run_id=ended.run_id, settings=ended.settings)
     return TrainingOutcome(run, failure=None)

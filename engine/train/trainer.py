@@ -4,7 +4,6 @@ epoch_results.py derives the epoch's results; everything else is done by hooks (
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import note_reported
+from engine.run.resume_settings import as_flag
 from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
@@ -105,7 +105,7 @@ class Trainer:
         self.step_samples = 0  # of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
-        self._stopped = run.only_reports  # this process takes no more steps
+        self._stopped = False  # this process takes no more steps
         self._last_concluded = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
@@ -136,7 +136,7 @@ class Trainer:
         try:
             self._start()
             if not self.control.is_aborted():
-                self._train_epochs()
+                self._do_remaining_work()
                 self.call_hooks("after_steps")
             if not self.control.is_aborted():
                 self._finish_training()
@@ -151,16 +151,39 @@ class Trainer:
             self.checkpointer.wait()
 
     def _start(self) -> None:
-        self.loader.start_at(self.progress.epoch, self.progress.batch)
+        progress = self.progress
+        self.loader.start_at(progress.epoch, progress.batch)
+        if progress.updates:  # the rates of the newest step, as they were saved: a hook may save the run now
+            self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
 
-    def _train_epochs(self) -> None:
-        """Runs the remaining epochs. First concludes an epoch of an earlier start, or repeats its report."""
+    def _do_remaining_work(self) -> None:
+        """Runs the remaining epochs; of a run that has ended, only writes the report."""
         if self.run.only_reports:
-            if self._ends_with_validation():
-                self._report_again()
-        elif not self._stopped:
+            self._report_last_epoch()
+        else:
+            self._train_epochs()
+
+    def _report_last_epoch(self) -> None:
+        """Reports a run that has ended, whose report is missing: no step is left, and results.csv has the row of the
+        last epoch unless that is still pending. It is validated again, unless the run has ended within the next epoch,
+        whose weights the run then has, or where no validation is due."""
+        if self.validator.pending is not None:
+            self._conclude_pending(saves_last=True)
+            return
+        epoch = Epoch(self.progress.epoch)
+        is_between_epochs = epoch.number > 0 and self.progress.batch == 0
+        if is_between_epochs and validates_after(epoch.number, self.epochs, self.run.config.val_every):
+            self._set_closing(epoch.number)
+            self.call_hooks("before_validation")
+            if self._follow(self.validator.validate(epoch)).breaks_off:
+                return
+        self.call_hooks("report", epoch)
+
+    def _train_epochs(self) -> None:
+        """Runs the remaining epochs. First concludes an epoch of an earlier start."""
+        if not self._stopped:
             self._conclude_pending(saves_last=True)
         batches = Prefetcher(iter(self.loader), device=self.ctx.device, render=self.loader.renderer)
         while not self._stopped and self.progress.epoch < self.epochs:
@@ -178,7 +201,7 @@ class Trainer:
 
     def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and records that the run has been reported."""
-        if self.control.ended_by_callback and not self.run.only_reports and not self._has_ended():
+        if self._ended_by_callback() and not self.run.only_reports and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last))
         self.call_hooks("finish")
@@ -194,20 +217,19 @@ class Trainer:
         stops_early = progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
         return self.validator.pending is None and (progress.epoch >= self.epochs or stops_early)
 
-    @property
     def _ended_by_callback(self) -> bool:
-        """True if a callback has ended the run, in this process or before one that only reports."""
+        """Returns True if a callback has ended the run, in this process or before one that only reports."""
         started_from = self.run.started_from
-        was_ended = self.run.only_reports and started_from is not None and started_from.ended_by_callback
-        return was_ended or self.control.ended_by_callback
+        had_ended = self.run.only_reports and started_from is not None and started_from.ended_by_callback
+        return had_ended or self.control.ended_by_callback
 
     def _continuation(self) -> str:
         """Returns how another command does what is left of the run."""
-        if not self._has_ended() and not self._ended_by_callback:
+        if not self._has_ended() and not self._ended_by_callback():
             return f"continue with: {resume_flag(self.checkpointer.last)}"
         folder = self.run.folder
-        name = shlex.quote(folder.name)
-        return f"write the report with: --resume auto --project {shlex.quote(str(folder.parent))} --name {name}"
+        location = f"{as_flag('project', str(folder.parent))} {as_flag('name', folder.name)}"
+        return f"write the report with: --resume auto {location}"
 
     def _train_epoch(self, batches: Prefetcher) -> None:
         """Runs the remaining steps of the epoch."""
@@ -338,24 +360,6 @@ class Trainer:
             self.save_last()
         return action
 
-    def _ends_with_validation(self) -> bool:
-        """Returns True if a run without a step left ends with a validated epoch. A callback may end it elsewhere."""
-        if self.validator.pending is not None:  # scored when the steps are done (`_finish_training`)
-            return False
-        progress = self.progress
-        if progress.epoch >= self.epochs:
-            return True
-        is_after_epoch = progress.epoch > 0 and progress.batch == 0
-        return is_after_epoch and validates_after(progress.epoch, self.epochs, self.run.config.val_every)
-
-    def _report_again(self) -> None:
-        """Validates the last epoch again because its report was interrupted. results.csv already has its row."""
-        epoch = Epoch(self.progress.epoch)
-        self._set_closing(epoch.number)
-        self.call_hooks("before_validation")
-        if not self._follow(self.validator.validate(epoch)).breaks_off:
-            self.call_hooks("report", epoch)
-
     def _average_over_ranks(self) -> None:
         """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
         if self.progress.buffers_averaged:
@@ -404,7 +408,7 @@ class Trainer:
             run=conditions,
             metrics=metrics,
             pending=self.validator.pending,
-            ended_by_callback=self._ended_by_callback,
+            ended_by_callback=self._ended_by_callback(),
         )
 
     def seconds(self) -> float:

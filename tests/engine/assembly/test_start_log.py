@@ -29,6 +29,9 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, end_reason: str, takes_st
         started_from=started_from(Progress(epoch=1)),
         known_root="",
         end_reason=end_reason,
+        position="epoch 1 of 2",
+        change_messages=[],
+        machine_messages=[],
     )
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
     log_start(plan, settings, step, step_plan(settings.config, 3))

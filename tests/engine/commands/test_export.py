@@ -81,6 +81,16 @@ def test_files_of_the_same_checkpoint_stay_whatever_the_times_of_the_files(folde
     assert exports_of(folder, exported) == CONFIG.export
 
 
+def test_a_failure_of_the_training_is_logged_only_before_an_export(folder: Path, exported: list[str], caplog):
+    failure = UserError("on_end failed")
+    export.export_best(folder, CONFIG, failure=failure)
+    assert caplog.messages[:1] == ["on_end failed"]
+    caplog.clear()
+    export.export_best(folder, CONFIG, failure=failure)
+    assert exported == CONFIG.export
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("case", ["never exported", "exported again by hand", "record damaged"])
 def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, capsys, case: str):
     """Such as one that export.py has written with --half under the name of the run's own."""

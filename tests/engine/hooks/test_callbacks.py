@@ -26,7 +26,7 @@ from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from tests.helpers.training import hook_training
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import FailedCheck
+from utils.errors import FailedCheck, UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -287,7 +287,7 @@ def test_a_hook_that_raises_before_or_after_training_also_leaves_a_checkpoint(fo
     assert "done: 1 epoch; " in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "RuntimeError: too late second line" in line
-    assert line.endswith("; when it is fixed, write the report with: --resume auto --project runs --name late")
+    assert line.endswith("; when it is fixed, write the report with: --resume auto --project=runs --name=late")
     assert read_checkpoint(folder / "runs" / "late" / "last.pt")["progress"]["epoch"] == 1
     (folder / "user_hooks.py").unlink()
     assert "done: 2 epochs" in run(folder, "--resume", "runs/exp/last.pt", "--callbacks", "").stdout
@@ -331,7 +331,8 @@ def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkey
     def break_down(state: RunState) -> None:
         raise ValueError("too late")
 
-    def export(*_: object) -> None:
+    def export(*_: object, failure: UserError | None) -> None:
+        assert failure is not None  # it is logged before the first export
         happened.append("export")
         if export_fails:
             raise FailedCheck("onnx: failed")

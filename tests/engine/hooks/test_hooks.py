@@ -23,7 +23,7 @@ from engine.optim.schedule import StepPlan
 from engine.parallel.step_values import NO_FLAGS, StepValues
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import claim_after_earlier_run
-from tests.helpers.training import hook_training
+from tests.helpers.training import hook_training, started_from
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.pixels import RGB8
@@ -66,6 +66,25 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
     assert called(Action.SAVE, Action.CONTINUE, Action.CONTINUE) == (Action.SAVE, "abc")
     assert called(Action.END, Action.SAVE, Action.CONTINUE) == (Action.END | Action.SAVE, "abc")
     assert called(Action.CONTINUE, Action.STOP, Action.CONTINUE) == (Action.STOP, "ab")
+
+
+@pytest.mark.parametrize(
+    ("file", "only_reports", "ended_by_callback", "is_saved"),
+    [
+        ("last.pt", False, False, False),
+        ("epoch3.pt", False, False, True),  # which leaves no last.pt to continue from
+        ("last.pt", False, True, True),  # it trains on: until it ends again, last.pt must not say that it has
+        ("last.pt", True, False, True),  # the next start has the settings of this one
+        ("last.pt", True, True, True),
+    ],
+)
+def test_a_run_that_had_ended_or_has_no_last_pt_is_saved_at_its_start(
+    tmp_path, file, only_reports, ended_by_callback, is_saved
+):
+    origin = started_from(Progress(epoch=3), path=tmp_path / file, ended_by_callback=ended_by_callback)
+    trainer = hook_training(tmp_path, started_from=origin)
+    trainer.run = replace(trainer.run, only_reports=only_reports)
+    assert Checkpoints(0).start(trainer) is (Action.SAVE if is_saved else None)
 
 
 def test_checkpoints_are_saved_by_the_clock_of_rank_0(now):

@@ -52,7 +52,7 @@ def joined(lines: list[str]) -> str:
 
 
 def test_there_is_no_advice_without_facts():
-    assert [*how_it_went(NOTHING)] == ["There is no validation yet, so nothing is known about the detections."]
+    assert [*how_it_went(NOTHING)] == ["This page has no validation, so it says nothing about the detections."]
     assert [*where_it_is_wrong(NOTHING)] == []
     assert [*what_to_do(NOTHING)] == []
 

@@ -1,8 +1,11 @@
 """report.html: its numbers are those of the metrics, its text is escaped, its size is bounded."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -14,20 +17,27 @@ import val
 from data.index.index import DatasetIndex
 from data.labels.findings import BAD_ROW, Finding
 from data.labels.report import ScanReport
+from engine.checkpoint.progress import Progress
 from engine.evaluation.analysis import split_errors
 from engine.evaluation.matching import match_detections
-from engine.evaluation.metrics import METRICS, score_detections
+from engine.evaluation.metrics import METRICS, Fitness, score_detections
+from engine.hooks.hook import Epoch
+from engine.hooks.plots import Plots
 from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject
+from models.detector import build_detector
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
 from tests.helpers.scripts import SMALL
+from tests.helpers.steps import make_train_step
 from tests.helpers.synthetic_index import index_of
-from tests.helpers.tiny import write_dataset, write_model
+from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from tests.helpers.training import hook_training, started_from
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.detections import DetectionTable
+from utils.distributed.context import DistributedContext
 from utils.distributed.rendezvous import join_run
 
 HOSTILE = "<script>alert(1)</script>"
@@ -154,8 +164,8 @@ def test_settings_that_differ_come_first(complete):
 def test_a_page_states_what_is_missing(index, tmp_path):
     page = write_page(tmp_path, subject_of(index), {})
     assert "No epoch is complete yet." in page.sections["Training"]
-    assert "There is no validation yet" in page.sections["Detections"]
-    assert "There is no validation yet" in page.sections["Summary"]
+    assert "This page has no validation" in page.sections["Detections"]
+    assert "This page has no validation" in page.sections["Summary"]
     page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table([], [], [], [])))
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "There are none." in page.sections["Suspicious labels"]
@@ -227,6 +237,49 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     report.validation = scored(index, make_detections(index, false_per_image=1), epoch=4)
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("only_reports", "state", "is_written"),
+    [
+        (True, "current", False),
+        (True, "older than the newest epoch", True),
+        (True, "missing", True),
+        (False, "older than the newest epoch", False),
+    ],
+)
+def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
+    index, tmp_path, only_reports, state, is_written
+):
+    """A callback has ended it within an epoch. A page that is current may have the validation of an earlier one."""
+
+    class Loader:
+        index = None
+
+        def __len__(self) -> int:
+            return 3
+
+    table = tmp_path / "results.csv"
+    table.write_text("epoch,time\n1,1.0\n2,2.0\n")
+    page = tmp_path / FILE_NAME
+    if state != "missing":
+        page.write_text("of the former process")
+        written_at = table.stat().st_mtime + (-9 if state.startswith("older") else 9)
+        os.utime(page, (written_at, written_at))
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, len(index.names)))
+    progress = Progress(epoch=2, batch=1)
+    trainer = hook_training(
+        tmp_path, started_from=started_from(progress), progress=progress, step=step, loader=Loader()
+    )
+    trainer.run = replace(trainer.run, only_reports=only_reports)
+    evaluator = SimpleNamespace(scored=None, shown=None)
+    hook = Plots(evaluator, index, Fitness.parse("AP", list(index.names)), Mock())
+    hook.start(trainer)
+    hook.report(trainer, Epoch(2))
+    hook.after_training(trainer)
+    text = page.read_text(encoding="utf-8")
+    assert ("without a validation" in text) == is_written
+    assert (text == "of the former process") != is_written
 
 
 def test_training_and_validation_write_the_page_and_name_it(tmp_path, capsys):

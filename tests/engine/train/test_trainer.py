@@ -455,7 +455,7 @@ class Fails(Hook):
     ("updates", "continuation"),
     [
         (1, "continue with: --resume last.pt"),
-        (2 * BATCHES, "write the report with: --resume auto --project 'a b' --name exp"),
+        (2 * BATCHES, "write the report with: --resume auto '--project=a b' --name=exp"),
     ],
 )
 def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, continuation):
@@ -487,7 +487,7 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
     watch = Watch()
     trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), validator=local(evaluator, pending))
     trainer.run = replace(trainer.run, only_reports=not has_pending)
-    way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project ..."
+    way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project=..."
     with refused(f"on_start failed; when it is fixed, {way}"):
         trainer.fit()
     assert evaluator.runs == 0
@@ -503,7 +503,7 @@ def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_p
     trainer = build(FailsAtEnd(), epochs=1)
     trainer.run = replace(trainer.run, folder=tmp_path, run_id="run")
     finished = trainer.fit()
-    way = f"write the report with: --resume auto --project {tmp_path.parent} --name {tmp_path.name}"
+    way = f"write the report with: --resume auto --project={tmp_path.parent} --name={tmp_path.name}"
     assert str(finished.failure) == f"on_end failed; when it is fixed, {way}"
     assert not any("on_end failed" in message for message in caplog.messages)  # the command ends with it
     assert read_reported_epochs(tmp_path, "run") is None
@@ -539,10 +539,19 @@ def test_a_checkpoint_tells_that_a_callback_has_ended_the_run(hook, is_stored):
 
 
 @pytest.mark.parametrize(
-    ("progress", "validations"), [(Progress(epoch=2), 1), (Progress(epoch=2, batch=1), 0), (Progress(), 0)]
+    ("progress", "validations"),
+    [
+        (Progress(epoch=3), 1),
+        (Progress(epoch=3, batch=1), 0),  # stopped in epoch 4 of more, and resumed with 3 epochs
+        (Progress(epoch=2), 1),
+        (Progress(epoch=2, batch=1), 0),
+        (Progress(), 0),
+    ],
 )
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_a_callback_has_ended_takes_no_step_for_its_report(tmp_path, progress, validations, fails):
+def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, fails):
+    """It validates the last epoch again if it has the weights of that."""
+
     class FailsAtStart(Hook):
         def start(self, trainer: Training) -> None:
             trainer.control.fail("on_start failed")
@@ -555,15 +564,33 @@ def test_a_run_that_a_callback_has_ended_takes_no_step_for_its_report(tmp_path, 
     run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=StartedFrom.of(checkpoint))
     trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
     if fails:
-        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project ..."):
+        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project=..."):
             trainer.fit()
         assert trainer.checkpointer.saved[-1][2].ended_by_callback  # the next start also writes the report
         return
     trainer.fit()
     assert evaluator.runs == validations
     assert watch.of("before_epoch", "after_step") == []
+    assert watch.of("report") == [("report", progress.epoch, progress.batch)]
     assert len(watch.of("after_training", "finish")) == 2
     assert read_reported_epochs(tmp_path, "run") == progress.epoch
+
+
+def test_a_run_that_only_reports_scores_its_pending_epoch_once():
+    pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
+    evaluator = Evaluates()
+    watch = Watch()
+    plain = build(epochs=3)
+    pending.ema.update(plain.step.ema.module.state_dict())
+    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=1), pending=pending, ended_by_callback=True))
+    run = replace(plain.run, only_reports=True, started_from=origin)
+    trainer = trainer_of(run, plain.step, Progress(epoch=1), watch, validator=local(evaluator, pending))
+    trainer.fit()
+    assert evaluator.runs == 1
+    calls = watch.of("before_validation", "record", "report", "after_step")
+    assert calls == [("before_validation", 1, 0), ("record", 1, 0), ("report", 1, 0)]
+    (saved,) = [header for _, _, header in trainer.checkpointer.saved]
+    assert (saved.pending, saved.ended_by_callback) == (None, True)
 
 
 def test_a_request_to_stop_after_the_last_epoch_is_not_what_ends_the_run(caplog):
@@ -648,7 +675,7 @@ def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplo
     assert watch.of("finish") == []
     assert trainer.checkpointer.saved[-1][:2] == (1, 0)
     (line,) = [line for line in caplog.messages if line.startswith("stopped by a signal")]
-    assert line.endswith("; write the report with: --resume auto --project . --name ''")
+    assert line.endswith("; write the report with: --resume auto --project=. --name=")
 
 
 def test_the_last_epochs_refine():

@@ -11,7 +11,7 @@ import train
 from engine.commands import input_files
 from engine.run.run import TrainingOutcome
 from utils.config.settings import TrainConfig
-from utils.errors import Stopped
+from utils.errors import Stopped, UserError
 from utils.process import stop_signals
 from utils.process.stop_signals import StopSignals
 
@@ -87,7 +87,8 @@ def test_a_finished_training_is_exported_in_spite_of_sigterm_but_not_of_ctrl_c(m
         run = SimpleNamespace(config=TrainConfig(export=["onnx"]), folder=tmp_path)
         return TrainingOutcome(run, None)
 
-    def export(folder: Path, config: TrainConfig) -> None:
+    def export(folder: Path, config: TrainConfig, *, failure: UserError | None) -> None:
+        assert failure is None
         for number in (signal.SIGTERM, signal.SIGUSR1):
             send(number)
         exported.append(folder)
