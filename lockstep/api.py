@@ -13,17 +13,19 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
 from data.source.yaml_paths import resolve_root
 from lockstep.command import call_command
 from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
 from lockstep.run import Run
+from lockstep.values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
 from utils.program_folders import cache_folder
+from utils.schema import Bounds
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from lockstep.settings import CheckSettings, ExportSettings, TrainSettings, ValSettings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_NumProcesses = Annotated[int, Bounds(1)]
 Data = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -84,10 +87,10 @@ def train(
         UserError (`lockstep.Error`): with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
-    flags = [f"--data={_data_file(data, settings.get('project') or TrainConfig.project)}"]
+    flags = [f"--data={_data_file(data, settings.get('project'), TrainConfig.project)}"]
     if callbacks is not None:
         flags.append(f"--callbacks={_callbacks_name(callbacks)}")
-    if resume == AUTO:
+    if plain_value("resume", resume) == AUTO:
         flags.append(f"--resume={AUTO}")
     else:
         flags += flags_of_keywords("train", {"resume": resume})  # none, or an error that names the right call
@@ -104,7 +107,7 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
     Raises the errors of `train`.
     """
-    folder = os.fspath(run.folder if isinstance(run, Run) else run)
+    folder = checked_value("run", run.folder if isinstance(run, Run) else run, str)
     if folder == AUTO:
         raise UserError(
             f"lockstep.resume({AUTO!r}): names no run; lockstep.train(DATA, name=..., resume={AUTO!r}) starts one or "
@@ -115,11 +118,12 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
 
 def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
     """Runs train.py with ``flags`` and ``settings``."""
+    num_processes = checked_value("devices", devices, _NumProcesses)
     spawn = settings.get("spawn")
-    if devices > 1 and spawn is not None:
+    if num_processes > 1 and spawn is not None:
         raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
-    if devices > 1:
-        flags = [*flags, f"--spawn={devices}"]
+    if num_processes > 1:
+        flags = [*flags, f"--spawn={num_processes}"]
     return _call("train", flags, settings)
 
 
@@ -139,9 +143,9 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={os.fspath(weights)}"]
+    flags = [f"--weights={checked_value('weights', weights, str)}"]
     if data is not None:
-        flags.append(f"--data={_data_file(data, settings.get('project') or ValConfig.project)}")
+        flags.append(f"--data={_data_file(data, settings.get('project'), ValConfig.project)}")
     return _call("val", flags, settings)
 
 
@@ -152,7 +156,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={os.fspath(weights)}", *flags_of_keywords("export", settings)]
+    flags = [f"--weights={checked_value('weights', weights, str)}", *flags_of_keywords("export", settings)]
     return [Path(path) for path in call_command("export", flags, required_key="files")["files"]]
 
 
@@ -167,44 +171,34 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
-    file = os.fspath(_data_file(data, cache_folder() / "check"))
+    file = str(_data_file(data, cache_folder() / "check", ""))
     words = [*flags_of_keywords("check", settings), "--", file]  # the name may begin with "-"
     return dict(call_command("check", words, required_key="issues"))
 
 
-def _data_file(data: Data, project: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project``."""
+def _data_file(data: Data, project: Any, default_project: str) -> str | Path:
+    """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project`` (None or empty:
+    ``default_project``)."""
     if not isinstance(data, Mapping):
-        return os.fspath(data)
+        return checked_value("data", data, str)
     import yaml
 
-    content = _plain(data)
-    # As that of a YAML in the working folder. ("data" is its name in messages.)
+    content = plain_value("data", data)
+    # Resolved as in a YAML in the working folder; "data" names it in messages.
     content["path"] = str(resolve_root(content.get("path"), Path("data"), known_root=""))
-    try:
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    except yaml.YAMLError as error:
-        raise UserError(f"data: must contain only strings, numbers, lists and mappings ({error})") from None
-    file = Path(project, f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    folder = Path(checked_value("project", project, str | None) or default_project)
+    file = folder / f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(file) as stream:  # runs that start at the same time write the same file
         stream.write(text.encode())
     return file
 
 
-def _plain(value: Any) -> Any:
-    """Converts mappings, sequences and paths in ``value`` to types that YAML can write."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def _callbacks_name(callbacks: str | Callable) -> str:
     """Returns MODULE:OBJECT. Raises UserError for an object that another process cannot import."""
     if isinstance(callbacks, str):
-        return callbacks
+        return checked_value("callbacks", callbacks, str)
     module = getattr(callbacks, "__module__", "__main__")
     name = getattr(callbacks, "__qualname__", "")
     if module == "__main__" or not name.isidentifier():

@@ -1,18 +1,22 @@
 """Keyword arguments of the Python API as flags of the commands.
 
-A keyword is parsed like its flag: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command
-line, mistakes give the same messages, and arguments of Ultralytics use the same table.
+The command parses them: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line,
+mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are only unknown names,
+and values that no command line can express (`lockstep.values`).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from lockstep.values import plain_value
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_for_refusal
@@ -33,6 +37,7 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     CheckConfig: ("data", "json"),
 }
 
+_YAML_END = "...\n"  # after a document that is a number
 _LISTS_IN_ULTRALYTICS = ("device", "imgsz")  # settings with one value here
 
 
@@ -50,61 +55,57 @@ def keyword_help(field: dataclasses.Field) -> str:
 def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     """Converts ``keywords``, including hyper-parameters, to flags. None is the value null of a hyper-parameter that has
     it; any other known keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no
-    effect, and raises UserError for keywords that are unknown or have another name here."""
-    flags: list[str] = []
-    for name, value in keywords.items():
-        if value is not None or _can_be_null(command, name):
-            plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy arrays and numbers, tensors
-            flags += _flags_of_keyword(command, name, plain)
-        elif not _is_known(command, name):
-            raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
-    return flags
-
-
-def _can_be_null(command: str, name: str) -> bool:
-    """Returns whether ``name`` is a hyper-parameter that can be null."""
-    return name in hyperparameters_of(command) and parse_hint(hints_of(Hyperparameters)[name]).is_optional
-
-
-def _is_known(command: str, name: str) -> bool:
-    """Returns whether ``name`` is a keyword here or in Ultralytics."""
-    if flag_name(name) in actions_of(command) or python_hint("keyword", name):
-        return True
-    try:
-        flags_of_argument(command, name, "None")
-    except UserError as error:
-        return str(error) != ""
-    return True
-
-
-def _unknown(command: str, name: str) -> str:
-    """Describes an unknown keyword, with the closest keyword of ``command``."""
-    flags = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
-    return f"unknown{suggestion(name, [*flags, *hyperparameters_of(command)])}"
+    effect. Raises UserError for keywords that are unknown or have another name here, and for values without a
+    `plain_value`."""
+    return [word for name, value in keywords.items() for word in _flags_of_keyword(command, name, value)]
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
     hint = python_hint("keyword", name)
-    if hint:
+    if hint and value is not None:
         raise UserError(f"{name}={value!r}: {hint}")
+    plain = plain_value(name, value)
     if name in hyperparameters_of(command):
-        return [f"--set={name}={json.dumps(value, default=float)}"]  # JSON is YAML
+        return _flags_of_hyperparameter(name, plain)
     action = actions_of(command).get(flag_name(name))
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if action is None or (isinstance(value, bool) and not is_switch):
-        return _flags_of_ultralytics_keyword(command, name, value)
-    if isinstance(value, list | tuple):
-        return _flags_of_list(command, name, list(value), takes_list=action.nargs == "+")
+    if action is None:
+        return _flags_of_ultralytics_keyword(command, name, plain)
+    return _flags_of_setting(command, name, plain, action)
+
+
+def _flags_of_hyperparameter(name: str, value: Any) -> list[str]:
+    is_optional = parse_hint(hints_of(Hyperparameters)[name]).is_optional
+    if value is None and not is_optional:
+        return []
+    if isinstance(value, str):  # parsed, as on a command line
+        return [f"--set={name}={value}"]
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+    return [f"--set={name}={text.removesuffix(_YAML_END).strip()}"]
+
+
+def _flags_of_setting(command: str, name: str, value: Any, action: argparse.Action) -> list[str]:
+    """Returns the flags for the ``value`` of one of our settings. ``action``: parses its flag."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        raise UserError(f"{name}={value!r}: must not be a mapping")
+    if isinstance(value, list):
+        return _flags_of_list(command, name, value, takes_list=action.nargs == "+")
+    if isinstance(value, bool) and not isinstance(action, argparse.BooleanOptionalAction):
+        flags = _flags_of_ultralytics_keyword(command, name, value)
+        if str(value) in flags:  # not translated
+            raise UserError(f"{name}={value!r}: must not be true or false")
+        return flags
     return words_of_flag(name, value)
 
 
 def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
-    """Returns the flags for a list, or none if it is empty. Raises UserError if the flag takes one value, unless
-    Ultralytics writes that value as a list: ``device=[0, 1]``."""
-    if not values:
-        return []
+    """Returns the flags for a list. Raises UserError if the flag takes one value, unless Ultralytics writes that value
+    as a list: ``device=[0, 1]``."""
     if takes_list:
-        return words_of_flag(name, values)
+        if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
+            raise UserError(f"{name}={values!r}: must contain only text and numbers")
+        return words_of_flag(name, values) if values else []
     if name not in _LISTS_IN_ULTRALYTICS:
         raise UserError(f"{name}={values!r}: must be one value, not a list")
     flags = _flags_of_ultralytics_keyword(command, name, values)
@@ -114,12 +115,21 @@ def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bo
 
 
 def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[str]:
+    """Returns our flags for a keyword with the name or the kind of value that Ultralytics uses; none if it is None."""
     try:
         flags = flags_of_argument(command, name, str(value))
     except UserError as error:
-        problem = str(error) or _unknown(command, name)
-        raise UserError(f"{name}={value!r}: {problem}") from None
+        reason = str(error)
+        if reason and value is None:
+            return []
+        raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
     reason_for_none = reason_for_refusal(command, flag_name(name))
-    if not flags and reason_for_none:
+    if not flags and reason_for_none and value is not None:
         print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
     return flags
+
+
+def _unknown(command: str, name: str) -> str:
+    """Describes an unknown keyword, with the closest keyword of ``command``."""
+    flags = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
+    return f"unknown{suggestion(name, [*flags, *hyperparameters_of(command)])}"

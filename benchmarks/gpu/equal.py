@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.speed.training_step import build_step, context_of, make_batches, stepper
+from benchmarks.speed.training_step import StepBuilder, build_step, context_of, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
 from engine.inference.predictor import load
 from engine.parallel.step_values import StepValues
@@ -56,15 +56,15 @@ class Result(NamedTuple):
     changes: list[Tensor]  # of each weight tensor, float64
 
 
-def compare_steps(options: argparse.Namespace) -> Iterator[str]:
+def compare_steps(options: argparse.Namespace, *, build: StepBuilder = build_step) -> Iterator[str]:
     """Yields a line of figures for each model and optimizer. Raises SystemExit if a step on the device differs."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     differing = []
     for model in options.models:
         for optimizer in options.optimizers:
-            expected = take_step_on("cpu", options, model, optimizer)
+            expected = take_step_on("cpu", options, model, optimizer, build=build)
             with other_arithmetic(options.device):
-                found = take_step_on(options.device, options, model, optimizer)
+                found = take_step_on(options.device, options, model, optimizer, build=build)
             errors = differences(expected, found)
             case = f"{model} {optimizer}"
             figures = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
@@ -78,10 +78,10 @@ def other_arithmetic(device: str) -> AbstractContextManager:
     return torch.backends.mkldnn.flags(enabled=False) if device == "cpu" else nullcontext()
 
 
-def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str) -> Result:
+def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str, *, build: StepBuilder) -> Result:
     """Takes the same step on any device, with weights and images made on the host."""
     torch.manual_seed(0)
-    take_step = build_step(model, device=device, amp="off", optimizer=optimizer)
+    take_step = build(model, device=device, amp="off", optimizer=optimizer)
     for group in take_step.optimizer.param_groups:
         group["lr"] = LEARNING_RATE
     (batch,) = make_batches(1, options.batch_size, options.imgsz, take_step.ctx.device)
@@ -205,9 +205,11 @@ def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
     yield f"step {1000 * before:.2f} ms, compiled {1000 * after:.2f} ms: {before / after:.2f} times as fast"
 
 
-def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str, None, float]:
+def time_steps(
+    options: argparse.Namespace, is_compiled: bool, *, build: StepBuilder = build_step
+) -> Generator[str, None, float]:
     """Returns seconds per step, in the autocast type of training."""
-    take_step = step_of(options, is_compiled, amp="auto")
+    take_step = step_of(options, is_compiled, amp="auto", build=build)
     device = take_step.ctx.device
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, device))
     for _ in range(5):
@@ -217,8 +219,8 @@ def time_steps(options: argparse.Namespace, is_compiled: bool) -> Generator[str,
     return seconds_of(step, 10, device.type)
 
 
-def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str) -> TrainStep:
-    return build_step(options.model, images=options.batch_size, device=options.device, amp=amp, compile=is_compiled)
+def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str, build: StepBuilder = build_step) -> TrainStep:
+    return build(options.model, images=options.batch_size, device=options.device, amp=amp, compile=is_compiled)
 
 
 def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
@@ -265,17 +267,19 @@ class StepSeries(NamedTuple):
     grown_mb: float  # growth of the process's memory from the 8th step to the last
 
 
-def data_parallel(options: argparse.Namespace) -> Iterator[str]:
+def data_parallel(
+    options: argparse.Namespace, *, build: StepBuilder = build_step, max_ratio: float = SEARCHING
+) -> Iterator[str]:
     """Compares plain steps with DataParallel steps that use two replicas on one device: with a single replica, torch
     would call the model directly, without threads. torch may reject two replicas on one device.
 
-    Raises SystemExit if losses or types differ, or if a step takes `SEARCHING` times as long: with new threads in each
-    step, cuDNN would search for its kernels again and again.
+    Raises SystemExit if losses or types differ, or if a step takes more than ``max_ratio`` times as long: with new
+    threads in each step, cuDNN would search for its kernels again and again.
     """
-    plain = series_of_steps(options, replicas=1)
+    plain = series_of_steps(options, replicas=1, build=build)
     yield described_series("plain", plain)
     try:
-        twice = series_of_steps(options, replicas=2)
+        twice = series_of_steps(options, replicas=2, build=build)
     except RuntimeError as error:
         if not is_refused_by_torch(error):
             raise
@@ -289,7 +293,7 @@ def data_parallel(options: argparse.Namespace) -> Iterator[str]:
         problems.append(f"the replicas compute in {twice.dtype}, the plain model in {plain.dtype}")
     if not torch.allclose(plain.losses, twice.losses, rtol=SAME_LOSS):
         problems.append(f"losses differ by more than {SAME_LOSS:.0%}")
-    if ratio > SEARCHING:
+    if ratio > max_ratio:
         problems.append(f"a step takes {ratio:.1f} times as long as a plain one")
     if problems:
         sys.exit(f"the model twice on one device: {'; '.join(problems)}")
@@ -301,8 +305,8 @@ def is_refused_by_torch(error: RuntimeError) -> bool:
     return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
 
 
-def series_of_steps(options: argparse.Namespace, *, replicas: int) -> StepSeries:
-    take_step = build_step(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
+def series_of_steps(options: argparse.Namespace, *, replicas: int, build: StepBuilder) -> StepSeries:
+    take_step = build(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
     dtypes = set()
     take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.add(arguments[0][0].dtype))
     batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed import report
 from benchmarks.speed.report import Comparison
-from benchmarks.speed.training_step import build_step, context_of, loss_pass, make_batches, stepper
+from benchmarks.speed.training_step import StepBuilder, build_step, context_of, loss_pass, make_batches, stepper
 from benchmarks.speed.turns import seconds_of
 from data.augment.labels import images_of, place_labels
 from data.augment.plan import SamplePlanner
@@ -79,10 +79,12 @@ def costliest_kernels(options: argparse.Namespace) -> Iterator[str]:
         yield from kernels_of(options, model, int(images), optimizer)
 
 
-def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: str) -> Iterator[str]:
+def kernels_of(
+    options: argparse.Namespace, model: str, images: int, optimizer: str, *, build: StepBuilder = build_step
+) -> Iterator[str]:
     """Yields the number of kernels that a step launches, the share of time in which the device is busy, and the
     costliest kernels."""
-    take_step = build_step(model, images=images, device=options.device, optimizer=optimizer)
+    take_step = build(model, images=images, device=options.device, optimizer=optimizer)
     device = take_step.ctx.device
     on_gpu = device.type == "cuda"
     step = stepper(take_step, make_batches(2, images, options.imgsz, device))
@@ -100,12 +102,12 @@ def kernels_of(options: argparse.Namespace, model: str, images: int, optimizer: 
         yield f"| {short} | {kernel_ms:.3f} | {kernel_ms / found.busy_ms:.1%} | {calls:g} |"
 
 
-def first_steps(options: argparse.Namespace) -> Iterator[str]:
+def first_steps(options: argparse.Namespace, *, build: StepBuilder = build_step) -> Iterator[str]:
     """Yields the times of single steps, the first of which searches for kernels, and of steps with a smaller batch, as
     at the end of an epoch, which should not search. Raises SystemExit if the first of these takes as long as a search.
     """
     images = options.batch_size
-    take_step = build_step(options.model, images=images, device=options.device)
+    take_step = build(options.model, images=images, device=options.device)
     device = take_step.ctx.device
     seconds: list[list[float]] = []
     number = 0
@@ -125,10 +127,10 @@ def counted(found: Trace, on_gpu: bool) -> str:
     return (on_device if on_gpu else "") + f"{found.operations:g} operations on the host"
 
 
-def loss_shares(options: argparse.Namespace) -> Iterator[str]:
+def loss_shares(options: argparse.Namespace, *, build: StepBuilder = build_step) -> Iterator[str]:
     """Yields the loss's share of a step for each model and number of boxes per image."""
     for model in options.models:
-        take_step = build_step(model, images=options.batch_size, device=options.device, compile=options.compile)
+        take_step = build(model, images=options.batch_size, device=options.device, compile=options.compile)
         case = f"{model} batch {options.batch_size}{' compiled' if options.compile else ''}"
         for boxes in options.boxes:
             share = loss_share(take_step, options.imgsz, options.batch_size, boxes)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 
 from benchmarks.speed.step import ERROR_WIDTH
 from benchmarks.speed.turns import ROOT
+
+ScriptRunner = Callable[..., str]  # `run_script`, or what takes its place
 
 
 def run_script(options: argparse.Namespace, *command: str, device: str = "") -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu.run_script import end_of, run_script
+from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
 from benchmarks.speed.training_step import context_of
 
 SAME_SCORE = 0.01  # AP over few images changes if a single box falls on the other side of a threshold
@@ -18,16 +18,16 @@ SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript", "pt2": ".pt2"}  # of
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-def validate(options: argparse.Namespace) -> Iterator[str]:
+def validate(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> Iterator[str]:
     """Yields val.py's scores in float32, with ``--variants`` also in the type of ``--amp auto`` and with test-time
     augmentation. Raises SystemExit if a GPU's scores differ from the CPU's, or if the AP is below ``--at-least``."""
-    found = scores(options, options.weights)
+    found = scores(options, options.weights, run=run)
     yield f"val.py: {described(found)}"
     if options.variants:
-        yield f"val.py --amp auto: {described(scores(options, options.weights, '--amp', 'auto'))}"
-        yield f"val.py --tta: {described(scores(options, options.weights, '--tta'))}"
+        yield f"val.py --amp auto: {described(scores(options, options.weights, '--amp', 'auto', run=run))}"
+        yield f"val.py --tta: {described(scores(options, options.weights, '--tta', run=run))}"
     if options.device != "cpu":
-        expected = scores(options, options.weights, device="cpu")
+        expected = scores(options, options.weights, device="cpu", run=run)
         yield f"val.py on the CPU: {described(expected)}"
         if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
             sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
@@ -44,7 +44,7 @@ def detect(options: argparse.Namespace) -> Iterator[str]:
     yield f"detections in {len(list(project.rglob('exp/labels/*.txt')))} of {len(list(source.iterdir()))} images"
 
 
-def exported(options: argparse.Namespace) -> Iterator[str]:
+def exported(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> Iterator[str]:
     """Exports a trained model on the CPU and yields the AP of each file on the device. Raises SystemExit if an AP
     differs from the checkpoint's, or if the latter is below ``--at-least``: equal scores would then prove nothing."""
     formats = list(SUFFIXES)
@@ -52,17 +52,15 @@ def exported(options: argparse.Namespace) -> Iterator[str]:
     if absent:
         formats.remove("onnx")
         yield f"no ONNX file: {', '.join(absent)} not installed"
-    run_script(
-        options, "export.py", "--weights", str(options.weights), "--format", *formats, "--no-check", device="cpu"
-    )
-    expected = scores(options, options.weights)["ap"]
+    run(options, "export.py", "--weights", str(options.weights), "--format", *formats, "--no-check", device="cpu")
+    expected = scores(options, options.weights, run=run)["ap"]
     yield f"checkpoint: AP {expected:.4f}"
     problems = []
     if expected < options.at_least:
         problems.append(f"the checkpoint's AP is {expected:.4f}, at least {options.at_least} expected")
     for name in formats:
         try:
-            ap = scores(options, options.weights.with_suffix(SUFFIXES[name]), "--trust")["ap"]
+            ap = scores(options, options.weights.with_suffix(SUFFIXES[name]), "--trust", run=run)["ap"]
         except SystemExit as error:  # the other files are still worth scoring
             problems.append(f"{name}: {end_of(error)}")
             continue
@@ -95,10 +93,12 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
         sys.exit(f"the score is {found['cpu']:.5f}, at least {options.at_least} expected of trained weights")
 
 
-def scores(options: argparse.Namespace, weights: Path, *flags: str, device: str = "") -> dict:
+def scores(
+    options: argparse.Namespace, weights: Path, *flags: str, device: str = "", run: ScriptRunner = run_script
+) -> dict:
     """Returns the content of val.py's results.json."""
     project = options.folder / "val"
-    run_script(options, "val.py", "--weights", str(weights), "--project", str(project), "--name", "exp", "--exist-ok",
+    run(options, "val.py", "--weights", str(weights), "--project", str(project), "--name", "exp", "--exist-ok",
         "--noplots", *flags, device=device)  # fmt: skip
     return json.loads((project / "exp" / "results.json").read_text())
 

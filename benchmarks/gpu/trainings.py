@@ -11,12 +11,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from benchmarks.gpu.run_script import end_of, run_script
+from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
 from benchmarks.speed.step import Sides
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 from data.source.dataset_yaml import load_dataset_spec
@@ -31,10 +32,10 @@ FEEDS = {
 FALLBACK = "images from workers, no cache"
 
 
-def validate_elsewhere(options: argparse.Namespace) -> Iterator[str]:
+def validate_elsewhere(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> Iterator[str]:
     """Trains in one process while another one validates (``--eval-ranks``), and yields train.py's log lines about the
     latter. Raises SystemExit if the validating process ended early: training then goes on and validates itself."""
-    output = run_script(
+    output = run(
         options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
         "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--amp", options.amp, "--spawn", "2",
         "--eval-ranks", "1", "--workers", "2", "--noplots", "--project", str(options.folder / "runs"), "--name",
@@ -57,32 +58,42 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
     yield f"batch {options.batch_size}: the step in a new process {step_rate(options):.0f} images/s"
 
 
-def time_training(options: argparse.Namespace) -> Iterator[str]:
+@dataclass(frozen=True)
+class Rates:
+    """How `time_training` measures images per second."""
+
+    step: Callable[[argparse.Namespace], float]  # of the step alone
+    ours: Callable[[argparse.Namespace, Sequence[str]], tuple[float, float]]  # and the fraction of waiting for data
+    peer: Callable[[argparse.Namespace], float]
+
+
+def time_training(options: argparse.Namespace, rates: Rates | None = None) -> Iterator[str]:
     """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--layouts`` of `FEEDS`,
     and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
     case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
-    alone = step_rate(options)
+    measure = rates or Rates(step_rate, our_speed, peer_speed)
+    alone = measure.step(options)
     yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
-    rates: list[float] = []
+    ours: list[float] = []
     problems: list[str] = []
     feeds = list(FEEDS)[: options.layouts]
     for feed in (*feeds, FALLBACK):
-        if feed == FALLBACK and rates:
+        if feed == FALLBACK and ours:
             break
         try:
-            rate, waiting = our_speed(options, FEEDS.get(feed, []))
+            rate, waiting = measure.ours(options, FEEDS.get(feed, []))
         except SystemExit as error:  # the others' figures are still worth having
             problems.append(f"{feed}: {end_of(error)}")
             continue
-        rates.append(rate)
+        ours.append(rate)
         yield f"{case}, {feed}: {rate:.0f} images/s, {rate / alone:.2f} of the step alone; waits for data {waiting:.0%}"
     if options.peer:
         try:
-            peer = peer_speed(options)
+            peer = measure.peer(options)
         except SystemExit as error:
             problems.append(f"Ultralytics: {end_of(error)}")
         else:
-            ratio = f"; ours is {rates[0] / peer:.2f} times as fast" if rates else ""
+            ratio = f"; ours is {ours[0] / peer:.2f} times as fast" if ours else ""
             yield f"{case}, Ultralytics, cache ram: {peer:.0f} images/s{ratio}"
     if problems:
         sys.exit("; ".join(problems))
@@ -101,13 +112,15 @@ def step_rate(options: argparse.Namespace) -> float:
     return options.batch_size / turn["seconds"]
 
 
-def our_speed(options: argparse.Namespace, feed: Sequence[str]) -> tuple[float, float]:
+def our_speed(
+    options: argparse.Namespace, feed: Sequence[str], *, run: ScriptRunner = run_script
+) -> tuple[float, float]:
     """Returns images per second (`epoch_rate`), and the fraction of the time in which the loop waits for data.
 
     ``feed``: flags of train.py.
     """
     with tempfile.TemporaryDirectory() as folder:
-        run_script(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+        run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
             "--batch-size", str(options.batch_size), "--epochs", str(options.epochs + 1), "--optimizer", OPTIMIZER,
             "--workers", str(workers()), "--val-every", "0", "--noplots", "--cache-dir", str(Path(folder, "index")),
             "--project", folder, "--name", "exp", *feed, "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from utils.batches import Batch
     from utils.distributed.context import DistributedContext
 
+StepBuilder = Callable[..., "TrainStep"]  # `build_step`, or what takes its place
 COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
 
 

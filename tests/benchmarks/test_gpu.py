@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,14 +263,14 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
 @pytest.mark.parametrize(
     "timed",
     [
-        lambda options: profile.kernels_of(options, TINY_MODEL, 2, "SGD"),
-        profile.first_steps,
-        profile.loss_shares,
-        lambda options: equal.time_steps(options, False),
+        lambda options, build: profile.kernels_of(options, TINY_MODEL, 2, "SGD", build=build),
+        lambda options, build: profile.first_steps(options, build=build),
+        lambda options, build: profile.loss_shares(options, build=build),
+        lambda options, build: equal.time_steps(options, False, build=build),
     ],
     ids=["kernels", "first steps", "loss", "compiled or not"],
 )
-def test_timed_models_are_built_for_their_batch_size(monkeypatch: pytest.MonkeyPatch, timed: Callable):
+def test_timed_models_are_built_for_their_batch_size(timed: Callable):
     """Otherwise cuDNN would not search for the fastest kernels, as it does in a long training."""
     searched = []
 
@@ -280,14 +279,12 @@ def test_timed_models_are_built_for_their_batch_size(monkeypatch: pytest.MonkeyP
         searched.append(step.settings.benchmark_images)
         return step
 
-    for module in (equal, profile):
-        monkeypatch.setattr(module, "build_step", building)
     options = {"model": TINY_MODEL, "models": [TINY_MODEL], "boxes": [3], "batch_size": 2, "imgsz": 64}
-    list(timed(Namespace(**options, device="cpu", compile=False)))
+    list(timed(Namespace(**options, device="cpu", compile=False), building))
     assert searched == [2]
 
 
-def test_the_measured_loss_equals_the_loss_of_the_step(monkeypatch: pytest.MonkeyPatch):
+def test_the_measured_loss_equals_the_loss_of_the_step():
     """It equals the criterion's value for the maps of that batch, and leaves no gradient in the model."""
     take_step = build_step(TINY_MODEL, classes=3, amp="off")
     (batch,) = make_batches(1, 2, 64, CPU, 3, like_coco=True)
@@ -301,31 +298,22 @@ def test_the_measured_loss_equals_the_loss_of_the_step(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Muon"])
-def test_a_wrong_gradient_on_the_device_is_found(monkeypatch: pytest.MonkeyPatch, optimizer: str):
+def test_a_wrong_gradient_on_the_device_is_found(optimizer: str):
     """A gradient of one layer whose channels are in the wrong order, on the "device" only."""
     options = Namespace(models=[TINY_MODEL], optimizers=[optimizer], device="cpu", batch_size=2, imgsz=64)
     assert len(list(equal.compare_steps(options))) == 1
-    build = equal.build_step
-    arithmetic = equal.other_arithmetic
-    is_device = []
+    built = []
 
-    @contextmanager
-    def on_device(device: str):
-        is_device.append(True)
-        with arithmetic(device):
-            yield
-
-    def wrong_step(*args, **kwargs):
-        take_step = build(*args, **kwargs)
-        if is_device:
+    def wrong_on_device(*args, **kwargs) -> TrainStep:
+        take_step = build_step(*args, **kwargs)
+        built.append(take_step)
+        if len(built) == 2:  # the first one is the CPU's
             weight = max(take_step.model.parameters(), key=torch.Tensor.numel)
             weight.register_hook(lambda gradient: gradient.flip(0))
         return take_step
 
-    monkeypatch.setattr(equal, "build_step", wrong_step)
-    monkeypatch.setattr(equal, "other_arithmetic", on_device)
     with pytest.raises(SystemExit, match="worst tensor"):
-        list(equal.compare_steps(options))
+        list(equal.compare_steps(options, build=wrong_on_device))
 
 
 def test_a_host_sync_in_the_step_is_found_with_its_line(monkeypatch: pytest.MonkeyPatch):
@@ -388,11 +376,11 @@ class Scripts:
         return self.output
 
 
-def lines_and_failure(check: Callable, options: Namespace) -> tuple[list[str], str]:
-    """Returns what a check yields, and the reason if it fails, else an empty text."""
+def lines_and_failure(figures: Iterator[str]) -> tuple[list[str], str]:
+    """Returns the lines of a check, and the reason if it fails, else an empty string."""
     lines = []
     try:
-        for line in check(options):
+        for line in figures:
             lines.append(line)
     except SystemExit as failure:
         return lines, str(failure)
@@ -411,10 +399,9 @@ def lines_and_failure(check: Callable, options: Namespace) -> tuple[list[str], s
     ],
     ids=["equal", "a file returns zeros", "all return zeros"],
 )
-def test_exported_files_have_to_find_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aps: dict, failure: str):
-    monkeypatch.setattr(scores, "run_script", Scripts(aps).run)
+def test_exported_files_have_to_find_objects(tmp_path: Path, aps: dict, failure: str):
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
-    lines, reason = lines_and_failure(scores.exported, options)
+    lines, reason = lines_and_failure(scores.exported(options, run=Scripts(aps).run))
     assert len(lines) == 4
     assert reason.startswith(failure)
     assert bool(reason) == bool(failure)
@@ -422,22 +409,18 @@ def test_exported_files_have_to_find_objects(tmp_path: Path, monkeypatch: pytest
 
 def test_exported_files_are_compared_without_the_packages_of_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stand_in = Scripts({".torchscript": 0.8, ".pt2": 0.8, ".pt": 0.8})
-    monkeypatch.setattr(scores, "run_script", stand_in.run)
     monkeypatch.setattr(scores.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else name)
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.5, device="0")
-    lines, reason = lines_and_failure(scores.exported, options)
+    lines, reason = lines_and_failure(scores.exported(options, run=stand_in.run))
     assert lines[0] == "no ONNX file: onnxscript not installed"
     assert reason == ""
     assert "onnx" not in stand_in.commands[0]
 
 
 @pytest.mark.parametrize(("ap", "failure"), [(0.71, ""), (0.69, "AP 0.6900 after training on the device")])
-def test_a_poor_detector_fails_the_comparison_of_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ap: float, failure: str
-):
-    monkeypatch.setattr(scores, "run_script", Scripts({".pt": ap}).run)
+def test_a_poor_detector_fails_the_comparison_of_scores(tmp_path: Path, ap: float, failure: str):
     options = Namespace(folder=tmp_path, weights=tmp_path / "last.pt", at_least=0.7, device="0", variants=False)
-    lines, reason = lines_and_failure(scores.validate, options)
+    lines, reason = lines_and_failure(scores.validate(options, run=Scripts({".pt": ap}).run))
     assert len(lines) == 2  # on the device and on the CPU
     assert reason.startswith(failure)
     assert bool(reason) == bool(failure)
@@ -463,50 +446,56 @@ def write_results(folder: Path, seconds: list[float]) -> None:
     (folder / "results.csv").write_text("\n".join(["epoch, time, speed/data_wait", *rows]))
 
 
-def test_our_rate_leaves_out_the_first_epoch_and_the_validation_after_the_last(monkeypatch: pytest.MonkeyPatch):
+def test_our_rate_leaves_out_the_first_epoch_and_the_validation_after_the_last(tmp_path: Path):
     """Two of four epochs, of two seconds each, count, as for the peer."""
 
-    def run(options: Namespace, *command: str) -> None:
+    def run(options: Namespace, *command: str) -> str:
         assert command[command.index("--epochs") + 1] == "4"
         write_results(Path(command[command.index("--project") + 1], "exp"), [10, 12, 14, 99])
+        return ""
 
-    monkeypatch.setattr(trainings, "run_script", run)
-    monkeypatch.setattr(trainings, "training_images", lambda data: 100)
-    assert trainings.our_speed(training_options(), []) == (50.0, 0.25)
+    options = training_options(data=str(write_dataset(tmp_path, train=6, val=1)))
+    assert trainings.our_speed(options, [], run=run) == (3.0, 0.25)
 
 
-def test_the_peers_rate_is_that_of_the_same_epochs(monkeypatch: pytest.MonkeyPatch):
-    def run(command: list[str], **options) -> subprocess.CompletedProcess:
-        assert command[command.index("--epochs") + 1] == "4"
-        write_results(Path(command[command.index("--project") + 1], "train"), [10, 12, 14, 99])
-        return subprocess.CompletedProcess(command, 0)
+# Stands in for the peer's Python, which gets the program and its flags.
+PEER = """\
+#!{python} -IS
+import os, sys
+command = sys.argv
+assert command[command.index("--epochs") + 1] == "4"
+folder = os.path.join(command[command.index("--project") + 1], "train")
+os.mkdir(folder)
+with open(os.path.join(folder, "results.csv"), "w") as file:
+    file.write("epoch, time\\n1, 10\\n2, 12\\n3, 14\\n4, 99\\n")
+"""
 
-    monkeypatch.setattr(trainings.subprocess, "run", run)
-    monkeypatch.setattr(trainings, "training_images", lambda data: 100)
-    assert trainings.peer_speed(training_options()) == 50.0
+
+def test_the_peers_rate_is_that_of_the_same_epochs(tmp_path: Path):
+    peer = tmp_path / "peer"
+    peer.write_text(PEER.format(python=sys.executable))
+    peer.chmod(0o755)
+    data = write_dataset(tmp_path / "set", train=6, val=1)
+    assert trainings.peer_speed(training_options(peer=str(peer), data=str(data))) == 3.0
 
 
 @pytest.mark.parametrize(("ours", "peer"), [(900.0, 890.0), (100.0, 900.0)])
-def test_speeds_are_reported_and_never_fail(monkeypatch: pytest.MonkeyPatch, ours: float, peer: float):
-    monkeypatch.setattr(trainings, "step_rate", lambda options: 1000.0)
-    monkeypatch.setattr(trainings, "our_speed", lambda options, feed: (ours, 0.5))
-    monkeypatch.setattr(trainings, "peer_speed", lambda options: peer)
-    lines, reason = lines_and_failure(trainings.time_training, training_options(peer="python"))
+def test_speeds_are_reported_and_never_fail(ours: float, peer: float):
+    rates = trainings.Rates(lambda options: 1000.0, lambda options, feed: (ours, 0.5), lambda options: peer)
+    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
     assert reason == ""
     assert f"{ours / 1000:.2f} of the step alone" in lines[1]
     assert lines[2].endswith(f"{peer:.0f} images/s; ours is {ours / peer:.2f} times as fast")
 
 
-def test_a_training_that_fails_is_reported_after_the_others(monkeypatch: pytest.MonkeyPatch):
-    def our_speed(options: Namespace, feed: list[str]) -> tuple[float, float]:
+def test_a_training_that_fails_is_reported_after_the_others():
+    def our_speed(options: Namespace, feed: Sequence[str]) -> tuple[float, float]:
         if feed:
             sys.exit("no memory")
         return 500.0, 0.5
 
-    monkeypatch.setattr(trainings, "step_rate", lambda options: 1000.0)
-    monkeypatch.setattr(trainings, "our_speed", our_speed)
-    monkeypatch.setattr(trainings, "peer_speed", lambda options: sys.exit("no network"))
-    lines, reason = lines_and_failure(trainings.time_training, training_options(peer="python"))
+    rates = trainings.Rates(lambda options: 1000.0, our_speed, lambda options: sys.exit("no network"))
+    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
     assert "no cache: 500 images/s" in lines[1]
     assert reason == "images from workers, cache ram: no memory; Ultralytics: no network"
 
@@ -520,14 +509,15 @@ def lose_evaluating_process(reason: str) -> None:
     assert not ValidationService(ctx, evaluator=None, setup=None).can_take_weights()
 
 
-def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The part is judged by the log of train.py."""
     lose_evaluating_process("rank 1: no fp16 on CPUs")
     settings = training_options(amp="fp16", folder=tmp_path)
-    monkeypatch.setattr(trainings, "run_script", Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run)
-    assert lines_and_failure(trainings.validate_elsewhere, settings) == (["--eval-ranks: validation by rank 1"], "")
-    monkeypatch.setattr(trainings, "run_script", Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run)
-    assert lines_and_failure(trainings.validate_elsewhere, settings) == (caplog.messages, caplog.messages[0])
+    whole = Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run
+    figures = trainings.validate_elsewhere(settings, run=whole)
+    assert lines_and_failure(figures) == (["--eval-ranks: validation by rank 1"], "")
+    alone = Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run
+    assert lines_and_failure(trainings.validate_elsewhere(settings, run=alone)) == (caplog.messages, caplog.messages[0])
 
 
 class Replicas:
@@ -560,25 +550,20 @@ OF_TORCH = "/site-packages/torch/nn/parallel/replicate.py"
     ],
     ids=["works", "slow", "refused"],
 )
-def test_data_parallel_is_timed_with_the_model_twice(
-    monkeypatch: pytest.MonkeyPatch, refusal: str, limit: float, last_line: str, failure: str
-):
+def test_data_parallel_is_timed_with_the_model_twice(refusal: str, limit: float, last_line: str, failure: str):
     replicas = Replicas(refusal, OF_TORCH)
-    monkeypatch.setattr(equal, "build_step", replicas.build)
-    monkeypatch.setattr(equal, "SEARCHING", limit)
     options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
-    lines, reason = lines_and_failure(equal.data_parallel, options)
+    lines, reason = lines_and_failure(equal.data_parallel(options, build=replicas.build, max_ratio=limit))
     assert replicas.numbers == [1, 2]
     assert lines[-1].endswith(last_line)
     assert reason.endswith(failure)
     assert bool(reason) == bool(failure)
 
 
-def test_an_error_in_the_replicas_is_no_refusal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(equal, "build_step", Replicas("two devices", "engine/parallel/ddp.py").build)
+def test_an_error_in_the_replicas_is_no_refusal():
     options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
     with pytest.raises(RuntimeError, match="two devices"):
-        list(equal.data_parallel(options))
+        list(equal.data_parallel(options, build=Replicas("two devices", "engine/parallel/ddp.py").build))
 
 
 def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch):
@@ -596,7 +581,7 @@ def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch):
 )
 def test_an_opencv_that_cannot_decode_is_named_first(monkeypatch: pytest.MonkeyPatch, module, problem: str):
     monkeypatch.setitem(sys.modules, "cv2", module)
-    lines, reason = lines_and_failure(checks.environment, Namespace())
+    lines, reason = lines_and_failure(checks.environment(Namespace()))
     assert lines[0].startswith("OpenCV ")
     assert problem in lines[0]
     assert problem in reason

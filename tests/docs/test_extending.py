@@ -43,7 +43,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*COPIED, *(path.name for path in ROOT.glob("*.py")), CHECKS):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, copy / name)  # with its bytecode, so that most of it need not be compiled
         else:
             shutil.copy(ROOT / name, copy / name)
     (copy / "tests" / "docs" / "__init__.py").touch()

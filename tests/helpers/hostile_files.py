@@ -11,7 +11,6 @@ import struct
 import warnings
 import zipfile
 from collections import OrderedDict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -223,29 +222,29 @@ def _number(value: int) -> bytes:
     return b"J" + struct.pack("<i", value)
 
 
-@cache
-def greedy_programs() -> dict[str, bytes]:
-    """Pickles of at most a few MB that ask for gigabytes, or for years, by what they do. Each is a dict that claims to
-    be a checkpoint of this program."""
-    nones = b"]q\x01(" + b"N" * 300_000 + b"e"  # in memo slot 1
-    pairs = b"]q\x01(" + b"".join(_text(f"{i:06}") + b"N\x86" for i in range(50_000)) + b"e"
-    state = b"}q\x01(" + b"".join(_text(f"{i:06}") + b"N" for i in range(50_000)) + b"u"
+def greedy_programs(count: int) -> dict[str, bytes]:
+    """Pickles of at most 20 * ``count`` bytes that ask for far more memory, or for years, by what they do. Each is a
+    dict that claims to be a checkpoint of this program."""
+    repeats = count // 50
+    nones = b"]q\x01(" + b"N" * (3 * count) + b"e"  # in memo slot 1
+    pairs = b"]q\x01(" + b"".join(_text(f"{i:06}") + b"N\x86" for i in range(count // 2)) + b"e"
+    state = b"}q\x01(" + b"".join(_text(f"{i:06}") + b"N" for i in range(count // 2)) + b"u"
     nested_lists = b"](" + b"N" * 10 + b"eq\x010" + (b"](" + b"h\x01" * 10 + b"eq\x010") * 20 + b"h\x01"
     nested_tuples = b")q\x010" + b"h\x01h\x01\x86q\x010" * 60 + b"h\x01"
     values = {
         "makes a bytearray": b"c__builtin__\nbytearray\n" + _number(2**31 - 1) + b"\x85R",
-        "reads a list as sets": nones + b"0](" + b"cbuiltins\nset\nh\x01\x85R" * 2000 + b"e",
-        "reads a list as sizes": nones + b"0](" + b"ctorch\nSize\nh\x01\x85R" * 2000 + b"e",
-        "reads pairs as mappings": pairs + b"0](" + b"ccollections\nOrderedDict\nh\x01\x85R" * 2000 + b"e",
-        "copies attributes": state + b"0](" + b"ccollections\nOrderedDict\n)Rh\x01b" * 2000 + b"e",
-        "encodes a text": _text("x" * 1_000_000) + b"q\x010](" + b"c_codecs\nencode\nh\x01" + b"\x85R" * 1 + b"e",
+        "reads a list as sets": nones + b"0](" + b"cbuiltins\nset\nh\x01\x85R" * repeats + b"e",
+        "reads a list as sizes": nones + b"0](" + b"ctorch\nSize\nh\x01\x85R" * repeats + b"e",
+        "reads pairs as mappings": pairs + b"0](" + b"ccollections\nOrderedDict\nh\x01\x85R" * repeats + b"e",
+        "copies attributes": state + b"0](" + b"ccollections\nOrderedDict\n)Rh\x01b" * repeats + b"e",
+        "encodes a text": _text("x" * (10 * count)) + b"q\x010](" + b"c_codecs\nencode\nh\x01" + b"\x85R" * 1 + b"e",
         "uses a far memo slot": b"]r\xff\xff\xff\x7f",
         "uses nested tuples as a key": b"}" + nested_tuples + b"Ns",
         "repeats lists of lists": nested_lists,
         "contains itself": b"]q\x01h\x01a",
-        "is nested deeply": b"]" * 100_000 + b"a" * 99_999,
-        "names many classes": b"(" + b"".join(b"cm%d\nn\n" % i for i in range(100_000)) + b"l",
-        "has a long integer": b"\x8b" + struct.pack("<I", 2_000_000) + b"\x7f" * 2_000_000,
+        "is nested deeply": b"]" * count + b"a" * (count - 1),
+        "names many classes": b"(" + b"".join(b"cm%d\nn\n" % i for i in range(count)) + b"l",
+        "has a long integer": b"\x8b" + struct.pack("<I", 20 * count) + b"\x7f" * (20 * count),
     }
     start = b"\x80\x02}(" + _text("format") + _text("lockstep") + _text("optimizer") + b"}" + _text("state")
     return {kind: start + value + b"su." for kind, value in values.items()}
@@ -255,7 +254,7 @@ def write_greedy_files(folder: Path, checkpoint: dict) -> dict[str, Path]:
     """Files that ask for far more memory than they have bytes, by what they do. ``checkpoint``: the content of one from
     which a run resumes."""
     paths = {}
-    for number, (kind, program) in enumerate(greedy_programs().items()):
+    for number, (kind, program) in enumerate(greedy_programs(100_000).items()):
         paths[kind] = zip_around(program, folder / f"{number}.pt")
         with zipfile.ZipFile(paths[kind], "a") as archive:
             archive.writestr("archive/version", "3\n")

@@ -440,11 +440,53 @@ def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
     assert run.metrics["AP"] == run.history["metrics/AP"][0]
     assert run.load().names == {0: "light", 1: "dark"}
     with refused(
-        "data: must contain only strings, numbers, lists and mappings (('cannot represent an object', "
-        "<object object at ...>))",
-        lockstep.Error,
+        "data: must be text, a number, or a list or mapping of these, got an object of type object", lockstep.Error
     ):
         lockstep.train({"train": object()})
+
+
+def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, capsys):
+    command("print(sys.argv[-1]); write_result(issues=[])")
+    data = {"path": str(tmp_path), "train": (Path("a"), "b"), "names": {np.int64(0): np.str_("cat")}, "nc": np.int64(1)}
+    lockstep.check(data)
+    content = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+    assert content == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
+
+
+def test_a_validation_may_have_several_processes(command, capsys):
+    """The keyword was refused in favor of one that only training has."""
+    command("print(sys.argv[2:]); write_result(folder='a')")
+    lockstep.val("best.pt", spawn=2)
+    assert capsys.readouterr().out == "['--weights=best.pt', '--spawn=2']\n"
+
+
+def test_the_number_of_devices_may_be_of_numpy(command, capsys):
+    command("print(sys.argv[2:]); write_result(folder='a')")
+    lockstep.train(devices=np.int64(2))
+    lockstep.train(devices=1)
+    assert capsys.readouterr().out == "['--data=demo', '--spawn=2']\n['--data=demo']\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("train", {"devices": 0}, "devices: must be at least 1, got 0"),
+        ("train", {"devices": -1}, "devices: must be at least 1, got -1"),
+        ("resume", {"devices": "2"}, "devices: must be a whole number, got '2'"),
+        ("train", {"devices": None}, "devices: must be a whole number, got None"),
+        ("train", {"devices": [0, 1]}, "devices: must be a whole number, got [0, 1]"),
+        ("train", {"data": None}, "data: must be text, got None"),
+        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text or null, got [1, 2]"),
+        ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
+        ("resume", {"run": None}, "run: must be text, got None"),
+        ("val", {"weights": 3}, "weights: must be text, got 3"),
+        ("export", {"weights": b"a.pt"}, "weights: must be text, ..., got an object of type bytes"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_by_name(command, name, given, message):
+    command("write_result(folder='a', files=[])")  # so that no training starts if it is not refused
+    with refused(message, lockstep.Error):
+        getattr(lockstep, name)(**given)
 
 
 def test_a_notebook_shows_scores_and_curves(tmp_path):

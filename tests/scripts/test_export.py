@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tests.helpers.exports import lively
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
+from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.data_location import describe_location
@@ -54,6 +56,7 @@ def weights(tmp_path: Path, data: Path) -> Path:
 
 
 FILES = {"onnx": "best.onnx", "openvino": "best_openvino_model", "torchscript": "best.torchscript", "pt2": "best.pt2"}
+RECORD = "exported.pickle"  # what `export_and_move` has printed and checked
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,16 @@ def contents(path: Path) -> dict[str, bytes | int]:
 
 
 @pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def made_once() -> Exported:
     for package in ("onnx", "onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
-    folder = tmp_path_factory.mktemp("exported") / "before"
+    folder = session_file("exported-and-moved", export_and_move)
+    printed, checked = pickle.loads((folder / RECORD).read_bytes())
+    return Exported(folder, printed, checked)
+
+
+def export_and_move(destination: Path) -> None:
+    folder = destination.with_name("exported")
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
     known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
@@ -99,7 +108,8 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         patch.setattr(exporter, "open_model", open_and_read)
         export.main(["--weights", str(weights), "--format", *FILES])
     assert err.getvalue() == ""
-    return Exported(folder.rename(folder.with_name("after")), out.getvalue(), checked)
+    (folder / RECORD).write_bytes(pickle.dumps((out.getvalue(), checked)))
+    folder.rename(destination)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from engine.inference.open_model import open_model
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import iou_by_hand
 from tests.helpers.scripts import call
+from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_model
 from tools.check.__main__ import main as check
 from utils.files.checkpoint_file import read_checkpoint
@@ -58,16 +59,19 @@ def write_squares(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained() -> tuple[Path, Path]:
     """A data set, and the folder of a run on it, in the default type of the device, that validates its last epoch."""
-    folder = tmp_path_factory.mktemp("run")
+    folder = session_file("trained-on-squares", train_on_squares)
+    return folder / "set" / "data.yaml", folder / "run"
+
+
+def train_on_squares(folder: Path) -> None:
     data = write_squares(folder / "set")
     model = write_model(folder / "tiny.yaml", TINY_MODEL)
     call(
         train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12,
         "--val-every", 12, *CPU, "--noplots", "--project", folder, "--name", "run",
     )  # fmt: skip
-    return data, folder / "run"
 
 
 def last_scores(run: Path) -> dict[str, float]:

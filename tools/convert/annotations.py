@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -46,6 +47,16 @@ class AnnotatedImage:
     size: tuple[int, int] | None = None  # width and height
     has_skipped_shape: bool = False  # in any of its entries
     _files: dict[AnnotatedBox, Path] = field(default_factory=dict)  # the annotation file of each box
+
+    def set_size(self, entry: Entry) -> None:
+        """Sets the size of the image, if ``entry`` contains it. Raises UserError if another entry has another size,
+        because the boxes of one of them would be wrong."""
+        if entry.size and self.size and entry.size != self.size:
+            raise UserError(
+                f"{entry.location}: {self.path.name} has {_shown(entry.size)} pixels here, and {_shown(self.size)} in "
+                "another entry; remove one of them"
+            )
+        self.size = entry.size or self.size
 
     def add(self, box: AnnotatedBox, entry: Entry) -> None:
         """Adds a box of ``entry``. Raises UserError if another annotation file has the same box."""
@@ -92,7 +103,7 @@ class Annotations:
         self.ignored: set[str] = set()  # classes whose boxes are regions to ignore
         self.skipped: Counter[str] = Counter()  # shapes without an area, by the tool's name of their kind
         self.first_skipped = ""
-        self.num_unlabeled_inside = 0  # images stored in annotation files without usable labels
+        self.num_unused_embedded = 0  # images embedded in annotation files, without usable labels
         self._extracted = extracted
         self._images: dict[Path, AnnotatedImage] = {}
         self._complete: dict[Path, str] = {}  # location of the complete entry of an image, if there is one
@@ -102,7 +113,7 @@ class Annotations:
         checked = [None if box is None else self._checked(box, entry.location) for box in entry.boxes]
         boxes = [box for box in checked if box is not None]
         annotated = self._annotated_image(entry)
-        annotated.size = entry.size or annotated.size
+        annotated.set_size(entry)
         annotated.has_skipped_shape |= None in checked
         for box in boxes:
             annotated.add(box, entry)
@@ -176,7 +187,7 @@ class Annotations:
             del self._images[path]
             if path.is_relative_to(self._extracted):
                 path.unlink()
-                self.num_unlabeled_inside += 1
+                self.num_unused_embedded += 1
 
     def images_by_split(self) -> dict[str, list[AnnotatedImage]]:
         """Returns the images of each split that has any, sorted by path."""
@@ -188,7 +199,7 @@ class Annotations:
     def num_left_out(self) -> int:
         """Counts the images, below the source and in its files, without usable labels: the annotations say nothing
         about them, or they were dropped."""
-        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unlabeled_inside
+        return len(set(self.source_images.paths) - self._images.keys()) + self.num_unused_embedded
 
     def class_names(self) -> list[str]:
         """Returns the classes of the objects, sorted."""
@@ -221,10 +232,18 @@ def around_polygon(name: str, points: Sequence[tuple[float, float]], kind: str, 
     return bounding_box(name, points)
 
 
+def _shown(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
 def check_box(box: AnnotatedBox, location: str) -> None:
-    """Raises UserError unless a box has a class name and its corners are in order."""
+    """Raises UserError unless a box has a class name, and corners that are in order and have a finite area."""
     if not box.name or one_line(box.name) != box.name:
         raise UserError(f"{location}: {box.name!r} is not the name of a class, which is one line of text")
-    if box.x2 < box.x1 or box.y2 < box.y1:
-        corners = " ".join(f"{value:g}" for value in box[1:5])
+    w = box.x2 - box.x1
+    h = box.y2 - box.y1
+    corners = " ".join(f"{value:g}" for value in box[1:5])
+    if w < 0 or h < 0:
         raise UserError(f"{location}: '{box.name}' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: {corners})")
+    if not math.isfinite(w * h):
+        raise UserError(f"{location}: '{box.name}' is larger than any image (x1 y1 x2 y2: {corners})")

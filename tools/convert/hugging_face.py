@@ -68,7 +68,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
         location = f"{file}: row {row}"
         columns = _columns(objects, location)
         if columns is None:
-            annotations.num_unlabeled_inside += 1
+            annotations.num_unused_embedded += 1
             continue
         boxes = _boxes(columns, names, location)
         path = annotations.extract_image(content, name, file, row)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.image_names import ImageNames, loose
+from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
+from data.labels.image_names import ImageNames, loose, readings_of
 from utils.errors import UserError, one_line
 
 
@@ -39,7 +40,11 @@ class SourceImages:
         return matches[0]
 
     def _not_found(self, name: str) -> str:
-        """Returns the reason why an image is not found, with a similar name or an example."""
+        """Returns the reason why an image is not found: that of its file, if there is one, else with a similar name or
+        an example."""
+        unread = self._unread_file(name)
+        if unread:
+            return unread
         reason = f"not found below {self._root}"
         other = self._names.same_stem(name)
         if other:
@@ -47,6 +52,17 @@ class SourceImages:
         if self.paths:
             return f"{reason}, where images have names such as {self.paths[0].relative_to(self._root)}"
         return reason
+
+    def _unread_file(self, name: str) -> str:
+        """Returns why a file called ``name`` is not among the images; "" if there is no such file."""
+        for parts in readings_of(name):
+            for path in sorted(self._root.rglob(glob.escape(parts[-1]))):
+                reason = unread_image(path)
+                if not reason and _is_hidden(path, self._root):
+                    reason = "hidden; rename it, or its folder, without the leading dot"
+                if reason:
+                    return f"{path}: {reason}"
+        return ""
 
     def has_stem(self, stem: str) -> bool:
         """Returns whether there is an image with this stem."""
@@ -58,6 +74,10 @@ def files_below(folder: Path, suffixes: Iterable[str]) -> Iterator[Path]:
     folders."""
     wanted = set(suffixes)
     for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in wanted and not is_hidden and path.is_file():
+        if path.suffix.lower() in wanted and not _is_hidden(path, folder) and path.is_file():
             yield path
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    """Returns whether a path below ``folder``, or a folder between them, is hidden."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)

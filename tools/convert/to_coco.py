@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -17,7 +16,7 @@ from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
 from tools.convert.source_images import files_below
-from tools.convert.write_dataset import write_dataset
+from tools.convert.write_dataset import WrittenDataset, write_dataset
 from utils.config.commands import COMMANDS
 from utils.errors import UserError
 from utils.files.paths import normal_path
@@ -27,7 +26,8 @@ from utils.strings import aligned, counted
 
 def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
     """Writes the objects of ``source`` as COCO JSON, and a data set YAML. ``name``: a format of `FORMATS`, or "auto".
-    Returns a table of the objects by class. Raises UserError if something cannot be read, or would be lost."""
+    Returns a table of the objects by class, and lines about what is left out. Raises UserError if something cannot be
+    read, or if training would refuse a split because too much of it is unusable."""
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
@@ -132,9 +132,10 @@ def _instead(files_of: Mapping[str, list[Path]]) -> str:
     return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
 
 
-def _table(title: str, annotations: Annotations, written: Counter[str], out: Path) -> list[str]:
+def _table(title: str, annotations: Annotations, written: WrittenDataset, out: Path) -> list[str]:
     """Returns a table of the objects by class, and notes about objects that are ignored or left out."""
-    rows = [(name, str(annotations.num_objects[name]), str(written[name])) for name in annotations.class_names()]
+    names = annotations.class_names()
+    rows = [(name, str(annotations.num_objects[name]), str(written.num_boxes[name])) for name in names]
     lines = aligned([("class", "export", out.suffix.lstrip(".")), *rows])
     images_by_split = annotations.images_by_split()
     sizes = ", ".join(f"{split} {counted(len(images), 'image')}" for split, images in images_by_split.items())
@@ -151,6 +152,7 @@ def _table(title: str, annotations: Annotations, written: Counter[str], out: Pat
     num_left_out = annotations.num_left_out()
     if num_left_out:
         lines.append(f"{counted(num_left_out, 'image')} without usable labels: left out of training")
+    lines += written.notes
     return [
         f"{title}: {sizes}",
         *lines,

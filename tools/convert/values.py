@@ -68,10 +68,12 @@ def points_of(value: Any, location: str) -> list[tuple[float, float]]:
 
 
 def parse_size(width: Any, height: Any, location: str) -> tuple[int, int] | None:
-    """Returns width and height of an image in the annotations; None unless both are present."""
+    """Returns width and height of an image in the annotations; None unless both are present and positive, because some
+    tools write 0 or -1 for an unknown size."""
     if width in (None, "") or height in (None, ""):
         return None
-    return int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))
+    size = int(number(width, f"{location}: width")), int(number(height, f"{location}: height"))
+    return size if min(size) > 0 else None
 
 
 def name_of(value: Any, location: str) -> str:

@@ -1,7 +1,7 @@
 """Writes collected annotations as a data set: for each split a COCO JSON and, unless the split has a folder of its own,
 a list of its images; and a YAML.
 
-The files are written to a temporary folder inside the folder of the output, and read back there as training reads them.
+The files are written to a temporary folder inside the folder of the output, and scanned there as training scans them.
 """
 
 from __future__ import annotations
@@ -9,37 +9,67 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from data.labels.coco import read_coco
-from data.labels.label_format import LabelRequest
+from data.index.index_settings import IndexSettings
+from data.index.scan import SplitScan, scan_split
+from data.labels.findings import SCALED, TURNED, Finding
+from data.labels.ledger import Ledger, refusal_message
+from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.source.listing.image_list import is_row
+from data.source.yaml_paths import checked_path, is_yaml
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.files.safe_io import write_whole
+from utils.strings import counted
+
+
+class WrittenDataset(NamedTuple):
+    """What a data set contains, and what training leaves out or converts."""
+
+    num_boxes: Counter[str]  # in the COCO JSONs, by class
+    notes: list[str]  # lines about images and boxes that training leaves out, scales or turns
 
 
 class _WrittenSplit(NamedTuple):
     """The images of a split, and the files that describe it."""
 
-    images: list[Path]
+    images: list[AnnotatedImage]
     entry: Path  # folder of the images, or a list of them, for the YAML
     json_file: Path
 
 
-def write_dataset(annotations: Annotations, folder: Path, out: Path) -> Counter[str]:
-    """Writes the files of ``out`` to ``folder``, from where they are moved to the parent of both. Returns the number of
-    boxes written, by class.
+class _Scans(NamedTuple):
+    """A data set as training reads it, before it selects classes."""
 
-    Raises UserError if a path cannot be written, or if training would not find all images and objects.
+    spec: DatasetSpec
+    by_split: dict[str, SplitScan]
+
+    def paths_of(self, split: str) -> list[str]:
+        """Returns the absolute paths of the images with labels and of the backgrounds, without symbolic links."""
+        images = self.by_split[split].source.images
+        return [os.path.realpath(path_of(image.name, self.spec.root)) for image in images]
+
+    def num_boxes(self) -> Counter[str]:
+        """Counts the boxes by class, whether training uses them or not."""
+        sources = [scan.source for scan in self.by_split.values()]
+        labels = [source.read(i) for source in sources for i in range(len(source.images))]
+        return Counter(self.spec.names[int(row[0])] for raw in labels if raw is not None for row in raw.rows)
+
+
+def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenDataset:
+    """Writes the files of ``out`` to ``folder``, from where they are moved to the parent of both.
+
+    Raises UserError if a path cannot be written, if training would not find all images and objects, or if it would
+    refuse the data set because too many of them are unusable (``--max-bad``).
     """
     names = annotations.class_names()
     splits = _write_splits(annotations.images_by_split(), names, folder, out)
@@ -47,22 +77,17 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> Counter[
     if annotations.ignored:
         classes["ignore"] = sorted(annotations.ignored)
     yaml_file = folder / out.with_suffix(".yaml").name
-    check_file = folder / f".{yaml_file.name}"  # the YAML as it has to be while the files are in ``folder``
-    _write_yaml(yaml_file, {"path": ".", **_entries(splits, folder, out.parent), **classes})
-    _write_yaml(check_file, {"path": "..", **_entries(splits, out.parent), **classes})
-    try:
-        written = _count_boxes(splits, names)
-        unread = _unread_images(splits, check_file)
-    except UserError as error:
-        reason = str(error).replace(check_file.name, yaml_file.name).replace(f"{folder.name}/", "")
-        raise UserError(f"{out}: training could not read it: {reason}") from None
-    check_file.unlink()
+    content = {"path": ".", **_entries(splits, folder, out.parent), **classes}  # valid when the files have been moved
+    _write_yaml(yaml_file, {**content, "path": "..", **_entries(splits, out.parent)})  # valid now
+    scans = _scan(yaml_file, out)
+    _check_listed(splits, scans)
+    num_boxes = scans.num_boxes()
     for name, expected in annotations.num_objects.items():
-        if written[name] != expected:
-            raise UserError(f"{out}: would have {written[name]} of {expected} objects of '{name}'")
-    if unread:
-        raise UserError(f"{unread[0]}: training would not find this image; rename it or its folder")
-    return written
+        if num_boxes[name] != expected:
+            raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
+    notes = _notes(splits, scans, out)
+    _write_yaml(yaml_file, content)
+    return WrittenDataset(num_boxes, notes)
 
 
 def _write_splits(
@@ -72,15 +97,15 @@ def _write_splits(
     splits: dict[str, _WrittenSplit] = {}
     for split, annotated in images_by_split.items():
         json_file = folder / (out.name if len(images_by_split) == 1 else f"{out.stem}-{split}.json")
-        images = [image.path for image in annotated]
+        paths = [image.path for image in annotated]
         others = [image.path for other, rest in images_by_split.items() if other != split for image in rest]
-        base = _folder_of(images, others)
+        base = _folder_of(paths, others)
         write_whole(json_file, json.dumps(_coco(annotated, names, base)))
         entry = base
         if entry is None:
             entry = json_file.with_suffix(".txt")
-            _write_list(entry, [_relative(image, folder, out.parent) for image in images])
-        splits[split] = _WrittenSplit(images, entry, json_file)
+            _write_list(entry, [_relative(path, folder, out.parent) for path in paths])
+        splits[split] = _WrittenSplit(list(annotated), entry, json_file)
     return splits
 
 
@@ -145,11 +170,14 @@ def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, A
 
 
 def _yaml_path(path: str) -> str:
-    """Returns ``path``. Raises UserError if a YAML cannot contain it."""
+    """Returns ``path``. Raises UserError if a YAML cannot contain it, or would not read it as this path."""
     try:
         path.encode()
     except UnicodeEncodeError:
         raise UserError(f"{path}: is not UTF-8, so it cannot be in a YAML; rename it") from None
+    if is_yaml(path) or checked_path(path, path) != Path(path):
+        reason = "in a YAML, a suffix .yaml, outer spaces and a leading ~ have a meaning"
+        raise UserError(f"{path!r}: would not be read as this path ({reason}); rename it")
     return path
 
 
@@ -164,34 +192,51 @@ def _write_yaml(file: Path, content: Mapping[str, Any]) -> None:
     write_whole(file, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
-def _count_boxes(splits: Mapping[str, _WrittenSplit], names: Sequence[str]) -> Counter[str]:
-    """Counts the boxes in the COCO JSONs by class, as training reads them."""
-    entries = [entry for split in splits.values() for entry in read_coco(split.json_file, tuple(names)).images]
-    return Counter(names[int(row[0])] for entry in entries for row in entry.labels.rows)
+def _scan(yaml_file: Path, out: Path) -> _Scans:
+    """Scans all splits, with the classes of the labels. Raises UserError if a split cannot be read."""
+    try:
+        spec = load_dataset_spec(yaml_file).as_labeled()
+        scans = {split: scan_split(spec, split, list_split(spec, split), IndexSettings()) for split in spec.splits}
+    except UserError as error:
+        reason = str(error).replace(f"{yaml_file.parent.name}/", "")  # the files are not there afterwards
+        raise UserError(f"{out}: training could not read it: {reason}") from None
+    return _Scans(spec, scans)
 
 
-def _unread_images(splits: Mapping[str, _WrittenSplit], yaml_file: Path) -> list[Path]:
-    """Returns the images that training would not find, or whose labels it would not find."""
-    read = set(_images_read(yaml_file))
-    unread = [image for split in splits.values() for image in split.images if str(image) not in read]
-    if unread:  # by this name; a symbolic link may give it another one
-        read = {os.path.realpath(path) for path in read}
-        unread = [image for image in unread if os.path.realpath(image) not in read]
-    return unread
+def _check_listed(splits: Mapping[str, _WrittenSplit], scans: _Scans) -> None:
+    """Raises UserError for an image that training would not find, or whose labels it would not find."""
+    listed = {path for split in splits for path in scans.paths_of(split)}
+    for split in splits.values():
+        for image in split.images:
+            if os.path.realpath(image.path) not in listed:
+                raise UserError(f"{image.path}: training would not find this image; rename it or its folder")
 
 
-def _images_read(yaml_file: Path) -> Iterator[str]:
-    """Yields the absolute paths of the images that have labels or are backgrounds, as training reads the data set."""
-    spec = load_dataset_spec(yaml_file).as_labeled()
-    for split in spec.splits:
-        listing = list_split(spec, split)
-        request = LabelRequest(
-            images=listing.images,
-            files=listing.labels,
-            root=spec.root,
-            names=spec.names,
-            others=listing.others,
-            aliases=listing.aliases,
-        )
-        for image in listing.label_format.read(request).images:
-            yield path_of(image.name, spec.root)
+def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path) -> list[str]:
+    """Returns `WrittenDataset.notes`. Raises UserError if training would refuse a split."""
+    notes: list[str] = []
+    for name, split in splits.items():
+        scan = scans.by_split[name]
+        findings = _located(scan.findings, scans.paths_of(name), split.images)
+        used = scan.index.report.ledger
+        ledger = Ledger.of(findings, used_images=used.used_images, used_objects=used.used_objects)
+        refusal = refusal_message(ledger, IndexSettings().max_bad)
+        if refusal:
+            raise UserError(f"{out}: training would refuse '{name}': {refusal}")
+        if ledger.losses:
+            notes.append(f"training leaves out {ledger.loss_summary()} of '{name}': {ledger.reasons()}")
+        for kind in (SCALED, TURNED):
+            fitted = [finding for finding in findings if finding.kind == kind]
+            if fitted:
+                first = f"first {fitted[0].where}: {fitted[0].message}"
+                notes.append(f"{kind}: {counted(len(fitted), 'image')} of '{name}', {first}")
+    return notes
+
+
+def _located(findings: Iterable[Finding], paths: Sequence[str], images: Iterable[AnnotatedImage]) -> list[Finding]:
+    """Returns findings that name the export instead of the COCO JSON. ``paths``: see `_Scans.paths_of`."""
+    name_of = {os.path.realpath(image.path): f"{image.path.name} (labeled in {image.location})" for image in images}
+    return [
+        finding if finding.image < 0 else finding._replace(where=name_of.get(paths[finding.image], finding.where))
+        for finding in findings
+    ]

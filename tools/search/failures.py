@@ -18,7 +18,7 @@ class Verdict(Enum):
 
 
 def verdict_on(result: RunResult, *, has_begun_before: bool) -> Verdict:
-    """Returns the verdict on a trial.
+    """Decides by outcome and cause whether a trial fails.
 
     | outcome | cause | begun now | begun before | verdict |
     | --- | --- | --- | --- | --- |

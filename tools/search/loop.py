@@ -99,7 +99,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     log = get_logger()
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
-    with study.exclusive():  # so that an older report cannot replace another process's newer one
+    with exclusive_study(experiment.folder.path):  # so that an older report cannot replace another process's newer one
         study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         trials = study.trials()
         lines = write_report(

@@ -17,7 +17,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class SharedStudy:
         self._space = space
         self._folder = folder
         journal = folder / JOURNAL_LOG
-        with self.exclusive():
+        with exclusive_study(folder):
             try:
                 self.study = _open_study(journal, _Sampler(config.seed), _pruner(config, steps))
                 _check_trials(self.trials())
@@ -117,7 +117,7 @@ class SharedStudy:
 
     def claim(self) -> Claim | None:
         """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
-        with self.exclusive():
+        with exclusive_study(self._folder):
             trials = self.trials()
             return self._claim_interrupted(trials) or self._claim_new(trials)
 
@@ -170,7 +170,7 @@ class SharedStudy:
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
         """Ends the trial: records the outcome in the journal, so that no process continues the trial, then releases its
         lock and removes the weights of all scored trials but the best."""
-        with self.exclusive():
+        with exclusive_study(self._folder):
             if outcome.reason:
                 claim.trial.set_user_attr(_REASON_ATTRIBUTE, outcome.reason)
             # Optuna itself gives a pruned trial the fitness of its last step.
@@ -200,10 +200,6 @@ class SharedStudy:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / _TRIAL_LOCK)
         return None if lock.acquire() else lock
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """See `exclusive_study`."""
-        return exclusive_study(self._folder)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import keyword
 import os
 import typing
 from collections.abc import Sequence
@@ -25,7 +26,8 @@ _MAX_SHOWN_WORDS = 8  # in a message
 def flag_name(name: str) -> str:
     """Returns the flag of the field ``name``, such as ``--batch-size``, or ``--from`` for ``from_`` ("from" is a
     keyword)."""
-    return "--" + name.rstrip("_").replace("_", "-")
+    stem = name.removesuffix("_")
+    return "--" + (stem if keyword.iskeyword(stem) else name).replace("_", "-")
 
 
 class Parser(argparse.ArgumentParser):
@@ -99,6 +101,7 @@ def float_or_text(word: str) -> float | str:
     return word
 
 
+_NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
 _READERS = {int: int_or_text, float: float_or_text, str: str}
 
@@ -210,25 +213,30 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors,
-    including missing settings, to ``mistakes``. Raises UserError for the value ``--``, which argparse would drop."""
+    including missing and empty values of required settings, to ``mistakes``. Raises UserError for the value ``--``,
+    which argparse would drop."""
     if "--" in _single_values(arguments):
         raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
-    parsed = argparse.Namespace(**{name: [] for name in fields})  # in place of defaults: no flag sets an empty list
+    parsed = argparse.Namespace(**dict.fromkeys(fields, _NOT_GIVEN))  # in place of defaults
     parser = build_parser(cls)
     with mistakes.collecting():
         # Raises UserError at a flag without its value; then nobody knows what the words after it set.
         _, unknown = parser.parse_known_args(arguments, parsed)
         if unknown:
             mistakes.add(parser.unknown_message(unknown, arguments))
-        missing = [shown_name(field) for field in required_fields(cls) if getattr(parsed, field.name) == []]
+        missing = [shown_name(field) for field in required_fields(cls) if getattr(parsed, field.name) is _NOT_GIVEN]
         if missing:
             mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-    values = {name: value for name, value in vars(parsed).items() if value != []}
+    values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
+        field = fields[name]
+        if value == "" and field in required_fields(cls):  # such as --weights="$W" of a script that does not set W
+            mistakes.add(f"{shown_name(field)}: must not be empty")
+            continue
         with mistakes.collecting():
-            values[name] = check(value, hints[name], shown_name(fields[name]), bounds_of(fields[name]))
+            values[name] = check(value, hints[name], shown_name(field), bounds_of(field))
     return values
 
 

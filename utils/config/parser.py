@@ -62,6 +62,8 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     num_flag_words = argv.index("--") if "--" in argv else len(argv)
     words = [_with_dashes(word) for word in argv[:num_flag_words]]
     positional = argv[num_flag_words:]  # from ``--`` on, no word is a flag
+    if len(positional) == 1:  # nothing follows ``--``, which argparse would report as unrecognized
+        positional = []
     takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
     if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
         raise UserError(f"{words[0]}: settings are flags here, such as --imgsz 640; see docs/migration.md")

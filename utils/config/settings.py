@@ -38,6 +38,7 @@ Scope = Literal["result", "recipe", "run", "machine"]
 # Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
 # another is refused; "current": that of the command line.
 OnResume = Literal["stored", "fixed", "current"]
+DATA_HELP = "data set YAML, the name of one in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 
@@ -274,7 +275,7 @@ class DataSettings(_RunConfig):
 class TrainConfig(DataSettings):
     """The flags of train.py. Names are YOLOv5's where the meaning is the same."""
 
-    data: str = setting("demo", help="data set YAML, or 'demo' for the built-in data set", is_path=True)
+    data: str = setting("demo", help=DATA_HELP, is_path=True)
     fraction: float = setting(
         1.0, Bounds(1e-6, 1), help="train on a random fraction of the training images, drawn with --seed"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from utils.config.settings import IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
+from utils.config.settings import DATA_HELP, IMGSZ_ALIASES, TRUST_HELP, TrainConfig, setting
 from utils.schema import Bounds
 
 ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
@@ -19,14 +19,13 @@ ANNOTATION_FORMATS = (  # read by tools.convert (tools/convert/formats.py)
     "imagefolder",
 )
 MAX_SHARD_MEGABYTES = 549_755  # half of `data.image_io.shards.SPAN`
-_DATA_HELP = "data set YAML, the name of one in configs/data, or demo"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
     """The flags of ``python -m tools.check``."""
 
-    data: str = setting(positional="DATA", help=_DATA_HELP)
+    data: str = setting(positional="DATA", help=DATA_HELP)
     split: list[str] = setting(factory=list, help="splits to check; default: all")
     imgsz: int = setting(
         0,
@@ -59,7 +58,7 @@ class ConvertConfig:
 class ShardConfig:
     """The flags of ``python -m tools.shard``."""
 
-    data: str = setting(positional="DATA", help=_DATA_HELP)
+    data: str = setting(positional="DATA", help=DATA_HELP)
     out: str = setting(positional="OUT", help="new folder", scope="run")
     split: list[str] = setting(factory=list, help="splits to write; default: all")
     megabytes: int = setting(256, Bounds(1, MAX_SHARD_MEGABYTES), help="approximate size of a tar file")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.documents import blocks
-from tests.helpers.environments import environment_with
 from tests.helpers.exports import lively
 from tests.helpers.tiny import TINY_MODEL, write_detector
 
@@ -55,6 +56,23 @@ assert not missing, missing
 """
 
 
+def environment_with(folder: Path, package: str) -> Path:
+    """Creates an environment with the packages of this one, and with ``package``.
+
+    Returns its interpreter. Skips the test where pip cannot install it.
+    """
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    Path(packages, "shared.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    command = [str(python), "-m", "pip", "install", "--quiet", package]
+    installed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip(f"cannot install {package}: {installed.stderr[-300:]}")
+    return python
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "package", "source", "target", "compare"),
@@ -68,7 +86,7 @@ def test_a_recipe(tmp_path: Path, title: str, package: str, source: str, target:
     detector = lively(TINY_MODEL, NAMES)
     write_all(tmp_path, detector, (source,))
     write_detector(tmp_path / "best.pt", detector)
-    python = environment_with(tmp_path / "venv", [package])
+    python = environment_with(tmp_path / "venv", package)
     for program in (recipe, compare):
         done = subprocess.run(
             [python, "-c", program],

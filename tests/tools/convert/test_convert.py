@@ -19,6 +19,7 @@ from tests.helpers.messages import refused
 from tests.helpers.scripts import error_of
 from tests.helpers.tool_exports import (
     CORNERS,
+    SIZES,
     TRUTH,
     WRITERS,
     boxes_of,
@@ -379,6 +380,13 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "30,6,4,40",
             ":2: 'cat' has x2 < x1 or y2 < y1 (x1 y1 x2 y2: 30 6 4 40)",
         ),
+        (
+            write_csv,
+            "_annotations.csv",
+            "4,6,30,40",
+            "4,6,1e200,1e200",
+            ":2: 'cat' is larger than any image (x1 y1 x2 y2: 4 6 1e+200 1e+200)",
+        ),
         (write_labelme, "one.json", '"label": "cat"', '"label": null', f": '' {NO_NAME}"),
         (write_labelme, "one.json", '"shapes": [', '"shapes": [7, ', ": shape 0: must be 'key: value' lines, got 7"),
         (
@@ -586,6 +594,13 @@ def test_a_path_that_the_files_cannot_contain_is_refused(images, tmp_path):
     check_refusal(folder, "set\\udcff: is not UTF-8, so it cannot be in a YAML; rename it")
 
 
+def test_an_output_that_a_yaml_cannot_name_is_refused(images, tmp_path):
+    write_cvat(images)
+    with refused("out\\udcff.json: is not UTF-8, so it cannot be in a YAML; rename it"):
+        convert(images, tmp_path / os.fsdecode(b"out\xff.json"))
+    assert list(tmp_path.glob("*out*")) == []
+
+
 @pytest.mark.parametrize("stem", ["t\nwo", " two", os.fsdecode(b"two\xff")])
 def test_an_image_name_that_a_list_cannot_contain_is_refused(stem, images):
     """Training would not find the image. A row is relative to the output's folder, here that of the images."""
@@ -632,7 +647,91 @@ def test_a_folder_that_would_be_read_differently_is_refused(name, images):
     """In a YAML, the first loses its space, the second joins a data set, and the third is the user's home."""
     write_cvat(images)
     folder = images.rename(images.with_name(name))
-    check_refusal(folder, ".../out.json: training could not read it: ...")
+    reason = "in a YAML, a suffix .yaml, outer spaces and a leading ~ have a meaning"
+    check_refusal(folder, f"{name!r}: would not be read as this path ({reason}); rename it")
+
+
+def test_labels_that_training_refuses_are_refused_and_named(images):
+    """Those of two.png are for another version of the image."""
+    write_labelme(images)
+    file = images / "two.json"
+    file.write_text(file.read_text().replace('"imageHeight": 60', '"imageHeight": 80'))
+    check_refusal(
+        images,
+        ".../out.json: training would refuse 'train': 1 of 3 images and 1 of 3 labeled objects can't be used "
+        "(--max-bad is 0.1): size mismatch: two.png (labeled in .../set/two.json): labels are for 80x80, the image is "
+        "80x60 upright",
+    )
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_labels_that_training_leaves_out_are_named(is_damaged, images, tmp_path):
+    """One of 23 images is damaged, or has a box outside of it."""
+    write_csv(images)
+    with open(images / "_annotations.csv", "a") as file:
+        for number in range(20):
+            cv2.imwrite(str(images / f"{number}.png"), np.full((48, 64, 3), number, np.uint8))
+            file.write(f"{number}.png,64,48,cat,{'70,9,90,20' if number == 7 and not is_damaged else '1,1,9,9'}\n")
+    if is_damaged:
+        (images / "7.png").write_bytes(b"")
+    lines = convert(images, tmp_path / "out.json")
+    assert lines[2].split() == ["cat", "22", "22"]
+    (line,) = [line for line in lines if line.startswith("training leaves out")]
+    assert line.startswith("training leaves out 1 of 23 images and 1 of 23 labeled objects of 'train': ")
+    assert f"7.png (labeled in {images / '_annotations.csv'}:13): " in line
+    spec = load_dataset_spec(tmp_path / "out.yaml")
+    assert len(load_index(spec, "train", IndexSettings(progress=False)).paths) == 22
+
+
+def test_two_sizes_of_an_image_are_refused(images):
+    """The boxes of one row would be wrong."""
+    write_csv(images)
+    with open(images / "_annotations.csv", "a") as file:
+        file.write("two.png,800,600,cat,100,100,200,200\n")
+    check_refusal(
+        images, "_annotations.csv:6: two.png has 800x600 pixels here, and 80x60 in another entry; remove one of them"
+    )
+
+
+@pytest.mark.parametrize("size", ["0,0", "-1,-1", ","])
+def test_an_unknown_size_is_that_of_the_image(size, images, tmp_path):
+    write_csv(images)
+    text = (images / "_annotations.csv").read_text()
+    (images / "_annotations.csv").write_text(text.replace("two.png,80,60", f"two.png,{size}"))
+    convert(images, tmp_path / "out.json")
+    sizes = {
+        entry["file_name"]: (entry["width"], entry["height"])
+        for entry in json.loads((tmp_path / "out.json").read_text())["images"]
+    }
+    assert sizes == SIZES
+
+
+@pytest.mark.parametrize(
+    ("file_name", "reason"),
+    [
+        ("two.gif", ".gif files are not supported; convert them to JPEG or PNG"),
+        (".two.png", "hidden; rename it, or its folder, without the leading dot"),
+    ],
+)
+def test_an_image_whose_file_is_not_read_is_named_with_the_reason(file_name, reason, images):
+    write_csv(images)
+    (images / "two.png").rename(images / file_name)
+    text = (images / "_annotations.csv").read_text()
+    (images / "_annotations.csv").write_text(text.replace("two.png", file_name))
+    check_refusal(images, f"_annotations.csv:4: the image '{file_name}': .../set/{file_name}: {reason}")
+
+
+def test_labels_for_a_scaled_copy_of_all_images_are_converted(images, tmp_path):
+    """Training scales them."""
+    write_labelme(images)
+    for name, (width, height) in SIZES.items():
+        cv2.imwrite(str(images / name), np.zeros((2 * height, 2 * width, 3), np.uint8))
+    lines = convert(images, tmp_path / "out.json")
+    (line,) = [line for line in lines if line.startswith("labels for another size")]
+    file = images / "one.json"
+    assert line.startswith(f"labels for another size: 3 images of 'train', first one.png (labeled in {file}): ")
+    assert line.endswith("labels are for 64x48, the image is 128x96 upright; boxes are scaled by 2")
+    assert boxes_of(tmp_path / "out.yaml")["cat", 8, 12, 60, 80] == 1
 
 
 def test_an_archive_is_to_be_unpacked(tmp_path):

@@ -87,6 +87,13 @@ def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: st
         flags_of_argument(command, key, value)
 
 
+@pytest.mark.parametrize("name", ["epochs_", "weights_", "from_", "_epochs", "Epochs"])
+def test_only_exact_names_are_arguments(name):
+    """``weights_`` was ``weights``: only a name that Python reserves, such as ``from``, has an underscore for it."""
+    with pytest.raises(UserError, match=r"^$"):
+        flags_of_argument("train", name, "3")
+
+
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
 def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
     assert "--imgsz" in flag_actions(cls)

@@ -141,6 +141,30 @@ def test_the_end_of_flags_is_no_value(words):
         parse_config(ConvertConfig, words)
 
 
+@pytest.mark.parametrize(
+    ("cls", "words", "message"),
+    [
+        (ValConfig, ["--weights="], "--weights: must not be empty"),
+        (DetectConfig, ["--weights", "", "--source=a.jpg"], "--weights: must not be empty"),
+        (ExportConfig, ["--weights="], "--weights: must not be empty"),
+        (CheckConfig, ["", "--noplots"], "DATA: must not be empty"),
+        (ConvertConfig, ["", "out.json"], "EXPORT: must not be empty"),
+    ],
+)
+def test_required_settings_are_not_empty(cls, words, message):
+    """The message was ": neither a file nor the name of public weights", or the working folder was used."""
+    with refused(message):
+        parse_config(cls, words)
+    assert parse_config(TrainConfig, ["--weights="]).weights == ""
+
+
+@pytest.mark.parametrize(("words", "config"), [(["--epochs=3", "--"], TrainConfig(epochs=3)), (["--"], TrainConfig())])
+def test_the_end_of_flags_may_be_the_last_word(words, config):
+    assert parse_config(TrainConfig, words) == config
+    with pytest.raises(UserError, match=r"^the following arguments are required: DATA$"):
+        parse_config(CheckConfig, ["--"])
+
+
 def test_words_after_the_end_of_flags_are_taken_as_they_are():
     config = parse_config(ConvertConfig, ["--from", "csv", "--", "--my_folder", "--from"])
     assert (config.source, config.out, config.from_) == ("--my_folder", "--from", "csv")

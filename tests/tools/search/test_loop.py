@@ -1,0 +1,348 @@
+"""Which trials of a search fail, which continue, and what ends it. Stand-ins take the place of train.py."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.evaluation.metrics import Fitness
+from engine.run.results_csv import ResultsTable
+from tests.helpers.preloaded import python
+from tests.helpers.scripts import ROOT, call, error_of
+from tests.helpers.searches import RANGES, table
+from tests.helpers.tiny import write_dataset
+from tools.runs import training
+from tools.search.__main__ import main
+from utils.child import RunResult
+from utils.config.recipes import hyperparameters_from
+from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings_file import read_settings_file
+from utils.files.locks import FileLock
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("preloaded")
+RECALL = Fitness.parse("recall", ())
+SCORED = RunResult.of(0, {})
+STOPPED = RunResult.of(75, {})
+NOT_FINITE = RunResult.of(2, {"error": "not finite", "begun": True})
+LOST = RunResult.of(-signal.SIGKILL, {"begun": True})
+NO_MEMORY = RunResult.of(2, {"error": "no memory on cuda:0", "cause": "memory", "begun": True})
+LOST_BEFORE = RunResult.of(-signal.SIGKILL, {})
+REFUSED_BEFORE = RunResult.of(2, {"error": "the data has no objects left"})
+CRASHED_BEFORE = RunResult.of(-signal.SIGSEGV, {})
+BUG_BEFORE = RunResult.of(70, {"error": "RuntimeError: CUDA error: uncorrectable ECC error"})
+BEGUN = RunResult.of(75, {"begun": True})  # a training with the base recipe, which is stopped
+LOST_TWICE = [LOST, LOST]  # a lost training is tried once more
+
+
+def states_of(folder: Path) -> list[str]:
+    """The states of all trials in the journal."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
+    return [trial.state.name for trial in study.get_trials()]
+
+
+@pytest.fixture
+def child(tmp_path, monkeypatch):
+    """Returns a function that sets how the training of each trial ends: its exit code and the result that it writes.
+
+    A program takes the place of train.py; it is started, and its result read, as train.py's.
+    """
+    program = tmp_path / "ends.py"
+    monkeypatch.setattr(training, "command_prefix", lambda command: [python(), str(program)])
+    monkeypatch.setattr(training, "RETRY_S", 0)
+
+    def set_end(code: int, **result: object) -> None:
+        program.write_text(
+            f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+            "from utils.process.result_file import take_result_file, write_result\n"
+            f"take_result_file()\nwrite_result(**{result!r})\nsys.exit({code})\n"
+        )
+
+    return set_end
+
+
+def test_a_refusal_keeps_the_trials_that_were_interrupted(world, child, capsys):
+    """`--device` may change when a search continues, to a GPU that this machine does not have."""
+    root, flags = world
+    flags = [*flags, "--epochs", "3", "--name", "kept"]
+    folder = root / "kept"
+    child(75, folder="run")
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    run = folder / "trials" / "0000" / "run"
+    for name in ("settings.yaml", "last.pt", "best.pt"):
+        (run / name).touch()
+    for result in (
+        {"error": "--device 3: no such GPU"},  # before the run has continued
+        {"error": "last.pt: could not be written", "folder": "run"},  # the disk is full
+    ):
+        child(2, **result, cause="machine")
+        assert error_of(capsys, main, *flags) == f"error: {result['error']}"
+        assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
+        assert states_of(folder) == ["RUNNING"]
+    child(2, error="process 1 was killed", cause="lost process")
+    assert error_of(capsys, main, *flags) == (
+        f"error: {run}: process 1 was killed (finished epochs are kept; the same command continues)"
+    )
+    assert {path.name for path in run.glob("*.pt")} == {"last.pt", "best.pt"}
+    assert states_of(folder) == ["RUNNING"]
+
+
+def test_a_trial_whose_results_are_lost_is_not_taken_for_one_without_a_score(world, child, capsys):
+    """After a power cut its training is complete, but results.csv is empty. The weights of a failed trial go."""
+    root, flags = world
+    flags = [*flags, "--name", "cut"]
+    run = root / "cut" / "trials" / "0000" / "run"
+    child(75, folder="run")
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    for name in ("results.csv", "best.pt"):
+        (run / name).touch()
+    child(0, folder="run")
+    assert "has lost the results of a complete training" in error_of(capsys, main, *flags)
+    assert (run / "best.pt").is_file()
+    assert states_of(root / "cut") == ["RUNNING"]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_refused_search_is_removed_unless_another_process_takes_part(world, tmp_path, child, capsys, is_shared):
+    _, flags = world
+    folder = tmp_path / "search"
+    trials = folder / "trials"
+    child(2, error="--device 3: no such GPU", cause="machine")
+    with FileLock(trials / "0001" / ".trial.lock") as other:
+        if is_shared:
+            (trials / "0001").mkdir(parents=True)
+            other.acquire()
+        assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert (folder / "search.yaml").exists() == is_shared
+    assert (trials / "0000").exists() == is_shared
+
+
+def test_folds_need_no_validation_split(world, tmp_path, child, capsys):
+    """The training images are divided, as for `tools.kfold`."""
+    _, flags = world
+    data = write_dataset(tmp_path / "set", train=8, val=2)
+    data.write_text("".join(line for line in data.read_text().splitlines(True) if not line.startswith("val")))
+    flags = [*flags, "--data", str(data), "--project", str(tmp_path)]
+    child(2, error="--device 3: no such GPU", cause="machine")
+    assert "no such GPU" in error_of(capsys, main, *flags, "--folds", "2")
+    assert "'val'" in error_of(capsys, main, *flags)
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Returns a list of how the processes of train.py that a search starts end, one after the other: the fitness of the
+    epochs, and the result."""
+    endings: list[tuple[dict[int, float], RunResult]] = []
+
+    @contextmanager
+    def start(words, **_):
+        config = read_settings_file(TrainConfig, Path(words[-1].removeprefix("@")))
+        folder = Path(config.project, config.name)
+        fitness_by_epoch, result = endings.pop(0)
+        if result.has_begun or fitness_by_epoch:
+            folder.mkdir(exist_ok=True)
+            (folder / "settings.yaml").touch()
+            (folder / "last.pt").touch()
+        if fitness_by_epoch:
+            results = ResultsTable()
+            for epoch, fitness in fitness_by_epoch.items():
+                results.add(epoch, {RECALL.column: fitness})
+            results.write(folder / "results.csv")
+        process = SimpleNamespace(poll=lambda: result.code)
+        yield SimpleNamespace(process=process, poll=lambda: result, has_begun=result.has_begun)
+
+    monkeypatch.setattr(training, "start", start)
+    monkeypatch.setattr(training, "RETRY_S", 0)
+    return endings
+
+
+@pytest.mark.parametrize(
+    ("starts", "states", "lines", "kept"),
+    [
+        # On a machine that has broken, not all that is left of the search is used up.
+        pytest.param(
+            [[SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]],
+            "CFFF",
+            ["stopped after 3 failed trials in a row"],
+            4,
+            id="three in a row",
+        ),
+        pytest.param([[SCORED, *[CRASHED_BEFORE] * 2]], "CR", ["killed by SIGSEGV"], 1, id="crash"),
+        pytest.param(
+            [[SCORED, *[REFUSED_BEFORE] * 2], [REFUSED_BEFORE] * 2],
+            "CR",
+            ["has no objects left"] * 2,
+            1,
+            id="refused twice",
+        ),
+        pytest.param(
+            [[SCORED, *[BUG_BEFORE] * 2], [BUG_BEFORE] * 2], "CR", ["uncorrectable ECC error"] * 2, 1, id="bug twice"
+        ),
+        pytest.param(
+            [[NOT_FINITE] * 3, [NOT_FINITE]],
+            "FFFF",
+            ["stopped after 3 failed trials in a row"] * 2,
+            4,
+            id="each start continues with one trial",
+        ),
+        # Others go on: once the search is complete, only the best trial keeps its weights.
+        pytest.param(
+            [[SCORED, NOT_FINITE, NOT_FINITE, SCORED, SCORED]], "CFFCC", [""], 1, id="two in a row are no reason"
+        ),
+        pytest.param(
+            [[SCORED, SCORED, NOT_FINITE, NOT_FINITE, NOT_FINITE]], "CCFFF", [""], 1, id="the last three of all"
+        ),
+        pytest.param([[SCORED, *[NO_MEMORY] * 2, SCORED, SCORED, SCORED]], "CFCCC", [""], 1, id="out of memory"),
+        pytest.param(
+            [[NOT_FINITE] * 3, [NOT_FINITE], [NOT_FINITE], []],
+            "FFFFF",
+            ["stopped after 3 failed trials in a row"] * 2 + ["no trial is complete"] * 2,
+            0,
+            id="all fail",
+        ),
+        # What the kernel kills each time does not block the search for ever.
+        pytest.param(
+            [LOST_TWICE, [*LOST_TWICE, SCORED, NOT_FINITE, SCORED, SCORED]],
+            "FCFCC",
+            ["killed by SIGKILL", ""],
+            1,
+            id="killed in two starts",
+        ),
+        pytest.param(
+            [LOST_TWICE, [SCORED, SCORED, *LOST_TWICE]], "CCR", ["killed by SIGKILL"] * 2, 2, id="killed in one start"
+        ),
+        pytest.param([[LOST, *[SCORED] * 5]], "CCCCC", [""], 1, id="killed once"),
+        pytest.param(
+            [[SCORED, *[LOST_BEFORE] * 3], [LOST_BEFORE] * 3, [LOST_BEFORE] * 3],
+            "CR",
+            ["killed by SIGKILL"] * 3,
+            1,
+            id="killed before it begins",
+        ),
+        pytest.param(
+            [LOST_TWICE, [REFUSED_BEFORE]], "R", ["killed by SIGKILL", "has no objects left"], 1, id="began before"
+        ),
+    ],
+)
+def test_a_broken_machine_does_not_use_up_the_trials(world, tmp_path, trainings, capsys, starts, states, lines, kept):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "broken", "--trials", "5"]
+    for start, line in zip(starts, lines, strict=True):
+        trainings += [({1: 0.5} if result == SCORED else {}, result) for result in start]
+        if line:
+            assert line in error_of(capsys, main, *flags)
+        else:
+            main(flags)
+        assert not trainings
+    folder = tmp_path / "broken"
+    assert "".join(state[0] for state in states_of(folder)) == states
+    assert len(list(folder.rglob("last.pt"))) == kept
+
+
+@pytest.mark.parametrize(
+    "results", [[REFUSED_BEFORE], [BUG_BEFORE], [LOST_BEFORE] * 2], ids=["refused", "bug", "killed"]
+)
+def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings, results):
+    """Its own hyper-parameters are the reason if the recipe's can be trained."""
+    _, flags = world
+    trainings += [({1: 0.5}, SCORED), *[({}, result) for result in results], ({}, BEGUN), ({1: 0.5}, SCORED)]
+    main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
+    rows = table(tmp_path / "alone")
+    assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
+    assert results[0].reason in rows[1]["reason"]
+    assert hyperparameters_from(str(tmp_path / "alone" / "base.yaml")) == replace(Hyperparameters(), ema_tau=2.0)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "result"),
+    [
+        ("mosaic: [0, 1]\n", REFUSED_BEFORE),  # the values of the first trial are those of the recipe
+        (RANGES, RunResult.of(2, {"error": "the disk is full", "cause": "machine"})),
+    ],
+)
+def test_a_trial_that_cannot_begin_is_not_compared_in_vain(world, tmp_path, trainings, capsys, ranges, result):
+    """No other training is started."""
+    _, flags = world
+    (tmp_path / "ranges.yaml").write_text(ranges)
+    trainings.append(({}, result))
+    flags = [*flags, "--hyp", str(tmp_path / "ranges.yaml"), "--project", str(tmp_path)]
+    assert error_of(capsys, main, *flags) == f"error: {result.reason}"
+
+
+def test_a_training_that_comes_further_each_time_does_not_fail_however_often_it_is_lost(
+    world, tmp_path, trainings, capsys
+):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "lost", "--trials", "1"]
+    for fitness, state in (({1: 0.5}, "RUNNING"), ({2: 0.6}, "RUNNING"), ({3: 0.7}, "RUNNING"), ({}, "FAIL")):
+        trainings += [(fitness, LOST), ({}, LOST)]
+        with suppress(SystemExit):
+            call(main, *flags)
+        assert states_of(tmp_path / "lost") == [state]
+
+
+def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, trainings):
+    """The trial's best epoch is in the journal, and its weights are in best.pt."""
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "cut", "--trials", "1", "--epochs", "3"]
+    trainings += [({1: 0.9, 2: 0.4}, STOPPED), ({2: 0.6, 3: 0.5}, SCORED)]
+    with pytest.raises(SystemExit, match="75"):
+        call(main, *flags)
+    main(flags)
+    (row,) = table(tmp_path / "cut")
+    assert (row["recall"], row["epochs"]) == ("0.900000", "3")
+
+
+def test_weights_that_a_killed_process_did_not_remove_are_removed_by_the_next_start(world, tmp_path, trainings):
+    _, flags = world
+    flags = [*flags, "--project", str(tmp_path), "--name", "killed", "--trials", "2"]
+    trainings += [({1: 0.5}, SCORED), ({1: 0.4}, SCORED)]
+    main(flags)
+    left_behind = tmp_path / "killed" / "trials" / "0001" / "run" / "best.pt"
+    left_behind.touch()
+    main(flags)
+    assert not left_behind.exists()
+    assert (left_behind.parents[2] / "0000" / "run" / "last.pt").is_file()
+
+
+def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(world, tmp_path, monkeypatch, capsys):
+    """That process would find its trial locked, or its journal gone."""
+    _, flags = world
+    folder = tmp_path / "search"
+    study_lock = FileLock(folder / ".study.lock")
+    trial_lock = FileLock(folder / "trials" / "0001" / ".trial.lock")
+
+    def claim() -> None:
+        trial_lock.path.parent.mkdir()
+        trial_lock.acquire()
+        study_lock.release()
+
+    def be_refused(*_: object) -> RunResult:
+        study_lock.acquire()
+        threading.Timer(0.2, claim).start()
+        return RunResult.of(2, {"error": "--device 3: no such GPU", "cause": "machine"})
+
+    monkeypatch.setattr("tools.search.loop.train", be_refused)
+    with study_lock, trial_lock:
+        assert "no such GPU" in error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert (folder / "journal.log").exists()
+
+
+def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
+    """Its line says to restore it."""
+    _, flags = world
+    journal = tmp_path / "search" / "journal.log"
+    journal.parent.mkdir()
+    journal.write_text("[]\n")
+    line = error_of(capsys, main, *flags, "--project", str(tmp_path), "--name", "search")
+    assert f"{journal}: damaged (" in line
+    assert journal.read_text() == "[]\n"

@@ -1,0 +1,106 @@
+"""Ranges of hyper-parameters, from the YAML to the values of a trial."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.messages import refused
+from tests.helpers.searches import RANGES, space_of
+from utils.config.search_settings import SearchConfig
+from utils.program_folders import CONFIGS
+
+optuna = pytest.importorskip("optuna")
+from tools.search.ranges import read_space  # noqa: E402
+
+
+def test_ranges_are_read(tmp_path):
+    space = space_of(tmp_path, RANGES, override=["mixup=0.25"])
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = [space.suggest(study.ask()) for _ in range(200)]
+    assert {type(values["close_mosaic"]) for values in drawn} == {int}
+    assert {values["close_mosaic"] for values in drawn} == {0, 1, 2, 3}
+    assert {values["mosaic"] for values in drawn} == {0.0, 1.0}
+    below = sum(values["lr0"] < (0.001 * 0.05) ** 0.5 for values in drawn)
+    assert 70 < below < 130  # uniform in the logarithm
+    assert space.baseline_values(epochs=100) == {"mosaic": 1.0}  # the recipe's close_mosaic is 10, beyond the range
+    assert space.baseline_values(epochs=4) == {"mosaic": 1.0, "close_mosaic": 2}
+    recipe = space.recipe({"lr0": 0.01, "mosaic": 1.0, "close_mosaic": 2})
+    assert recipe == {"lr0": 0.01, "ema_tau": 2.0, "mosaic": 1.0, "close_mosaic": 2, "mixup": 0.25}
+
+
+def test_null_among_the_choices_is_the_recipes_own_value(tmp_path):
+    """The fixed part is what train.py would use. A hyper-parameter is not both searched and set."""
+    space = space_of(tmp_path, "close_mosaic: {choice: [null, 10]}\nclose_scale: {choice: [0, 10]}\n")
+    assert space.baseline_values(epochs=100) == {"close_mosaic": None, "close_scale": 10}
+    assert space.baseline_values(epochs=6) == {"close_mosaic": None}
+    assert space_of(tmp_path, RANGES, weights="yolov8n").base.lr_mult is None
+    assert space_of(tmp_path, RANGES).base.lr_mult == 1.0
+    with refused("--set lr0=1: .../ranges.yaml searches lr0; remove one"):
+        space_of(tmp_path, RANGES, override=["lr0=1"])
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "search").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_ready_ranges_are_valid(path):
+    assert len(read_space(SearchConfig(hyp=path.stem)).ranges) >= 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr: [0, 1]", "ranges.yaml: unknown key 'lr' (did you mean 'lr0'?)"),
+        ("epochs: [1, 5]", "ranges.yaml: 'epochs': is a flag, not a hyper-parameter; give it as --epochs"),
+        (
+            "lr0: [0.1]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got [0.1]",
+        ),
+        (
+            "lr0: [0.1, 0.2, 0.3]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got "
+            "[0.1, 0.2, 0.3]",
+        ),
+        ("lr0: [0.1, 0.01]", "ranges.yaml: lr0: `low <= high` must hold, but got (low=0.1, high=0.01)."),
+        ("lr0: [0, 0.01, log]", "ranges.yaml: lr0: `low > 0` must hold for `log=True`, but got (low=0.0, high=0.01)."),
+        ("mosaic: [0, 2]", "ranges.yaml: mosaic: must be at most 1, got 2.0"),
+        ("close_mosaic: [0, 2.5]", "ranges.yaml: close_mosaic: must be a whole number or null, got 2.5"),
+        (
+            "mosaic: {choices: [0, 1]}",
+            "ranges.yaml: mosaic: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, "
+            "got {'choices': [0, 1]}",
+        ),
+        (
+            "mosaic: {choice: [0]}",
+            "ranges.yaml: mosaic: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, "
+            "got {'choice': [0]}",
+        ),
+        ("mosaic: {choice: [0, x]}", "ranges.yaml: mosaic: must be a number, got 'x'"),
+        (
+            "lr0: [null, 1]",
+            "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got [None, 1]",
+        ),
+        ("close_mosaic: [-1, 10]", "ranges.yaml: close_mosaic: must be at least 0, got -1"),
+        ("lr0: [.nan, 1]", "ranges.yaml: lr0: must be at least 0, got nan"),
+        (
+            "mosaic: 1.0",
+            "ranges.yaml: has no range to search, only single values; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "",
+            "ranges.yaml: must be 'hyper-parameter: range' lines; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "- lr0",
+            "ranges.yaml: must be 'hyper-parameter: range' lines; a range is [FROM, TO], [FROM, TO, log], "
+            "{choice: [...]} or a single value",
+        ),
+        (
+            "albumentations: {choice: [[], [{name: Blur}]]}",
+            "ranges.yaml: albumentations: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single "
+            "value, got {'choice': [[], [{'name': 'Blur'}]]}",
+        ),
+    ],
+)
+def test_wrong_ranges_are_one_line(tmp_path, text, message):
+    with refused(message):
+        space_of(tmp_path, text)
