@@ -8,7 +8,7 @@ is counted in the first of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from enum import Enum, IntEnum, auto
+from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ Parents = tuple[Parts, ...]  # the folders in each reading of a file name
 ImageNumbers = tuple[int, ...]
 
 
-class SplitOrder(IntEnum):
+class SplitOrder(Enum):
     """The position of a split in the data set, relative to the split that is read."""
 
     EARLIER = auto()
