@@ -51,7 +51,7 @@ class OtherImages(NamedTuple):
     this: SplitPlaces = SplitPlaces()
     later: SplitPlaces = SplitPlaces()
     unassigned: Sequence[str] = ()  # names of images near those of the splits that belong to no split
-    missing_folders: Sequence[str] = ()  # folders and lists of the other splits that are missing or name no image
+    missing_folders: Sequence[str] = ()  # folders and lists of the other splits that are missing or empty
 
 
 class LabelFile(NamedTuple):

@@ -99,20 +99,18 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
     unlisted = _unlisted_images(labels)
     if unlisted and not _is_label_file_doubtful(labels):
         notes.append(unlisted)
-    shared = [finding for finding in labels.source.findings if finding.kind == kinds.ABSENT and finding.consequence]
-    if shared:
-        count = counted(len(shared), "annotated image")
-        lost_here = sum(finding.lost_images for finding in shared)
+    earlier = [finding for finding in labels.source.findings if finding.consequence == kinds.COUNTED_EARLIER]
+    if earlier:
         notes.append(
-            f"{count} not found, which may belong to any of several splits: {lost_here:,} counted as lost here, first "
-            f"{shared[0].where}: {shared[0].message}"
+            f"{counted(len(earlier), 'loss')} may be of this split or an earlier one, in which they count, first "
+            f"{earlier[0].where}: {earlier[0].text}"
         )
-    elsewhere = [finding for finding in labels.source.findings if finding.kind == kinds.OF_MISSING_FOLDER]
+    elsewhere = [finding for finding in labels.source.findings if finding.kind == kinds.IMAGE_ELSEWHERE]
     if elsewhere:
         count = counted(len(elsewhere), "annotated image")
         notes.append(
-            f"{count} not found, which may be in a missing folder: not counted as lost, first {elsewhere[0].where}: "
-            f"{elsewhere[0].message}"
+            f"{count} not found, which may be in a missing folder or in no split: not counted as lost, first "
+            f"{elsewhere[0].where}: {elsewhere[0].message}"
         )
     return notes
 

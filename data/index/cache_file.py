@@ -14,7 +14,6 @@ import numpy as np
 
 from data.index.index import ARRAYS, REPORT_COLUMNS, DatasetIndex, select_arrays
 from data.labels.categories import Category
-from data.labels.clean import PARSER_VERSION
 from data.labels.findings import Finding
 from data.labels.ledger import Ledger
 from data.labels.report import FindingTable, ScanReport
@@ -28,7 +27,9 @@ from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
 
-CACHE_VERSION = 15  # increase it when the arrays, the metadata or their meaning change, including the losses
+# Increase this when the arrays, the metadata or their meaning change, or the same files yield other boxes, findings or
+# losses: all index caches are then built anew.
+CACHE_VERSION = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def fingerprint_of(spec: DatasetSpec, split: str, listing: Listing, image_rows: 
 
     ``spec``: with the classes as labeled; ``image_rows``: `file_rows` of the images.
     """
-    facts = [CACHE_VERSION, PARSER_VERSION, listing.label_format.name, split, single_cls, spec.names]
+    facts = [CACHE_VERSION, listing.label_format.name, split, single_cls, spec.names]
     if spec.pixels != RGB8:
         facts.append(spec.pixels.content())
     if listing.shares_folders:  # affects the messages about images that the label file does not name

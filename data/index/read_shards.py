@@ -25,7 +25,6 @@ from utils.schema import Count, check
 from utils.strings import class_difference
 
 VERSION = 9  # increase it when the layout or the meaning of the arrays or the metadata changes
-_PREVIOUS_VERSION = 8  # also readable, see `_content_of`
 _SLACK = 1e-6  # pixels by which a box may exceed its image
 
 
@@ -70,14 +69,11 @@ def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict
     meta = shards.meta
     arrays = shards.arrays
     try:
-        if meta["version"] == _PREVIOUS_VERSION:
-            meta = meta | {"categories": _categories_of_ids(meta, arrays)}
-            arrays = arrays | {"row_number": arrays["line"]}
-        elif meta["version"] != VERSION:
-            age = "an earlier" if meta["version"] < _PREVIOUS_VERSION else "a later"
+        if meta["version"] != VERSION:
+            age = "an earlier" if meta["version"] < VERSION else "a later"
             raise UserError(
                 f"{path}: was written by {age} version of this program (index version {meta['version']}; this program "
-                f"reads {_PREVIOUS_VERSION} and {VERSION}); write it again"
+                f"reads {VERSION}); write it again"
             )
         _check(check(meta, _Meta, str(path)), arrays, len(shards))
         difference = class_difference(spec.as_labeled().names, meta["names"])
@@ -86,16 +82,6 @@ def _content_of(shards: Shards, spec: DatasetSpec) -> tuple[dict[str, Any], dict
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not an index of shards ({error}); write it again") from None
     return meta, arrays
-
-
-def _categories_of_ids(meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[tuple[int, str, bool]]:
-    """Returns the categories for metadata of the previous version, which contains the id of each class and, by name,
-    the ids of all other categories."""
-    if "image_ids.data" not in arrays:  # not from a COCO JSON: the ids are the class indices
-        return []
-    used = set(arrays["classes"].tolist())
-    classes = [(i, name, n in used) for n, (i, name) in enumerate(zip(meta["category_ids"], meta["names"]))]
-    return classes + [(i, name, False) for name, i in meta["unused_category_ids"].items()]
 
 
 def _check_tar_files(path: Path, shards: list[tuple[str, int]]) -> None:

@@ -9,9 +9,6 @@ import numpy as np
 from data.labels.findings import CLIPPED, DUPLICATE, FRACTIONS, NO_AREA, OUTSIDE, REVERSED
 from data.labels.rows import AREA, CLASS, CROWD, IMAGE, ROW_NUMBER, SHAPE, X1, Y2, RowProblem
 
-# Increase this when the same label files yield other boxes, findings or losses, so that all index caches are rebuilt.
-PARSER_VERSION = 7
-
 MIN_SIDE_PX = 1e-3  # smaller sides are rounding errors in boxes without area
 _SLACK = 0.01  # fraction of the image's size by which a box may exceed it and still fit
 _MIN_FRACTION_CHECK_SIDE_PX = 16  # in images with a shorter side below this, a box within one pixel is taken as pixels

@@ -25,7 +25,7 @@ FRACTIONS = "box given as fractions"
 STRAY = "annotation without an image"
 ABSENT = "annotated image not in the split"
 ORPHAN = "label file without an image"
-OF_MISSING_FOLDER = "labels of an image that a missing folder may contain"  # of another split; not counted as lost
+IMAGE_ELSEWHERE = "labels of an image that is not here"  # it may be in a missing folder or in no split; not a loss
 # Corrected or only reported:
 DUPLICATE = "duplicate box"
 CLIPPED = "box clipped"
@@ -42,6 +42,8 @@ SHARED_LABEL = "label file of several images"
 NAMED_OTHERWISE = "label file that names another image"
 NO_LABEL = "missing label file"
 MISREAD = "probably misread"  # of the split as a whole
+
+COUNTED_EARLIER = "counted as lost in an earlier split"  # consequence of what may be of several splits
 
 IMAGE_LOST = frozenset({BAD_IMAGE, MISSING_IMAGE, BAD_LABEL, SIZE})
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, NewType
+from typing import NamedTuple, NewType, TypeAlias
 
 from data.labels.image_names import ImageNames
 from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
@@ -18,7 +18,7 @@ from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile
 
-ImageNumber = NewType("ImageNumber", int)  # position among the images of all splits, see `_images_of_splits`
+ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
 
 
@@ -42,11 +42,10 @@ class UnmatchedReason(Enum):
     NO_SPLIT = auto()  # its image exists, but no split names it
     REPEATED = auto()  # has the labels of the entry that is used for an image, by another of its names
     LISTED = auto()  # named by a row of this split's lists, which already counts as the lost image
-    THIS_SPLIT = auto()
-    SHARED = auto()  # in folders of several splits, and in this split's share of such entries
-    SHARED_ELSEWHERE = auto()  # the same, but in the share of another split
-    MISSING_FOLDER = auto()
-    OTHER_SPLIT = auto()  # also if the entry is repeated there
+    THIS_SPLIT = auto()  # or of a later one as well
+    EARLIER_SPLIT = auto()  # of this split or of an earlier one, in which it is counted
+    OTHER_SPLIT = auto()  # not of this split; also if the entry is repeated there
+    ELSEWHERE = auto()  # in a missing folder, or perhaps an image of no split
 
 
 class UnmatchedEntry(NamedTuple):
@@ -62,25 +61,24 @@ class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    of_splits: dict[
-        SplitOrder, list[ImageEntry]
-    ]  # entries of all splits' images, by the first split that has the image
-    unmatched: list[UnmatchedEntry]  # all other entries
+    unmatched: list[UnmatchedEntry]  # entries of no split's images
+    are_of_earlier: bool  # whether an earlier split has images in the file
 
 
 class _EntryWithoutImage(NamedTuple):
     """An entry that is used for no image of any split."""
 
     entry: ImageEntry
-    matches: list[KnownImage]  # images that it matches by name
-    used_entry: ImageEntry | None  # the entry that is used for the only image in ``matches``, if it is one
+    matches: tuple[ImageNumber, ...]  # images that it matches by name
+    image: KnownImage | None  # the only one of these, if it is one
+    used_entry: ImageEntry | None  # the entry that is used for ``image``
 
     @property
     def is_literal(self) -> bool:
-        """Whether the file name is literally that of the only image in ``matches``."""
+        """Whether the file name is literally that of ``image``."""
         file_name = os.path.normpath(self.entry.file_name)
-        images = self.matches if len(self.matches) == 1 else []
-        return any(file_name in (file.name, file.name_in_split) for image in images for file in image.names)
+        names = self.image.names if self.image else ()
+        return any(file_name in (file.name, file.name_in_split) for file in names)
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
@@ -91,59 +89,62 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     literal = _match_literally(entries, images)
     with_literal_name = set(literal.values())
     matches_of = {
-        EntryNumber(number): [ImageNumber(i) for i in names.find(entry.file_name)]
+        EntryNumber(number): names.find(entry.file_name)
         for number, entry in enumerate(entries)
         if number not in with_literal_name
     }
     by_name = _match_by_name(entries, matches_of, names, taken=literal)
     entry_of = literal | by_name
 
-    matched = MatchedEntries({}, {split: [] for split in SplitOrder}, [])
-    for image, number in entry_of.items():
-        if images[image].split is SplitOrder.THIS:
-            matched.entry_of[image] = entries[number]
-        matched.of_splits[images[image].counted_in].append(entries[number])
-
     with_image = set(entry_of.values())
     rest = [
         _EntryWithoutImage(
             entry=entries[number],
-            matches=[images[i] for i in matches],
+            matches=matches,
+            image=images[matches[0]] if len(matches) == 1 else None,
             used_entry=entries[entry_of[matches[0]]] if len(matches) == 1 else None,
         )
         for number, matches in matches_of.items()
         if number not in with_image
     ]
-    for without_image, reason in zip(rest, _reasons(rest, ImagePlaces(images, request.others))):
-        is_of_no_split = reason is UnmatchedReason.NO_SPLIT
-        matched.unmatched.append(
-            UnmatchedEntry(
-                entry=without_image.entry,
-                reason=reason,
-                needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
-                text="" if is_of_no_split else _reason_text(without_image, names),
-            )
-        )
-    return matched
+    places = ImagePlaces(images, request.others)
+    return MatchedEntries(
+        entry_of={i: entries[number] for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits},
+        unmatched=[_unmatched(without_image, places, names) for without_image in rest],
+        are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
+    )
+
+
+def _unmatched(without_image: _EntryWithoutImage, places: ImagePlaces, names: ImageNames) -> UnmatchedEntry:
+    """Returns an entry without an image, with the reason. ``names``: names of all images."""
+    reason = _reason(without_image, places)
+    is_of_no_split = reason is UnmatchedReason.NO_SPLIT
+    return UnmatchedEntry(
+        entry=without_image.entry,
+        reason=reason,
+        needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
+        text="" if is_of_no_split else _reason_text(without_image, names),
+    )
 
 
 def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
     """Returns the images of all splits with this label file, by `ImageNumber`. The split's own images come first, at
     their positions in ``request.images``."""
     names_of_own = [(image, *request.aliases.get(image.name, ())) for image in request.images]
-    own = {file.name for names in names_of_own for file in names}
-    earlier = {file.name for names in request.others.earlier.images for file in names}
-    images = []
-    for names in names_of_own:
-        first = SplitOrder.EARLIER if names[0].name in earlier else SplitOrder.THIS
-        images.append(KnownImage(names, SplitOrder.THIS, first))
-    for names in request.others.earlier.images:
-        if names[0].name not in own:
-            images.append(KnownImage(names, SplitOrder.EARLIER, SplitOrder.EARLIER))
-    for names in request.others.later.images:
-        if names[0].name not in own and names[0].name not in earlier:
-            images.append(KnownImage(names, SplitOrder.LATER, SplitOrder.LATER))
-    return images
+    splits = {
+        SplitOrder.THIS: names_of_own,
+        SplitOrder.EARLIER: request.others.earlier.images,
+        SplitOrder.LATER: request.others.later.images,
+    }
+    files = {split: {file.name for names in of_split for file in names} for split, of_split in splits.items()}
+    images: dict[str, KnownImage] = {}  # by usual name
+    for split, of_split in splits.items():
+        for names in of_split:
+            name = names[0].name
+            if split is SplitOrder.THIS or name not in files[SplitOrder.THIS]:
+                having = frozenset(other for other in splits if name in files[other])
+                images.setdefault(name, KnownImage(names, having))
+    return list(images.values())
 
 
 def _match_literally(entries: Sequence[ImageEntry], images: Sequence[KnownImage]) -> dict[ImageNumber, EntryNumber]:
@@ -180,19 +181,20 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
     for i, image in enumerate(images):
         for file in image.names:
             images_of_name.setdefault(name_of(file), set()).add(i)
-    return {name: ImageNumber(min(numbers)) for name, numbers in images_of_name.items() if len(numbers) == 1}
+    return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
 
 
 def _match_by_name(
     entries: Sequence[ImageEntry],
-    matches_of: Mapping[EntryNumber, Sequence[ImageNumber]],
+    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
     names: ImageNames,
     taken: Container[ImageNumber],
 ) -> dict[ImageNumber, EntryNumber]:
     """Returns, by image, the entry that matches only this image.
 
-    If an image has several entries, the one whose folders agree best is chosen, then one with annotations: a file of
-    several splits may name images of another split with the same file names in another folder.
+    If an image has several entries, the one whose folders agree best is chosen, then one with annotations, then the one
+    with the fewest folders: a file of several splits may name images of another split with the same file names in
+    another folder.
 
     Args:
         matches_of: the images that an entry matches by name.
@@ -204,8 +206,9 @@ def _match_by_name(
         if len(matches) == 1 and matches[0] not in taken:
             rivals_of.setdefault(matches[0], []).append(number)
 
-    def rank(number: EntryNumber, image: ImageNumber) -> tuple[int, bool]:
-        return names.agreement(entries[number].file_name, image), entries[number].num_labeled > 0
+    def rank(number: EntryNumber, image: ImageNumber) -> tuple[int, bool, int]:
+        file_name = entries[number].file_name
+        return names.agreement(file_name, image), entries[number].num_labeled > 0, -file_name.count("/")
 
     entry_of = {}
     for image, rivals in rivals_of.items():
@@ -215,37 +218,21 @@ def _match_by_name(
     return entry_of
 
 
-def _reasons(rest: Sequence[_EntryWithoutImage], places: ImagePlaces) -> list[UnmatchedReason]:
-    """Returns why each of the entries ``rest`` has no image. Entries whose image would be in folders of several splits
-    are divided among these splits."""
-    reason_of: dict[int, UnmatchedReason] = {}  # by position in ``rest``
-    in_folders: dict[frozenset[str], list[int]] = {}  # positions in ``rest``, by the folders where the images would be
-    for i, without_image in enumerate(rest):
-        if _is_repeated(without_image):
-            is_here = without_image.matches[0].split is SplitOrder.THIS
-            reason_of[i] = UnmatchedReason.REPEATED if is_here else UnmatchedReason.OTHER_SPLIT
-            continue
-        place = places.closest(without_image.entry.file_name, without_image.matches)
-        if place.kind is PlaceKind.SPLIT_FOLDERS:
-            in_folders.setdefault(place.folders, []).append(i)
-        elif place.kind is PlaceKind.NO_SPLIT:
-            reason_of[i] = UnmatchedReason.NO_SPLIT
-        elif place.kind is PlaceKind.MISSING_FOLDER:
-            reason_of[i] = UnmatchedReason.MISSING_FOLDER
-        else:
-            is_here = place.split is SplitOrder.THIS
-            reason_of[i] = UnmatchedReason.LISTED if is_here else UnmatchedReason.OTHER_SPLIT
-    for folders, positions in in_folders.items():
-        sizes = places.sizes(folders)
-        lost_here = sizes.share_of(len(positions))
-        for number, i in enumerate(positions):
-            if not sizes.this:
-                reason_of[i] = UnmatchedReason.OTHER_SPLIT
-            elif not sizes.earlier and not sizes.later:
-                reason_of[i] = UnmatchedReason.THIS_SPLIT
-            else:
-                reason_of[i] = UnmatchedReason.SHARED if number in lost_here else UnmatchedReason.SHARED_ELSEWHERE
-    return [reason_of[i] for i in range(len(rest))]
+def _reason(without_image: _EntryWithoutImage, places: ImagePlaces) -> UnmatchedReason:
+    """Returns why an entry has no image. An image that may be of several splits is counted in the first of them."""
+    if _is_repeated(without_image):
+        is_of_this = without_image.image is not None and SplitOrder.THIS in without_image.image.splits
+        return UnmatchedReason.REPEATED if is_of_this else UnmatchedReason.OTHER_SPLIT
+    place = places.closest(without_image.entry.file_name, without_image.matches)
+    if place.kind is PlaceKind.NO_SPLIT:
+        return UnmatchedReason.NO_SPLIT
+    if place.kind is PlaceKind.ELSEWHERE:
+        return UnmatchedReason.ELSEWHERE
+    if SplitOrder.THIS not in place.splits:
+        return UnmatchedReason.OTHER_SPLIT
+    if SplitOrder.EARLIER in place.splits:
+        return UnmatchedReason.EARLIER_SPLIT
+    return UnmatchedReason.LISTED if place.kind is PlaceKind.LISTED else UnmatchedReason.THIS_SPLIT
 
 
 def _is_repeated(without_image: _EntryWithoutImage) -> bool:
@@ -269,13 +256,13 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
 
 def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:
     """Returns why an entry has no image, as text to follow its file name. ``names``: names of all images."""
-    matches = [image.names[0].name for image in without_image.matches]
+    matches = without_image.matches
     if len(matches) > 1:
-        return f"matches {len(matches)} images, such as {matches[0]} and {matches[1]}"
-    if matches == [os.path.normpath(without_image.entry.file_name)]:
-        return "is already used by another entry"
+        return f"matches {len(matches)} images, such as {names.name(matches[0])} and {names.name(matches[1])}"
     if matches:
-        return f"matches {matches[0]}, which is already used by another entry"
+        name = names.name(matches[0])
+        is_same = name == os.path.normpath(without_image.entry.file_name)
+        return f"{'' if is_same else f'matches {name}, which '}is already used by another entry"
     other = names.same_stem(without_image.entry.file_name)
     hint = f", but {other} is" if other else ""
     return f"is not among the split's images{hint}"

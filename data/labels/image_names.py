@@ -52,8 +52,10 @@ class ImageNames:
             self._names += names
             self._image_of_name += [image] * len(names)
         self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
-        # Names in `_positions_by_kind` or here, by the id of their list, grouped by a folder, see `_by_folder`.
+        # By the id of a list in `_positions_by_kind` or `_groups`: its names grouped by a folder, see `_by_folder`, and
+        # their images.
         self._groups: dict[tuple[int, int], dict[str, list[int]]] = {}
+        self._images: dict[int, tuple[int, ...]] = {}
 
     @classmethod
     def of_single_names(cls, names: Iterable[str]) -> ImageNames:
@@ -68,7 +70,7 @@ class ImageNames:
         """Returns the usual name of an image."""
         return self._names_of_images[image][0]
 
-    def find(self, name: str) -> list[int]:
+    def find(self, name: str) -> tuple[int, ...]:
         """Returns the numbers of the images that match ``name`` best: none, one, or several if it is ambiguous.
 
         If the part after the last slash is the file name of exactly one image, that image matches, whatever the folders
@@ -78,7 +80,7 @@ class ImageNames:
         """
         usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
         if self._are_one_image(usual):
-            return self._images(usual)
+            return self._images_of(usual)
         readings = readings_of(name)
         for is_stem in (False, True):
             for is_loose in (False, True):
@@ -87,7 +89,7 @@ class ImageNames:
                     fits = positions.get(loose(parts[-1]) if is_loose else parts[-1])
                     if fits:
                         return self._narrowed(fits, parts)
-        return []
+        return ()
 
     def agreement(self, name: str, image: int) -> int:
         """Returns the number of trailing folders that ``name``, in its best reading, has in common with an image, under
@@ -104,25 +106,32 @@ class ImageNames:
                 return self._names[fits[0]]
         return ""
 
-    def _narrowed(self, fits: list[int], parts: tuple[str, ...]) -> list[int]:
-        """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes.
-        ``fits``: positions."""
+    def _narrowed(self, fits: list[int], parts: tuple[str, ...]) -> tuple[int, ...]:
+        """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes. If
+        none has the next folder, those that have no more folders than already agreed. ``fits``: positions."""
         for kept in range(2, len(parts) + 1):
-            if not fits or self._are_one_image(fits):
+            if self._are_one_image(fits):
                 break
-            fits = self._by_folder(fits, kept).get(loose(parts[-kept]), [])
-        return self._images(fits)
+            groups = self._by_folder(fits, kept)
+            closest = groups.get(loose(parts[-kept]))
+            if closest is None and kept > 2:
+                closest = groups.get("")
+            if closest is None:
+                return ()
+            fits = closest
+        return self._images_of(fits)
 
     def _by_folder(self, fits: list[int], kept: int) -> dict[str, list[int]]:
-        """Groups names by the folder that is ``kept`` parts from their ends. Grouping them once instead of comparing
-        all with each name that is looked up matters if all folders have files of the same names."""
+        """Groups names by the folder that is ``kept`` parts from their ends, "" for names with fewer parts. Grouping
+        them once instead of comparing all with each name that is looked up matters if all folders have files of the
+        same names."""
         key = (id(fits), kept)
         if key not in self._groups:
             groups: dict[str, list[int]] = {}
             for position in fits:
                 parts = _parts(self._names[position])
-                if len(parts) >= kept:
-                    groups.setdefault(loose(parts[-kept]), []).append(position)
+                folder = loose(parts[-kept]) if len(parts) >= kept else ""
+                groups.setdefault(folder, []).append(position)
             self._groups[key] = groups
         return self._groups[key]
 
@@ -132,9 +141,13 @@ class ImageNames:
             self._image_of_name[position] == self._image_of_name[positions[0]] for position in positions
         )
 
-    def _images(self, positions: Iterable[int]) -> list[int]:
-        """Returns the images of names, each once."""
-        return list(dict.fromkeys(self._image_of_name[position] for position in positions))
+    def _images_of(self, positions: list[int]) -> tuple[int, ...]:
+        """Returns the images of names, each once, see `_images`."""
+        if len(positions) == 1:
+            return (self._image_of_name[positions[0]],)
+        if id(positions) not in self._images:
+            self._images[id(positions)] = tuple(dict.fromkeys(self._image_of_name[i] for i in positions))
+        return self._images[id(positions)]
 
     def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
         """Returns the positions of names by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""

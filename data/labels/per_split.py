@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from data.labels.categories import Category
-from data.labels.findings import ABSENT, OF_MISSING_FOLDER, REPEATED_ENTRY, STRAY, UNLISTED, Finding
+from data.labels.findings import ABSENT, COUNTED_EARLIER, IMAGE_ELSEWHERE, REPEATED_ENTRY, STRAY, UNLISTED, Finding
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, UnmatchedReason, match_entries
-from data.labels.image_places import SplitOrder, SplitSizes
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -39,11 +38,10 @@ _LOSSES = {
     UnmatchedReason.NO_SPLIT: None,
     UnmatchedReason.OTHER_SPLIT: None,
     UnmatchedReason.REPEATED: _Loss(image=False, objects=False, kind=REPEATED_ENTRY),
-    UnmatchedReason.MISSING_FOLDER: _Loss(image=False, objects=False, kind=OF_MISSING_FOLDER),
+    UnmatchedReason.ELSEWHERE: _Loss(image=False, objects=False, kind=IMAGE_ELSEWHERE),
     UnmatchedReason.LISTED: _Loss(image=False, objects=True),
     UnmatchedReason.THIS_SPLIT: _Loss(image=True, objects=True),
-    UnmatchedReason.SHARED: _Loss(image=True, objects=True, consequence="counted in this split"),
-    UnmatchedReason.SHARED_ELSEWHERE: _Loss(image=False, objects=False, consequence="counted in another split"),
+    UnmatchedReason.EARLIER_SPLIT: _Loss(image=False, objects=False, consequence=COUNTED_EARLIER),
 }
 
 
@@ -52,7 +50,7 @@ class LabelsPerSplit:
 
     Several splits may share the file, and it may name images of no split. Entries that match images of other splits
     are not counted here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong
-    to any split, are divided among the splits.
+    to any split, are lost in the first one.
     """
 
     normalized = False
@@ -86,16 +84,17 @@ class LabelsPerSplit:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
 
     def _stray_annotations(self, strays: Sequence[tuple[int, str]], matched: MatchedEntries) -> list[Finding]:
-        """Returns findings about annotations without an image. They are divided among the splits in proportion to their
-        images without annotations, which probably lack them, or to all their images if none is without."""
-        sizes = _sizes_in_entries(matched, only_empty=True)
-        if not any(sizes):
-            sizes = _sizes_in_entries(matched, only_empty=False)
-        lost_here = sizes.share_of(len(strays))
-        findings = []
-        for i, (position, reason) in enumerate(strays):
-            findings.append(Finding(self._annotation(position), STRAY, reason, lost_objects=int(i in lost_here)))
-        return findings
+        """Returns findings about annotations without an image, which are lost in the first split with this file."""
+        return [
+            Finding(
+                where=self._annotation(position),
+                kind=STRAY,
+                text=reason,
+                lost_objects=0 if matched.are_of_earlier else 1,
+                consequence=COUNTED_EARLIER if matched.are_of_earlier else "",
+            )
+            for position, reason in strays
+        ]
 
     def _absent_images(self, unmatched: Sequence[UnmatchedEntry]) -> list[Finding]:
         """Returns findings about annotated entries without an image."""
@@ -138,17 +137,3 @@ class LabelsPerSplit:
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
             f"{len(images)} (first: {images[0].name_in_split}); check 'annotations' against the split's folder"
         )
-
-
-def _sizes_in_entries(matched: MatchedEntries, *, only_empty: bool) -> SplitSizes:
-    """Returns the sizes of the splits, counting all entries or only those without annotations."""
-
-    def count(entries: Iterable[ImageEntry]) -> int:
-        return sum(not only_empty or not entry.num_labeled for entry in entries)
-
-    of_no_split = [other.entry for other in matched.unmatched if other.reason is UnmatchedReason.NO_SPLIT]
-    return SplitSizes(
-        earlier=count(matched.of_splits[SplitOrder.EARLIER]),
-        this=count(matched.of_splits[SplitOrder.THIS]),
-        later=count(matched.of_splits[SplitOrder.LATER]) + count(of_no_split),
-    )

@@ -19,6 +19,7 @@ import val
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.findings import IMAGE_ELSEWHERE
 from data.samples.sample_weights import tile_weights
 from data.samples.tiled_index import TiledIndex
 from data.source.dataset_spec import DataSource
@@ -332,7 +333,8 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         index = load_index(spec, "train", IndexSettings(progress=False, workers=0))
         assert len(index) in (8, 10)
         assert index.report.ledger.losses == ()
-        assert index.report.problems == 0
+        is_doubtful = reader == "coco" and choose is in_folders  # bare file names may be those of deleted images, too
+        assert [finding.kind for finding in index.report.findings] == [IMAGE_ELSEWHERE] * (10 * is_doubtful)
 
 
 @pytest.mark.parametrize("position", [0, 20])
@@ -423,16 +425,13 @@ def test_an_image_that_is_missing_from_one_split_is_not_charged_to_all(root, tmp
             assert lost == (images, int(objects > 0), objects)
 
 
-def test_annotations_of_no_image_are_divided_among_the_splits_of_a_json(root):
-    """Three quarters of the images are for training. Where images have lost all annotations, these are missing."""
+def test_annotations_of_no_image_are_lost_in_the_first_split_of_a_json(root, caplog):
     path = in_two_folders(root)
     edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in range(500, 510)))
-    assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [8, 2]
-    ids = {e["id"] for e in json.loads((root / "instances.json").read_text())["images"] if e["file_name"] > IMAGES[17]}
-    edit_json(root, annotations(lambda a, _: a.update(image_id=7 if a["image_id"] in ids else a["image_id"])))
-    assert load(path, "train").report.ledger.lost_objects == 0
-    with pytest.raises(UserError, match="14 of 18 labeled objects can't be used"):
+    assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [10, 0]
+    with caplog.at_level(logging.INFO, "lockstep"):
         load(path, "val")
+    assert "10 losses may be of this split or an earlier one" in caplog.text
 
 
 def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
@@ -460,13 +459,10 @@ def test_a_loss_that_only_some_splits_may_have_counts_in_one_of_them(root, caplo
     edit_json(root, lambda content: content["images"][0].update(file_name="a/gone.png"))
     ledgers = {split: load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")}
     lost = {split: (ledger.lost_images, ledger.lost_objects) for split, ledger in ledgers.items()}
-    assert sorted(lost.values()) == [(0, 0), (0, 0), (1, 2)]
-    assert lost["train"] == (0, 0)
+    assert lost == {"train": (0, 0), "val": (1, 2), "test": (0, 0)}
     with caplog.at_level(logging.INFO, "lockstep"):
-        for split in ("val", "test"):
-            caplog.clear()
-            load(path, split, max_bad=0.9)
-            assert "1 annotated image not found, which may belong to any of several splits: " in caplog.text
+        load(path, "test", max_bad=0.9)
+    assert "1 loss may be of this split or an earlier one" in caplog.text
 
 
 def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):

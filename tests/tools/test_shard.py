@@ -374,44 +374,19 @@ def test_an_index_that_leads_elsewhere_is_refused(source: Path, tmp_path: Path, 
         ("category_ids", ["x", "y"], "category_ids (0): must be a whole number, got 'x'"),
         (
             "version",
-            7,
-            "was written by an earlier version of this program (index version 7; this program reads 8 and 9); write it "
-            "again",
+            8,
+            "was written by an earlier version of this program (index version 8; this program reads 9); write it again",
         ),
         (
             "version",
             99,
-            "was written by a later version of this program (index version 99; this program reads 8 and 9); write it "
-            "again",
+            "was written by a later version of this program (index version 99; this program reads 9); write it again",
         ),
     ],
 )
 def test_wrong_values_in_an_index_are_named(source: Path, tmp_path: Path, name: str, value: object, message: str):
     with refused(f"train.shards: {message}"):
         index_of(changed_index(source, tmp_path / "out", name, value))
-
-
-def test_shards_of_the_previous_version_are_read(tmp_path: Path):
-    objects = {"a.png": [(0, 2, 3, 20, 30)], "b.png": [(1, 2, 3, 20, 30)]}
-    write_three_formats(tmp_path, ["light", "dark"], dict.fromkeys(objects, (48, 64)), objects)
-    json_file = tmp_path / "instances.json"
-    json_file.write_text(
-        json_file.read_text().replace('"id": 10,', '"id": -1,').replace('category_id": 10,', 'category_id": -1,')
-    )
-    data = tmp_path / "d.yaml"
-    data.write_text("train: images/train\nval: images/train\nnames: [dark, cat]\nannotations: instances.json\n")
-    write_set(load_dataset_spec(data), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.9)
-    options = {"max_bad": 0.9, "single_cls": True}
-    now = index_of(tmp_path / "out", **options)
-    assert (now.categories, now.category_ids) == (((-1, "light", True), (20, "dark", True)), (20,))
-    meta, arrays = open_arrays(tmp_path / "out" / "train.shards")
-    del meta["categories"]
-    arrays = {"line" if name == "row_number" else name: array for name, array in arrays.items()}
-    meta |= {"version": 8, "unused_category_ids": {"light": -1}, "fingerprint": fingerprint_of(arrays)}
-    write_arrays(tmp_path / "out" / "train.shards", meta, arrays)
-    before = index_of(tmp_path / "out", **options)
-    assert before.category_ids == now.category_ids
-    assert sorted(before.categories) == [(-1, "light", False), (20, "dark", True), (22, "cat", False)]
 
 
 def test_only_an_index_is_read_as_one(source: Path, tmp_path: Path):

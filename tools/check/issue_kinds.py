@@ -57,8 +57,8 @@ ADVICE = {
     scan_kinds.REPEATED_ENTRY: Advice("its labels are used once", "nothing, or delete the second entry"),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
-    scan_kinds.OF_MISSING_FOLDER: Advice(
-        "these labels are not used", "copy the missing folder here, or correct its path"
+    scan_kinds.IMAGE_ELSEWHERE: Advice(
+        "these labels are not used", "copy a missing folder here, or correct the file names"
     ),
     scan_kinds.ORPHAN: Advice("these labels are not used", "rename it like its image, or delete it"),
     scan_kinds.UNREAD_LABELS: Advice(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.image_io.file_kinds import IMAGE_SUFFIXES
-from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
+from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.diagnosis.split_context import SplitContext, SplitLabels, charged
@@ -245,14 +245,14 @@ def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels,
     message = f"{owner.missing_image(file.folder, stems)}, which a list names, is missing"
     if owner is own:
         return Finding(name, ORPHAN, message, lost_objects=own.candidates.num_objects(file))
-    return None if owner.found.images else Finding(name, OF_MISSING_FOLDER, message)
+    return None if owner.found.images else Finding(name, IMAGE_ELSEWHERE, message)
 
 
 def _of_missing_entry(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
     """Returns the finding about a label file whose image may be in a missing folder or list of another split."""
     place = f"listed in {missing}, which names" if missing.suffix.lower() == ".txt" else f"in {missing}, which has"
     message = f"belongs to no image that is here; its image may be {place} no images"
-    return Finding(own.candidates.full_name(file), OF_MISSING_FOLDER, message)
+    return Finding(own.candidates.full_name(file), IMAGE_ELSEWHERE, message)
 
 
 def _of_unlabeled_images(file: Candidate, unlabeled: _Unlabeled, *, num_left_out: int, own: SplitLabels) -> Finding:

@@ -18,7 +18,7 @@ from data.split_files import NamesOfImage, OtherImages, SplitPlaces
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 
-_MAX_FOLDERS = 1000  # folders next to a split's folders that are searched for images in the same label file
+_MAX_FOLDERS = 1000  # folders read below each folder that is searched, and paths tried by `_parallel_folders`
 
 
 def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
@@ -37,8 +37,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
         unassigned.update(images_of_no_split(spec, sharing, folders, known=known))
         split_folders += _folders(spec, sharing, found)
         searched.update(str(entry.parent) for entry in spec.listed_splits[sharing].images if entry.is_dir())
-    like_folders = itertools.islice(_like_folders(split_folders, folders, searched), _MAX_FOLDERS)
-    unassigned |= _image_names(like_folders, spec, folders) - known
+    unassigned |= _image_names(_parallel_folders(split_folders, folders, searched), spec, folders) - known
     return OtherImages(
         earlier=_places(spec, earlier),
         this=SplitPlaces((), _folders(spec, split, split_images), split_images.missing),
@@ -110,27 +109,31 @@ def _image_names(searched: Iterable[Path], spec: DatasetSpec, folders: Folders) 
     return names
 
 
-def _like_folders(split_folders: Sequence[str], folders: Folders, searched: Collection[str]) -> Iterator[Path]:
+def _parallel_folders(split_folders: Sequence[str], folders: Folders, searched: Collection[str]) -> Iterator[Path]:
     """Yields the existing folders whose paths differ from one of ``split_folders`` in one part, such as ``test/images``
-    from ``train/images``, if they can be read. ``searched``: folders directly in which all folders are known."""
+    from ``train/images``, if they can be read. Tries at most `_MAX_FOLDERS` paths. ``searched``: folders directly in
+    which all folders are known."""
+    known = {path_of(folder, folders.root) for folder in split_folders}
     patterns: dict[tuple[str, str], None] = {}  # the folder above the part that differs, and the rest of the path
     for folder in split_folders:
         parts = folder.split("/")
         if parts[0] not in ("", ".."):  # the data set's folder, or one outside
             for i in range(len(parts)):
                 patterns[path_of("/".join(parts[:i]), folders.root), "/".join(parts[i + 1 :])] = None
-    paths: dict[str, None] = {}
+    for path in dict.fromkeys(itertools.islice(_paths_of(patterns, folders, searched), _MAX_FOLDERS)):
+        if path not in known:
+            with contextlib.suppress(UserError):
+                if folders.entries(path):
+                    yield Path(path)
+
+
+def _paths_of(patterns: Iterable[tuple[str, str]], folders: Folders, searched: Collection[str]) -> Iterator[str]:
+    """Yields the paths that patterns have with the names of all folders there, see `_parallel_folders`."""
     for above, rest in patterns:
         if rest or above not in searched:
             for entry in list(folders.entries(above).values()):
                 if none_if_missing(entry.is_dir):
-                    paths[os.path.normpath(os.path.join(entry.path, rest))] = None
-    for folder in split_folders:
-        paths.pop(path_of(folder, folders.root), None)
-    for path in paths:
-        with contextlib.suppress(UserError):
-            if folders.entries(path):
-                yield Path(path)
+                    yield os.path.normpath(os.path.join(entry.path, rest))
 
 
 def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:

@@ -128,7 +128,7 @@ def _naming_their_image(found: FoundLabels) -> dict[str, Sequence[Candidate]]:
     files_of: dict[int, list[_NamingFile]] = {}  # by position in ``found.images``
     images = ImageNames([file.name for file in image.names] for image in found.images)
     for naming in _naming_files(found):
-        matches = images.find(naming.image_name)
+        matches = list(images.find(naming.image_name))
         if len(matches) > 1:
             matches = _with_label_folder(naming.file.folder, matches, found)
         if len(matches) == 1 and found.images[matches[0]].status is ImageStatus.BACKGROUND:

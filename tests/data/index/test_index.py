@@ -892,7 +892,7 @@ def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lin
 
 def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
     prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
-    monkeypatch.setattr("data.index.cache_file.PARSER_VERSION", 99)
+    monkeypatch.setattr("data.index.cache_file.CACHE_VERSION", 99)
     prints.add(load(root, tmp_path / "cache").fingerprint)
     write_yaml(root, "annotations: instances.json\n")
     prints.add(load(root, tmp_path / "cache").fingerprint)

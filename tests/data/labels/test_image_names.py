@@ -143,6 +143,6 @@ def test_readings_begin_with_the_literal_one():
 
 
 def test_an_empty_name_finds_nothing():
-    assert ImageNames.of_single_names(["a.png"]).find("") == []
-    assert ImageNames.of_single_names([]).find("a.png") == []
+    assert ImageNames.of_single_names(["a.png"]).find("") == ()
+    assert ImageNames.of_single_names([]).find("a.png") == ()
     assert ImageNames.of_single_names(["a.png"]).same_stem("") == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,17 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.image_entries import ImageEntry, match_entries
+from data.labels.label_format import LabelRequest
+from data.labels.rows import RawLabels
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
+from data.split_files import ImageFile, OtherImages, SplitPlaces
 from tests.helpers.three_formats import write_image
 
 SPLITS = ("train", "val")
 STYLES = ("{path}", "{below}", "/home/test/data/{path}", "C:\\d\\{path}")
-MISSING_FOLDER = "labels of an image that a missing folder may contain"
+MISSING_FOLDER = "labels of an image that is not here"
 
 
 @dataclass
@@ -205,9 +211,9 @@ def test_a_missing_image_counts_once_although_the_splits_have_common_images(json
     (json_set.root / "val.txt").write_text("".join(f"images/val/{100 + i}.png\n" for i in range(3)))
     with (json_set.root / "val.txt").open("a") as file:
         file.writelines(f"{name}\n" for name in names[5:])
-    losses = lost(json_set.describe(train="train.txt", val="val.txt"))
-    assert sum(objects for _, objects in losses) == 6
-    assert min(losses)[1] > 0
+    assert lost(json_set.describe(train="train.txt", val="val.txt")) == [(6, 6), (0, 0)]
+    lines = load(json_set.root / "data.yaml", "val").report.lines
+    assert sum("counted as lost in an earlier split" in line for line in lines) == 6
 
 
 def test_entries_without_annotations_are_no_findings_and_a_repeated_one_has_its_own_kind(json_set):
@@ -293,3 +299,54 @@ def test_the_cached_index_is_not_that_of_other_names_in_the_split(tmp_path, firs
         data.write_text(yaml.safe_dump({"train": train, "names": ["a"], "annotations": "all.json"}))
         index = load(data, "train", use_cache=True, cache_dir=str(tmp_path / "cache"))
         assert index.report.ledger.used_objects == expected[train]
+
+
+@pytest.mark.parametrize("file_name", ["/home/u/{}", "D:\\q\\{}"])
+def test_names_of_another_machine_match_the_shallower_of_two_images(tmp_path, file_name):
+    """All folders of train/0.png agree, as far as it has any, with those in its name."""
+    json_set = JsonSet(tmp_path)
+    for i in range(3):
+        json_set.add(f"val/train/{i}.png", 3, style=file_name.format("{path}"))
+        json_set.add(f"train/{i}.png", 1, style=file_name.format("{path}"))
+    data = json_set.describe(train="train", val="val")
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [3, 9]
+    assert lost(data) == [(0, 0), (0, 0)]
+
+
+def test_an_image_of_no_split_with_a_bare_name_is_reported_but_not_lost(json_set):
+    """Whether the entry is of this image or of a deleted one, its name does not say."""
+    json_set.add("gone.png", 2, exists=False)
+    json_set.write_image("images/thumbs/gone.png")
+    assert lost(json_set.describe()) == [(0, 0), (0, 0)]
+    (line,) = load(json_set.root / "data.yaml", "train").report.lines
+    assert line == f"all.json: image 20: {MISSING_FOLDER}: gone.png is not among the split's images"
+
+
+def test_reasons_take_time_in_proportion_to_the_entries():
+    """A comparison of each entry with each folder, or with all images of its name, would take minutes."""
+    folders = [f"seq{i}/img1" for i in range(1000)]
+    images = [ImageFile(f"{folder}/{i}.png", f"{i}.png", None) for folder in folders for i in range(5)]
+    names = ["{}.png", "img1/{}.png", "gone{folder}/img1/{}.png"]
+    file_names = [name.format(i % 5, folder=i) for name in names for i in range(1500)]
+    entries = [ImageEntry(name, i, RawLabels([], [])) for i, name in enumerate(file_names)]
+    others = OtherImages(this=SplitPlaces(folders=folders), unassigned=[f"old/{image.name}" for image in images])
+    request = LabelRequest(images=images, files=[], root=Path("/"), names=None, others=others, aliases={})
+    start = time.process_time()
+    matched = match_entries(entries, request)
+    assert time.process_time() - start < 5
+    assert len(matched.unmatched) == len(entries)
+
+
+def test_a_list_of_many_folders_is_listed_in_time_in_proportion_to_them(tmp_path):
+    """Each folder combined with the subfolders of all others would be tens of thousands of paths."""
+    names = [f"seq{i}/frames{i}/0.png" for i in range(300)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "train.txt").write_text("".join(f"{name}\n" for name in names))
+    (tmp_path / "all.json").write_text("{}")
+    (tmp_path / "data.yaml").write_text("train: train.txt\nannotations: all.json\nnames: [a]\n")
+    start = time.process_time()
+    listing = list_split(load_dataset_spec(tmp_path / "data.yaml"), "train")
+    assert time.process_time() - start < 2
+    assert len(listing.images) == len(names)

@@ -106,9 +106,9 @@ def test_labels_that_may_be_of_a_missing_folder_are_reported_but_not_lost(root, 
     for split, index in opened(data).items():
         assert index.report.ledger == Ledger(len(SPLITS[split]), len(SPLITS[split]))
         kinds = [line.split(": ")[-2] for line in index.report.lines]
-        assert kinds == ["labels of an image that a missing folder may contain"] * 4
+        assert kinds == ["labels of an image that is not here"] * 4
     notes = [
-        line for line in caplog.messages if "4 annotated images not found, which may be in a missing folder" in line
+        line for line in caplog.messages if "4 annotated images not found, which may be in a missing folder or" in line
     ]
     assert len(notes) == (2 if labels == "COCO" else 0)
     (warning,) = warnings(caplog)

@@ -13,7 +13,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import OF_MISSING_FOLDER, ORPHAN
+from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 
@@ -102,7 +102,7 @@ def test_only_label_files_outside_the_folder_of_a_split_may_be_of_a_missing_one(
     indexes = read(tmp_path, TRAIN_AND_VAL, "train")
     assert losses(indexes) == {"train": (1, 1)}
     assert reported(indexes["train"]) == ["voc/train/gone.xml"]
-    assert reported(indexes["train"], OF_MISSING_FOLDER) == ["voc/gone.xml", "voc/val/gone.xml"]
+    assert reported(indexes["train"], IMAGE_ELSEWHERE) == ["voc/gone.xml", "voc/val/gone.xml"]
     assert f"its image may be in {tmp_path}/images/val, which has no images" in "".join(indexes["train"].report.lines)
 
 
@@ -122,7 +122,7 @@ def test_labels_of_a_missing_folder_leave_out_no_image_of_the_same_name(tmp_path
     indexes = read(tmp_path, TRAIN_AND_VAL, "train")
     assert len(indexes["train"]) == 2
     assert losses(indexes) == {"train": (0, 0)}
-    assert reported(indexes["train"], OF_MISSING_FOLDER) == ["voc/val/0.xml", "voc/val/1.xml"]
+    assert reported(indexes["train"], IMAGE_ELSEWHERE) == ["voc/val/0.xml", "voc/val/1.xml"]
 
 
 def test_the_second_file_that_may_label_an_image_is_not_of_a_missing_folder(tmp_path):
@@ -158,7 +158,7 @@ def test_labels_of_a_missing_image_of_a_list_are_lost_in_the_split_of_the_list(t
     indexes = read(tmp_path, splits, *list(splits)[: 1 + num_present])
     assert losses(indexes) == ({"train": (2, 4), "test": (2, 4)} if num_present else {"train": (2, 4)})
     assert reported(indexes["train"]) == ["voc/2.xml", "voc/6.xml"]
-    assert len(reported(indexes["train"], OF_MISSING_FOLDER)) == (0 if num_present else 3)
+    assert len(reported(indexes["train"], IMAGE_ELSEWHERE)) == (0 if num_present else 3)
 
 
 def test_a_list_without_existing_images_hides_no_label_file(tmp_path):
