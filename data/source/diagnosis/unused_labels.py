@@ -14,8 +14,8 @@ first question with the answer "yes" decides:
 4. May it label unlabeled images? Each split leaves out its own. These are images of a similar name, or only those of
    the same name if the file's folder is not the split's, or if 5 or 6 holds as well. Splits to which the folder does
    not belong are asked only if names tell splits apart (`SplitContext.are_names_distinct`).
-5. Is it in a folder where no split expects label files, and named like a labeled image? It is ignored, unless the
-   folder belongs to a missing folder alone.
+5. Is it in a folder where no split expects label files, and named like a labeled image? It is reported as a second
+   label file of that image, unless it is a copy or the folder belongs to a missing folder alone.
 6. Is it named like an image of no split (`SplitContext.is_of_image_outside`)? It is ignored.
 7. Does its folder belong to a missing folder or list? It is reported, but not lost.
 8. Else it is lost in one of the splits to which its folder belongs.
@@ -127,7 +127,9 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
         similar[labels] = _similar_images(file, labels, context, only_same_name=only_same_name)
     if any(similar.values()):
         return _unlabeled_in(own, similar)
-    if labeled or is_of_image_outside:
+    if labeled:
+        return _of_labeled_images(file, labeled, own) if charged(owner.splits) is own else None
+    if is_of_image_outside:
         return None
     if owner.missing is not None:
         return _of_missing_entry(file, owner.missing, own)
@@ -240,6 +242,15 @@ def _without_image(file: Candidate, message: str, own: SplitLabels) -> Finding:
         lost_images=int(is_of_split),
         lost_objects=own.candidates.num_objects(file) if is_of_split else 0,
     )
+
+
+def _of_labeled_images(file: Candidate, images: Sequence[ListedImage], own: SplitLabels) -> Finding | None:
+    """Returns the finding about a label file that is named like labeled images, or None for a copy of their labels."""
+    root = own.candidates.folders.root
+    if any(own.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in images):
+        return None
+    message = f"is named like {images[0].name}, which has labels elsewhere; remove one of the two"
+    return Finding(own.candidates.full_name(file), SECOND_LABEL, message)
 
 
 def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels, own: SplitLabels) -> Finding | None:

@@ -13,7 +13,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import OF_MISSING_FOLDER, ORPHAN
+from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 
@@ -234,6 +234,19 @@ def test_an_image_of_no_split_explains_no_label_file_in_the_folder_of_a_split(tm
     assert reported(indexes["train"]) == ["voc/train/1.xml"]
 
 
+def test_another_version_of_the_labels_of_an_image_is_reported_once_but_a_copy_is_not(tmp_path):
+    for split in ("train", "val"):
+        for name in "01":
+            image(tmp_path, f"{split}/{name}.png")
+            label(tmp_path, f"{split}/{name}.xml")
+    label(tmp_path, "old/0.xml", 2)
+    label(tmp_path, "old/1.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+    assert reported(indexes["train"], SECOND_LABEL) == ["voc/old/0.xml"]
+    assert reported(indexes["val"], SECOND_LABEL) == []
+
+
 @dataclass
 class RandomSet:
     """A data set with unused label files. Folders of label files are relative to the folder for all of them."""
@@ -361,8 +374,9 @@ def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path, is_yolo
         made = random_set(tmp_path / str(seed), random.Random(seed), is_yolo=is_yolo)
         (tmp_path / str(seed)).mkdir()
         entries = made.write()
-        used, lost, _ = made.expected()
+        used, lost, num_second = made.expected()
         indexes = read(made.root, entries, *used, annotations=None if is_yolo else "voc")
         used_stems = {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()}
         assert used_stems == used, f"seed {seed}"
         assert {split: objects for split, (_, objects) in losses(indexes).items()} == lost, f"seed {seed}"
+        assert sum(len(reported(index, SECOND_LABEL)) for index in indexes.values()) == num_second, f"seed {seed}"
