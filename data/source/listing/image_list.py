@@ -194,24 +194,20 @@ def _reader_for_another_folder(
     bases = {file.parent, root, *root.parents}  # the last for rows that also have the name of the data set's folder
     elsewhere = ""
     for row in tried_rows:
-        parts = _parts(row.text)
-        for num_dropped in range(len(parts)):
-            tail = parts[num_dropped:]
-            images = _paths_ending_in(tail, candidates, has_suffix=is_image(row.text, suffixes))
-            if not images:
-                continue
-            base_of = {image: Path(image).parents[len(tail) - 1] for image in images}
-            matches = [image for image in images if base_of[image] in bases]
-            if not matches and num_dropped == 0:
-                matches = [image for image in images if not _is_in(image, folders_of_others)]
-            if len(matches) > 1:
-                raise _several_images(row, sorted(matches), file, root)
-            if not matches:
-                elsewhere = elsewhere or relative_name(Path(min(images)), root)
-                break
+        num_dropped, images = _images_with_longest_end(row, candidates, suffixes)
+        num_parts = len(_parts(row.text)) - num_dropped
+        base_of = {image: Path(image).parents[num_parts - 1] for image in images}
+        matches = [image for image in images if base_of[image] in bases]
+        if not matches and num_dropped == 0:
+            matches = [image for image in images if not _is_in(image, folders_of_others)]
+        if len(matches) > 1:
+            raise _several_images(row, sorted(matches), file, root)
+        if matches:
             message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
             get_logger().info(message, file, row.line, row.text, relative_name(Path(matches[0]), root))
             return _RelocatedRows(base_of[matches[0]], num_dropped, folders, suffixes)
+        if images and not elsewhere:
+            elsewhere = relative_name(Path(min(images)), root)
     first = rows[0]
     message = f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row"
     if elsewhere:
@@ -220,14 +216,25 @@ def _reader_for_another_folder(
 
 
 def _folders_of_others(entries: Iterable[Path], file: Path) -> list[Path]:
-    """Returns the folders and the folders of lists among the ``entries`` of other splits, except those that also
-    contain the list ``file``, such as VOC's JPEGImages beside ImageSets."""
+    """Returns the folders of other splits, and those that contain their lists, except folders that also contain the
+    list ``file``, such as VOC's ImageSets. ``entries``: folders and lists."""
     entry_folders = dict.fromkeys(entry if entry.is_dir() else entry.parent for entry in entries)
     return [folder for folder in entry_folders if folder not in file.parents]
 
 
 def _is_in(image: str, searched: Iterable[Path]) -> bool:
     return any(folder in Path(image).parents for folder in searched)
+
+
+def _images_with_longest_end(row: _Row, images: list[str], suffixes: frozenset[str]) -> tuple[int, list[str]]:
+    """Returns how many leading parts of a row must be dropped, at least, so that any of the ``images`` end in the rest,
+    and which do."""
+    parts = _parts(row.text)
+    for num_dropped in range(len(parts)):
+        matches = _paths_ending_in(parts[num_dropped:], images, has_suffix=is_image(row.text, suffixes))
+        if matches:
+            return num_dropped, matches
+    return len(parts), []
 
 
 def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:
