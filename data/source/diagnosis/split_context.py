@@ -1,6 +1,6 @@
 """Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
 be in the same folders, each with its images and the folders where its label files are looked for (`SplitLabels`). If a
-file may belong to several splits, `charged` decides in which of them it is lost."""
+file may belong to several splits, `split_to_charge` decides in which of them it is lost."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class SplitContext:
         return share_labels(splits[self._split].annotations, splits[other].annotations)
 
 
-def charged(splits: Sequence[SplitLabels]) -> SplitLabels:
+def split_to_charge(splits: Sequence[SplitLabels]) -> SplitLabels:
     """Returns the split in which a label file is lost, of those to which it may belong and that have images: the first
     that names a folder, because files that no list names need not be losses, or else the first. If none has images, it
     is chosen from all."""

@@ -2,9 +2,9 @@
 and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
-objects. Splits may share folders of label files. Each file is therefore judged with the images of all of them, in the
-same way whichever split is read. Of the splits to which it may belong, its objects are lost in one (`charged`). The
-first question with the answer "yes" decides:
+objects. Splits may share folders of label files. Each file is therefore compared with the images of all of them, in the
+same way whichever split is read. Of the splits to which it may belong, its objects are lost in one, see
+`split_to_charge`. The first question with the answer "yes" decides:
 
 1. Does another split use the file? It is none of this split's.
 2. Is its image on the disk, in a folder whose label files may be in the file's folder? `_of_existing_images`: a copy of
@@ -32,7 +32,7 @@ from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import OF_MISSING_FOLDER, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import FolderOwner, SplitContext, SplitLabels, charged
+from data.source.diagnosis.split_context import FolderOwner, SplitContext, SplitLabels, split_to_charge
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.listing.candidate_files import Candidate
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -116,7 +116,7 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
         return _of_existing_images(existing, file, context)
     lists = [labels for labels in context.splits if labels.missing_image(file.folder, stems)]
     if lists:
-        return _of_missing_image(file, stems, charged(lists), own)
+        return _of_missing_image(file, stems, split_to_charge(lists), own)
     owner = context.owner_of(file.folder)
     asked = context.splits if context.are_names_distinct else owner.splits
     labeled = _labeled_namesakes(file, owner, context)
@@ -128,12 +128,12 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
     if any(similar.values()):
         return _unlabeled_in(own, similar)
     if labeled:
-        return _of_labeled_images(file, labeled, own) if charged(owner.splits) is own else None
+        return _of_labeled_images(file, labeled, own) if split_to_charge(owner.splits) is own else None
     if is_of_image_outside:
         return None
     if owner.missing is not None:
         return _of_missing_entry(file, owner.missing, own)
-    if owner.splits and charged(owner.splits) is own:
+    if owner.splits and split_to_charge(owner.splits) is own:
         return _without_image(file, "belongs to no image; rename it like its image, or remove it", own)
     return None
 
@@ -145,7 +145,7 @@ def _unlabeled_in(own: SplitLabels, images_of: Mapping[SplitLabels, Sequence[Lis
     if not images:
         return None
     affected = [labels for labels in images_of if images_of[labels]]
-    return _Unlabeled(images, is_charged=charged(affected) is own)
+    return _Unlabeled(images, is_charged=split_to_charge(affected) is own)
 
 
 # Images that exist
@@ -194,7 +194,8 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
     if is_in_a_split or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
         return None  # an image of another split, or of a supported kind in no list, or it has a finding already
     image_folder = os.path.dirname(path_of(names[0], root))
-    if charged([labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]) is own:
+    splits = [labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]
+    if split_to_charge(splits) is own:
         return _without_image(file, f"{names[0]} is of an unsupported kind", own)
     return None
 
@@ -265,8 +266,8 @@ def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels,
 
 def _of_missing_entry(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
     """Returns the finding about a label file whose image may be in a missing folder or list of another split."""
-    place = f"listed in {missing}, which names" if missing.suffix.lower() == ".txt" else f"in {missing}, which has"
-    message = f"belongs to no image that is here; its image may be {place} no images"
+    place = "listed in" if missing.suffix.lower() == ".txt" else "in"
+    message = f"its image is not here; it may be {place} {missing}, which is empty or missing"
     return Finding(own.candidates.full_name(file), OF_MISSING_FOLDER, message)
 
 
