@@ -1,6 +1,6 @@
 """Context for deciding which image an unused label file belongs to (`SplitContext`): the splits whose label files may
 be in the same folders, each with its images and the folders where its label files are looked for (`SplitLabels`). If a
-file may belong to several splits, `charged` decides in which of them it is lost."""
+file may belong to several splits, `split_to_charge` decides in which of them it is lost."""
 
 from __future__ import annotations
 
@@ -73,10 +73,15 @@ class SplitLabels:
         return {file.name: image for image in self.found.images for file in image.names}
 
     @cached_property
-    def labeled_stems(self) -> frozenset[str]:
-        """The loose stems of the images with a label file, including images that are left out because of it."""
+    def labeled_of_stem(self) -> dict[str, ListedImage]:
+        """By loose stem, an image with a label file. It may be left out because of that file."""
         images = [image for image in self.found.images if image.status is not ImageStatus.BACKGROUND]
-        return frozenset(loose_stem(image.file.base_name) for image in images)
+        return {loose_stem(image.file.base_name): image for image in images}
+
+    @property
+    def names(self) -> set[str]:
+        """All names of the images, and those of missing images in lists."""
+        return {*self.image_of_name, *self._missing}
 
     def image_folders(self, label_folder: str) -> list[str]:
         """Returns the folders of the images whose label files may be in a folder."""
@@ -151,6 +156,26 @@ class SplitContext:
         return splits
 
     @cached_property
+    def are_names_distinct(self) -> bool:
+        """Whether the name of a label file tells the split of its image: each split has images, none is missing, and no
+        two splits have different images of one stem, as if both are numbered from 0."""
+        others = splits_with_other_images(self._spec, self._split)
+        formats = [_format_per_image(self._spec.listed_splits[name]) for name in others if self._shares_labels(name)]
+        num_empty = sum(each is not None for each in formats) - len(self.others)
+        if num_empty or self._missing_entries:
+            return False
+        names: set[str] = set()
+        stems: set[str] = set()
+        for labels in self.splits:
+            new_names = labels.names - names
+            new_stems = {loose_stem(name.rpartition("/")[2]) for name in new_names}
+            if not stems.isdisjoint(new_stems):
+                return False
+            names |= new_names
+            stems |= new_stems
+        return True
+
+    @cached_property
     def named_label_folders(self) -> dict[str, None]:
         """The label folders of all folders that a split of YOLO txt names, and the folders nearby, as keys."""
         own = self._spec.listed_splits[self._split]
@@ -164,13 +189,23 @@ class SplitContext:
                         folders[self.own.candidates.folders.first_name(folder)] = None
         return folders
 
+    def is_of_image_outside(self, file: Candidate, stems: Iterable[str]) -> bool:
+        """Returns whether a file in the annotations has one of the loose ``stems`` of an image in no split, or in one
+        with another kind of label file. In a folder where a split expects label files, only images count that may have
+        theirs there, too."""
+        folder = file.folder if self.is_expected(file.folder) else str(self.own.candidates.annotations)
+        return not self._stems_outside.get(folder, frozenset()).isdisjoint(stems)
+
+    def is_expected(self, folder: str) -> bool:
+        """Returns whether any split expects label files in a folder."""
+        return any(folder in labels.expected for labels in self.splits)
+
     @cached_property
-    def stems_outside(self) -> frozenset[str]:
-        """The loose stems of images that may have unused label files in the annotations: of images in no split, and in
-        splits with another kind of label file."""
+    def _stems_outside(self) -> dict[str, set[str]]:
+        """The loose stems for `is_of_image_outside`, by label folder. All are in the folder of the annotations."""
         own = self._spec.listed_splits[self._split]
         if own.annotations is None:
-            return frozenset()
+            return {}
         folders = self.own.candidates.folders
         known = {name for labels in self.splits for name in labels.image_of_name}
         names: set[str] = set()
@@ -179,7 +214,16 @@ class SplitContext:
                 names.update(images_of_no_split(self._spec, split, folders, known=known))
                 if _format_per_image(self._spec.listed_splits[split]) is None:
                     names |= find_images_leniently(self._spec, split, folders).names
-        return frozenset(loose_stem(name.rpartition("/")[2]) for name in names)
+        stems_of: dict[str, set[str]] = {}  # by image folder
+        for name in names:
+            folder, _, base_name = name.rpartition("/")
+            stems_of.setdefault(folder, set()).add(loose_stem(base_name))
+        by_label_folder: dict[str, set[str]] = {}
+        for folder, stems in stems_of.items():
+            for label_folder in self.own.candidates.label_folders(path_of(folder, folders.root)):
+                by_label_folder.setdefault(folders.first_name(label_folder), set()).update(stems)
+        by_label_folder[str(own.annotations)] = set().union(*stems_of.values())
+        return by_label_folder
 
     def is_used_by_another(self, file: Candidate) -> bool:
         """Returns whether an image of another split uses a label file."""
@@ -225,7 +269,7 @@ class SplitContext:
         return share_labels(splits[self._split].annotations, splits[other].annotations)
 
 
-def charged(splits: Sequence[SplitLabels]) -> SplitLabels:
+def split_to_charge(splits: Sequence[SplitLabels]) -> SplitLabels:
     """Returns the split in which a label file is lost, of those to which it may belong and that have images: the first
     that names a folder, because files that no list names need not be losses, or else the first. If none has images, it
     is chosen from all."""

@@ -2,20 +2,22 @@
 and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
-objects. Splits may share folders of label files. Each file is therefore judged with the images of all of them, in the
-same way whichever split is read. Of the splits to which it may belong, its objects are lost in one (`charged`). The
-first question with the answer "yes" decides:
+objects. Splits may share folders of label files. Each file is therefore compared with the images of all of them, in the
+same way whichever split is read. Of the splits to which it may belong, its objects are lost in one, see
+`split_to_charge`. The first question with the answer "yes" decides:
 
 1. Does another split use the file? It is none of this split's.
 2. Is its image on the disk, in a folder whose label files may be in the file's folder? `_of_existing_images`: a copy of
-   the image's labels is ignored, a second label file reported; an unlabeled image is left out, as in 5.
+   the image's labels is ignored, a second label file reported; an unlabeled image is left out, as in 4.
 3. Does a list name its image, which is missing? Its objects are lost; the row of the list counts as the image. If no
    image of that split exists, the file is reported by each of the others, but not lost.
-4. Does its folder belong to a missing folder of another split alone? It is reported, but not lost.
-5. May it label unlabeled images? Each split leaves out its own. These are images of a similar name, or only those of
-   the same name if the file's folder is not the split's, or if 6 holds as well.
-6. Is it named like another image, which has labels or is in no split (`_is_of_another_image`)? It is ignored.
-7. Does its folder also belong to a missing folder or list? It is reported, but not lost.
+4. May it label unlabeled images? Each split leaves out its own. These are images of a similar name, or only those of
+   the same name if the file's folder is not the split's, or if 5 or 6 holds as well. Splits to which the folder does
+   not belong are asked only if names tell splits apart (`SplitContext.are_names_distinct`).
+5. Is it in a folder where no split expects label files, and named like a labeled image? It is reported as a second
+   label file of that image, unless it is a copy or the folder belongs to a missing folder alone.
+6. Is it named like an image of no split (`SplitContext.is_of_image_outside`)? It is ignored.
+7. Does its folder belong to a missing folder or list? It is reported, but not lost.
 8. Else it is lost in one of the splits to which its folder belongs.
 """
 
@@ -30,7 +32,7 @@ from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import SplitContext, SplitLabels, charged
+from data.source.diagnosis.split_context import FolderOwner, SplitContext, SplitLabels, split_to_charge
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.listing.candidate_files import Candidate
 from data.source.listing.listing import ImageStatus, ListedImage
@@ -80,7 +82,8 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
-    those of missing images and, in label folders of other splits, those with the name of an unlabeled image."""
+    those of missing images and, in label folders of other splits, those with the name of an unlabeled image, if names
+    tell splits apart."""
     own = context.own
     searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
     for folder in searched:
@@ -95,7 +98,8 @@ def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     for folder in context.named_label_folders:
         if folder not in searched:
             for file in own.candidates.files(folder):
-                if own.unlabeled.named(loose_stem(file.name)) and _is_unused(file, context):
+                is_named_like_unlabeled = bool(own.unlabeled.named(loose_stem(file.name)))
+                if is_named_like_unlabeled and context.are_names_distinct and _is_unused(file, context):
                     yield file
 
 
@@ -112,33 +116,36 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
         return _of_existing_images(existing, file, context)
     lists = [labels for labels in context.splits if labels.missing_image(file.folder, stems)]
     if lists:
-        return _of_missing_image(file, stems, charged(lists), own)
+        return _of_missing_image(file, stems, split_to_charge(lists), own)
     owner = context.owner_of(file.folder)
-    if owner.missing is not None and not owner.splits:
-        return _of_missing_entry(file, owner.missing, own)
-    is_of_another = _is_of_another_image(file, stems, context)
-    similar = {
-        labels: _similar_images(file, labels, context, only_same_name=is_of_another or labels not in owner.splits)
-        for labels in context.splits
-    }
+    asked = context.splits if context.are_names_distinct else owner.splits
+    labeled = _labeled_namesakes(file, owner, context)
+    is_of_image_outside = context.is_of_image_outside(file, stems)
+    similar: dict[SplitLabels, Sequence[ListedImage]] = {}
+    for labels in asked:
+        only_same_name = bool(labeled) or is_of_image_outside or labels not in owner.splits
+        similar[labels] = _similar_images(file, labels, context, only_same_name=only_same_name)
     if any(similar.values()):
         return _unlabeled_in(own, similar)
-    if is_of_another:
+    if labeled:
+        return _of_labeled_images(file, labeled, own) if split_to_charge(owner.splits) is own else None
+    if is_of_image_outside:
         return None
     if owner.missing is not None:
         return _of_missing_entry(file, owner.missing, own)
-    if owner.splits and charged(owner.splits) is own:
+    if owner.splits and split_to_charge(owner.splits) is own:
         return _without_image(file, "belongs to no image; rename it like its image, or remove it", own)
     return None
 
 
 def _unlabeled_in(own: SplitLabels, images_of: Mapping[SplitLabels, Sequence[ListedImage]]) -> _Unlabeled | None:
     """Returns the unlabeled images of this split that a file may label, or None if there is none. ``images_of``: those
-    of all splits."""
-    if not images_of[own]:
+    of all splits to which it may belong."""
+    images = images_of.get(own)
+    if not images:
         return None
-    affected = [labels for labels, images in images_of.items() if images]
-    return _Unlabeled(images_of[own], is_charged=charged(affected) is own)
+    affected = [labels for labels in images_of if images_of[labels]]
+    return _Unlabeled(images, is_charged=split_to_charge(affected) is own)
 
 
 # Images that exist
@@ -187,7 +194,8 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
     if is_in_a_split or os.path.splitext(names[0])[1].lower() in IMAGE_SUFFIXES:
         return None  # an image of another split, or of a supported kind in no list, or it has a finding already
     image_folder = os.path.dirname(path_of(names[0], root))
-    if charged([labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]) is own:
+    splits = [labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]
+    if split_to_charge(splits) is own:
         return _without_image(file, f"{names[0]} is of an unsupported kind", own)
     return None
 
@@ -195,14 +203,13 @@ def _of_existing_images(names: Sequence[str], file: Candidate, context: SplitCon
 # Images with similar names
 
 
-def _is_of_another_image(file: Candidate, stems: Sequence[str], context: SplitContext) -> bool:
-    """Returns whether a file is named like an image of no split or, in a folder where no split expects label files,
-    like a labeled image: it may be an older version of its labels."""
-    if not context.stems_outside.isdisjoint(stems):
-        return True
-    if any(file.folder in labels.expected for labels in context.splits):
-        return False
-    return any(stems[0] in labels.labeled_stems for labels in context.splits)
+def _labeled_namesakes(file: Candidate, owner: FolderOwner, context: SplitContext) -> list[ListedImage]:
+    """Returns the labeled images that a file is named like, if it is in a folder where no split expects label files: it
+    may be an older version of their labels."""
+    if not owner.splits or context.is_expected(file.folder):
+        return []
+    stem = loose_stem(file.name)
+    return [labels.labeled_of_stem[stem] for labels in context.splits if stem in labels.labeled_of_stem]
 
 
 def _similar_images(
@@ -214,7 +221,7 @@ def _similar_images(
     stem = loose_stem(file.name)
     if file.folder not in labels.expected:
         is_searched = file.folder in labels.nearby or file.folder in context.named_label_folders
-        if not is_searched or stem in labels.labeled_stems:
+        if not is_searched or stem in labels.labeled_of_stem:
             return ()
     return labels.unlabeled.named(stem) if only_same_name else labels.unlabeled.resembling(stem)
 
@@ -238,6 +245,15 @@ def _without_image(file: Candidate, message: str, own: SplitLabels) -> Finding:
     )
 
 
+def _of_labeled_images(file: Candidate, images: Sequence[ListedImage], own: SplitLabels) -> Finding | None:
+    """Returns the finding about a label file that is named like labeled images, or None for a copy of their labels."""
+    root = own.candidates.folders.root
+    if any(own.candidates.have_equal_labels(file.path, path_of(image.label.name, root)) for image in images):
+        return None
+    message = f"is named like {images[0].name}, which has labels elsewhere; remove one of the two"
+    return Finding(own.candidates.full_name(file), SECOND_LABEL, message)
+
+
 def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels, own: SplitLabels) -> Finding | None:
     """Returns the finding about a label file whose image is missing, although a list of the split ``owner`` names it.
     The row of the list counts as the lost image."""
@@ -250,8 +266,8 @@ def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels,
 
 def _of_missing_entry(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
     """Returns the finding about a label file whose image may be in a missing folder or list of another split."""
-    place = f"listed in {missing}, which names" if missing.suffix.lower() == ".txt" else f"in {missing}, which has"
-    message = f"belongs to no image that is here; its image may be {place} no images"
+    place = "listed in" if missing.suffix.lower() == ".txt" else "in"
+    message = f"its image is not here; it may be {place} {missing}, which is empty or missing"
     return Finding(own.candidates.full_name(file), IMAGE_ELSEWHERE, message)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -52,13 +53,16 @@ class _RowReader(Protocol):
         """Returns the absolute path of the image, or None if it does not exist."""
 
 
-def read_image_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
+def read_image_list(
+    file: Path, folders: Folders, suffixes: frozenset[str], other_entries: Iterable[Path] = ()
+) -> ImageList:
     """Reads a list. If no row names an image as written, determines the folder that the list was written for. Raises
-    UserError if the first rows still match no image, or if one of them matches several."""
+    UserError if the first rows still match no image, or if one of them matches several. ``other_entries``: folders and
+    lists of other splits."""
     rows = _rows(read_text(file, max_bytes=MAX_LIST_BYTES))
     reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
     if rows and all(reader.path(row.text) is None for row in rows):
-        reader = _reader_for_another_folder(rows, file, folders, suffixes)
+        reader = _reader_for_another_folder(rows, file, folders, suffixes, _folders_of_others(other_entries, file))
     images: list[NamedImage] = []
     missing: list[str] = []
     findings: list[Finding] = []
@@ -147,13 +151,13 @@ class _RowsAsWritten:
         return None
 
 
-class _RowsForAnotherFolder:
-    """Reads rows, with or without suffix, as paths in ``folder`` after dropping their first ``left_out`` folders, which
-    belong to another location."""
+class _RelocatedRows:
+    """Reads rows, with or without suffix, as paths in ``folder`` after dropping their first ``num_dropped`` folders,
+    which belong to another location."""
 
-    def __init__(self, folder: Path, left_out: int, folders: Folders, suffixes: frozenset[str]) -> None:
+    def __init__(self, folder: Path, num_dropped: int, folders: Folders, suffixes: frozenset[str]) -> None:
         self._folder = folder
-        self._left_out = left_out
+        self._num_dropped = num_dropped
         self._folders = folders
         self._suffixes = suffixes
 
@@ -161,8 +165,8 @@ class _RowsForAnotherFolder:
         return True
 
     def path(self, row: str) -> str | None:
-        parts = _parts(row)[self._left_out :]
-        if not parts:  # fewer folders than the row that determined ``left_out``
+        parts = _parts(row)[self._num_dropped :]
+        if not parts:  # fewer folders than the row that determined ``num_dropped``
             return None
         path = os.path.join(self._folder, *parts)
         if is_image(row, self._suffixes):
@@ -173,33 +177,64 @@ class _RowsForAnotherFolder:
 
 
 def _reader_for_another_folder(
-    rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str]
-) -> _RowsForAnotherFolder:
+    rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str], folders_of_others: Sequence[Path]
+) -> _RelocatedRows:
     """Returns a reader for a list whose rows name no image as written: they have Windows separators, are for another
     folder (CVAT's ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's
     ``000012``).
 
-    The first row whose end matches the path of exactly one image in the data set decides for all. Raises UserError if
-    no image matches, or if several do.
+    The first row whose end is the path of exactly one image in the data set's folder, or in the list's, decides for
+    all. A complete row may also be the end of a path in another folder, except in ``folders_of_others``. Images
+    elsewhere only have the same names: they may have other labels. Raises UserError if no row matches, or if one
+    matches several images.
     """
     root = folders.root
     tried_rows = rows[:_MAX_TRIED_ROWS]
     candidates = _images_called_like(tried_rows, file, root, suffixes)
+    bases = {file.parent, root, *root.parents}  # the last for rows that also have the name of the data set's folder
+    elsewhere = ""
     for row in tried_rows:
-        parts = _parts(row.text)
-        for left_out in range(len(parts)):
-            tail = parts[left_out:]
-            matches = _paths_ending_in(tail, candidates, has_suffix=is_image(row.text, suffixes))
-            if len(matches) > 1:
-                raise _several_images(row, sorted(matches), file, root)
-            if matches:
-                image = Path(matches[0])
-                message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
-                get_logger().info(message, file, row.line, row.text, relative_name(image, root))
-                return _RowsForAnotherFolder(image.parents[len(tail) - 1], left_out, folders, suffixes)
-    advice = labels_without_images(root) or f"; give paths of images relative to {root}"
+        num_dropped, images = _images_with_longest_end(row, candidates, suffixes)
+        num_parts = len(_parts(row.text)) - num_dropped
+        base_of = {image: Path(image).parents[num_parts - 1] for image in images}
+        matches = [image for image in images if base_of[image] in bases]
+        if not matches and num_dropped == 0:
+            matches = [image for image in images if not _is_in(image, folders_of_others)]
+        if len(matches) > 1:
+            raise _several_images(row, sorted(matches), file, root)
+        if matches:
+            message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
+            get_logger().info(message, file, row.line, row.text, relative_name(Path(matches[0]), root))
+            return _RelocatedRows(base_of[matches[0]], num_dropped, folders, suffixes)
+        if images and not elsewhere:
+            elsewhere = relative_name(Path(min(images)), root)
     first = rows[0]
-    raise UserError(f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row{advice}")
+    message = f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row"
+    if elsewhere:
+        message += f"; {elsewhere} has the same name, but is in another folder or split"
+    raise UserError(message + (labels_without_images(root) or f"; give paths of images relative to {root}"))
+
+
+def _folders_of_others(entries: Iterable[Path], file: Path) -> list[Path]:
+    """Returns the folders of other splits, and those that contain their lists, except folders that also contain the
+    list ``file``, such as VOC's ImageSets. ``entries``: folders and lists."""
+    entry_folders = dict.fromkeys(entry if entry.is_dir() else entry.parent for entry in entries)
+    return [folder for folder in entry_folders if folder not in file.parents]
+
+
+def _is_in(image: str, searched: Iterable[Path]) -> bool:
+    return any(folder in Path(image).parents for folder in searched)
+
+
+def _images_with_longest_end(row: _Row, images: list[str], suffixes: frozenset[str]) -> tuple[int, list[str]]:
+    """Returns how many leading parts of a row must be dropped, at least, so that any of the ``images`` end in the rest,
+    and which do."""
+    parts = _parts(row.text)
+    for num_dropped in range(len(parts)):
+        matches = _paths_ending_in(parts[num_dropped:], images, has_suffix=is_image(row.text, suffixes))
+        if matches:
+            return num_dropped, matches
+    return len(parts), []
 
 
 def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:

@@ -89,8 +89,9 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not _is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
+    others = _entries_of_others(spec, split)
     for entry in entries:
-        _read_entry(split_images, entry)
+        _read_entry(split_images, entry, others)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     split_images.separate_aliases()
@@ -101,21 +102,22 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     """Returns the images of another split without raising for its mistakes, which are reported when that split is used.
 
     Logs a warning for a folder or list that cannot be read; the images of such a folder then seem to belong to no
-    split. If a list names no image that exists, all its rows are `SplitImages.missing`.
+    split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
+    others = _entries_of_others(spec, split)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry)
+            _read_entry(split_images, entry, others)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
-            split_images.missing += _names_in_failed_entry(entry)
+            split_images.missing += _rows_of_unresolved_list(entry)
     split_images.separate_aliases()
     return split_images
 
 
-def _names_in_failed_entry(entry: Path) -> list[str]:
-    """Returns the names in a list of which no image is found. A folder, or a list that cannot be read, has none."""
+def _rows_of_unresolved_list(entry: Path) -> list[str]:
+    """Returns the names in a list none of whose rows names an image. A folder, or an unreadable list, has none."""
     try:
         return listed_names(entry) if _is_list(entry) else []
     except UserError:
@@ -126,18 +128,25 @@ def _is_list(entry: Path) -> bool:
     return entry.suffix.lower() == ".txt" and entry.is_file()
 
 
-def _read_entry(split_images: SplitImages, entry: Path) -> None:
-    """Adds the images of a folder or list."""
+def _entries_of_others(spec: DatasetSpec, split: str) -> list[Path]:
+    """Returns the folders and lists that only other splits name."""
+    splits = spec.listed_splits
+    entries = [entry for other in splits.values() for entry in other.images]
+    return [entry for entry in entries if entry not in splits[split].images]
+
+
+def _read_entry(split_images: SplitImages, entry: Path, others: Iterable[Path]) -> None:
+    """Adds the images of a folder or list. ``others``: the entries of other splits."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif _is_list(entry):
-        _add_list(split_images, entry)
+        _add_list(split_images, entry, others)
 
 
-def _add_list(split_images: SplitImages, file: Path) -> None:
+def _add_list(split_images: SplitImages, file: Path, others: Iterable[Path]) -> None:
     """Adds the images that a list names, and the findings about its rows."""
-    image_list = read_image_list(file, split_images.folders, split_images.suffixes)
+    image_list = read_image_list(file, split_images.folders, split_images.suffixes, others)
     for row in image_list.images:
         split_images.add(row.image, row.location)
     root = split_images.folders.root

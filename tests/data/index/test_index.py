@@ -617,7 +617,7 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
 
 def test_a_row_with_fewer_folders_than_the_others_is_a_missing_image(root, tmp_path):
     """The rows are for another folder, whose parts are left out: nothing would be left of this one but the folder."""
-    (root / "list.txt").write_text("far/away/a.jpg\nfar/away/b.png\nd.png\n")
+    (root / "list.txt").write_text("far/away/images/train/a.jpg\nfar/away/images/train/b.png\nd.png\n")
     write_yaml(root, "train: list.txt\n".replace("train", "test"))
     index = load(root, tmp_path, "test", max_bad=0.5)
     assert list(index.paths) == ["images/train/a.jpg", "images/train/b.png"]
@@ -631,12 +631,40 @@ def listed_row(root: Path, row: str) -> None:
     (root / "d.yaml").write_text("train: list.txt\nnames: [cat, dog, cow]\n")
 
 
-@pytest.mark.parametrize("row", ["data/other/a.jpg", "a", "c:\\val\\b.jpg"])
-def test_a_row_of_a_list_that_matches_one_image_by_name(root, row):
-    """In the first case only the name fits: the image is in another folder than the row says."""
+@pytest.mark.parametrize("row", ["train/a.jpg", "a", "c:\\images\\train\\a.jpg"])
+def test_a_row_of_a_list_that_is_the_end_of_the_path_of_one_image(root, row):
     listed_row(root, row)
     (image,) = list_split(load_dataset_spec(root / "d.yaml"), "train").images
-    assert image.name[-5:] in ("a.jpg", "b.jpg")
+    assert image.name == "images/train/a.jpg"
+
+
+IN_ANOTHER_FOLDER = "has the same name, but is in another folder or split; give paths of images relative to .../set"
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "row"),
+    [
+        ("lists/train.txt", "images/val", "images/train/0.png"),
+        ("lists/train.txt", "val/images", "train/images/0.png"),
+        ("lists/train.txt", "val/images", "/home/me/train/images/0.png"),
+        ("lists/train.txt", "images/val", "0.png"),
+        ("train/train.txt", "val/val.txt", "images/0.png"),
+    ],
+)
+def test_a_list_without_images_does_not_take_those_of_another_split(tmp_path, train, val, row):
+    """They would get the labels of the split's own annotations."""
+    root = tmp_path / "set"
+    folder = "val/images" if val == "val/val.txt" else val
+    write_image(root / folder / "0.png", 9, 9)
+    for name, text in ((train, row), (val, "images/0.png")):
+        if name.endswith(".txt"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    (root / "d.yaml").write_text(f"train: {train}\nval: {val}\nnames: [cat]\n")
+    with refused(
+        f"set/{train}:1: '{row}' is not an image, and neither is any other row; {folder}/0.png {IN_ANOTHER_FOLDER}"
+    ):
+        list_split(load_dataset_spec(root / "d.yaml"), "train")
 
 
 @pytest.mark.parametrize(
@@ -646,6 +674,10 @@ def test_a_row_of_a_list_that_matches_one_image_by_name(root, row):
         (
             "train/sub",
             "'train/sub' is not an image, and neither is any other row; give paths of images relative to .../set",
+        ),
+        (
+            "data/other/a.jpg",
+            f"'data/other/a.jpg' is not an image, and neither is any other row; images/train/a.jpg {IN_ANOTHER_FOLDER}",
         ),
         (
             "b",

@@ -13,7 +13,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN
+from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.three_formats import voc_text, write_image, yolo_text
 
@@ -103,7 +103,7 @@ def test_only_label_files_outside_the_folder_of_a_split_may_be_of_a_missing_one(
     assert losses(indexes) == {"train": (1, 1)}
     assert reported(indexes["train"]) == ["voc/train/gone.xml"]
     assert reported(indexes["train"], IMAGE_ELSEWHERE) == ["voc/gone.xml", "voc/val/gone.xml"]
-    assert f"its image may be in {tmp_path}/images/val, which has no images" in "".join(indexes["train"].report.lines)
+    assert f"it may be in {tmp_path}/images/val, which is empty or missing" in "".join(indexes["train"].report.lines)
 
 
 def test_labels_of_an_image_of_no_split_are_not_lost_wherever_the_image_is(tmp_path):
@@ -197,6 +197,56 @@ def test_yolo_labels_in_the_folder_of_another_split_leave_out_the_image_of_their
     assert "images/val/background.png" in indexes["val"].paths
 
 
+@pytest.mark.parametrize("is_yolo", [False, True])
+def test_labels_of_deleted_images_say_nothing_about_backgrounds_of_the_same_number_in_another_split(tmp_path, is_yolo):
+    write_label = yolo_label if is_yolo else label
+    suffix = ".txt" if is_yolo else ".xml"
+    for i in range(6):
+        if i != 3:
+            image(tmp_path, f"train/{i}.png")
+        if i not in (3, 4):
+            write_label(tmp_path, f"val/{i}{suffix}")
+        write_label(tmp_path, f"train/{i}{suffix}", 2)
+        image(tmp_path, f"val/{i}.png")
+    indexes = read(tmp_path, TRAIN_AND_VAL, annotations=None if is_yolo else "voc")
+    assert losses(indexes) == {"train": (1, 2), "val": (0, 0)}
+    assert len(indexes["val"]) == 6
+
+
+def test_labels_of_a_split_without_images_say_nothing_about_backgrounds_of_another(tmp_path):
+    for name in "01":
+        image(tmp_path, f"train/{name}.png")
+        yolo_label(tmp_path, f"val/{name}.txt")
+    yolo_label(tmp_path, "train/0.txt")
+    (tmp_path / "images/val").mkdir()
+    indexes = read(tmp_path, TRAIN_AND_VAL, "train", annotations=None)
+    assert losses(indexes) == {"train": (0, 0)}
+    assert len(indexes["train"]) == 2
+
+
+def test_an_image_of_no_split_explains_no_label_file_in_the_folder_of_a_split(tmp_path):
+    image(tmp_path, "train/0.png")
+    image(tmp_path, "more/1.png")
+    for name in ("train/0", "train/1", "more/1", "old/1"):
+        label(tmp_path, f"{name}.xml")
+    indexes = read(tmp_path, {"train": "images/train"})
+    assert losses(indexes) == {"train": (1, 1)}
+    assert reported(indexes["train"]) == ["voc/train/1.xml"]
+
+
+def test_another_version_of_the_labels_of_an_image_is_reported_once_but_a_copy_is_not(tmp_path):
+    for split in ("train", "val"):
+        for name in "01":
+            image(tmp_path, f"{split}/{name}.png")
+            label(tmp_path, f"{split}/{name}.xml")
+    label(tmp_path, "old/0.xml", 2)
+    label(tmp_path, "old/1.xml")
+    indexes = read(tmp_path, TRAIN_AND_VAL)
+    assert losses(indexes) == {"train": (0, 0), "val": (0, 0)}
+    assert reported(indexes["train"], SECOND_LABEL) == ["voc/old/0.xml"]
+    assert reported(indexes["val"], SECOND_LABEL) == []
+
+
 @dataclass
 class RandomSet:
     """A data set with unused label files. Folders of label files are relative to the folder for all of them."""
@@ -217,21 +267,40 @@ class RandomSet:
     def splits(self) -> list[str]:
         return [split for split in self.images if split != self.missing_split]
 
+    def splits_of(self, folder: str) -> list[str]:
+        """The splits whose images a file in a folder may label."""
+        is_of_list = self.is_yolo and folder in self.missing_rows  # its folder is not searched for other splits
+        if self.are_names_distinct and not is_of_list:
+            return self.splits
+        if folder in self.splits:
+            return [folder]
+        return [split for split in self.splits if not (self.is_yolo and split in self.missing_rows)]  # no list is near
+
     def files(self, split: str, stem: str) -> set[str]:
         """The label files of an image."""
         return {f"{split}/{stem}"} if self.is_yolo else {f"{split}/{stem}", stem}
 
-    def expected(self) -> tuple[dict[str, list[str]], dict[str, int]]:
-        """Reads the data set naively: returns the stems of the images that each split uses, and its lost objects."""
+    @property
+    def are_names_distinct(self) -> bool:
+        """Whether a stem is that of one split at most, and all splits are known."""
+        stems = [stem for split in self.images for stem in self.images[split] + self.missing_rows.get(split, [])]
+        return not self.missing_split and len(set(stems)) == len(stems)
+
+    def expected(self) -> tuple[dict[str, list[str]], dict[str, int], int]:
+        """Reads the data set naively: returns the stems of the images that each split uses, its lost objects, and the
+        number of second label files."""
         files = {
             (s, stem): self.files(s, stem) & self.num_objects.keys() for s in self.splits for stem in self.images[s]
         }
-        labeled = {stem for (_, stem), own in files.items() if own}
+        labels_of: dict[str, set[int]] = {}  # numbers of objects, which differ if the labels do, by stem
+        for (_, stem), own in files.items():
+            labels_of.setdefault(stem, set()).update(self.num_objects[file] for file in own)
+        num_second = 0
         left_out: set[tuple[str, str]] = set()
         lost = dict.fromkeys(self.splits, 0)
         for file in self.num_objects.keys() - {file for own in files.values() for file in own}:
             folder, _, stem = file.rpartition("/")
-            affected = [split for split in self.splits if files.get((split, stem)) == set()]
+            affected = [split for split in self.splits_of(folder) if files.get((split, stem)) == set()]
             lists = [s for s, rows in self.missing_rows.items() for row in rows if file in self.files(s, row)]
             loser = ""
             if lists:
@@ -243,12 +312,14 @@ class RandomSet:
                 left_out |= {(split, stem) for split in affected}
             elif folder in self.splits:
                 loser = "" if folder in self.missing_rows else folder  # lists lose no file that they do not name
-            elif not self.missing_split and not (folder == self.outside and stem in labeled):
+            elif folder == self.outside and labels_of.get(stem):
+                num_second += self.num_objects[file] not in labels_of[stem]
+            elif not self.missing_split:
                 loser = self.splits[0]
             if loser:
                 lost[loser] += self.num_objects[file]
         used = {s: sorted(stem for stem in self.images[s] if (s, stem) not in left_out) for s in self.splits}
-        return used, lost
+        return used, lost, num_second
 
     def write(self) -> dict[str, str]:
         """Writes the files. Returns the folder or list of each split."""
@@ -274,7 +345,11 @@ def random_set(root: Path, rng: random.Random, *, is_yolo: bool) -> RandomSet:
     splits = ("train", "val", "test")[: rng.randint(2, 3)]
     stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
     others = ["".join(rng.choices("jklmn", k=8)) for _ in range(6)]
-    made.images = {split: rng.sample(stems, 4) for split in splits}
+    if rng.random() < 0.5:  # the same names in each split
+        made.images = {split: rng.sample(stems, 4) for split in splits}
+    else:
+        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(4 * len(splits) + 3)]
+        made.images = {split: stems[4 * i : 4 * i + 4] for i, split in enumerate(splits)}
     last = rng.choice(("whole", "whole", "missing", "list"))
     if last == "list":
         made.missing_rows[splits[-1]] = others[:2]
@@ -288,7 +363,7 @@ def random_set(root: Path, rng: random.Random, *, is_yolo: bool) -> RandomSet:
         folder = rng.choice((*splits, "", made.outside) if is_mirrored else ("", made.outside))
         stem = others.pop(rng.randrange(len(others)))
         if (folder or is_yolo) and rng.random() < 0.6:
-            stem = stems.pop()
+            stem = stems.pop(rng.randrange(len(stems)))
         made.num_objects.setdefault(f"{folder}/{stem}".lstrip("/"), rng.randint(1, 3))
     return made
 
@@ -299,8 +374,9 @@ def test_random_label_files_are_used_or_lost_once_or_explained(tmp_path, is_yolo
         made = random_set(tmp_path / str(seed), random.Random(seed), is_yolo=is_yolo)
         (tmp_path / str(seed)).mkdir()
         entries = made.write()
-        used, lost = made.expected()
+        used, lost, num_second = made.expected()
         indexes = read(made.root, entries, *used, annotations=None if is_yolo else "voc")
         used_stems = {split: sorted(Path(path).stem for path in index.paths) for split, index in indexes.items()}
         assert used_stems == used, f"seed {seed}"
         assert {split: objects for split, (_, objects) in losses(indexes).items()} == lost, f"seed {seed}"
+        assert sum(len(reported(index, SECOND_LABEL)) for index in indexes.values()) == num_second, f"seed {seed}"
