@@ -28,7 +28,7 @@ from utils.flat_strings import FlatStrings
 from utils.logger import get_logger
 from utils.pixels import RGB8
 
-CACHE_VERSION = 15  # increase it when the arrays, the metadata or their meaning change, including the losses
+CACHE_VERSION = 16  # increase it when the arrays, the metadata or their meaning change, including the losses
 
 
 @dataclass(frozen=True, slots=True)
