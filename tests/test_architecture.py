@@ -47,7 +47,7 @@ OF_EXTRA = {
     "ncnn": ("engine.formats",),
     "ray": ("launch",),
     "search": ("tools.search",),
-    "tiff": ("data.image_io.channels",),
+    "tiff": ("data.image_io.tiff",),
     "track": ("engine.inference.object_tracks",),
     "trackers": ("engine.hooks.tracking_services",),
 }

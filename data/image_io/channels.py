@@ -1,26 +1,21 @@
 """Reads images with a number of channels other than three, or with more than 8 bits: gray, RGBA, TIFF, .npy.
 
-- TIFF is read by the package tifffile, because OpenCV would silently drop channels. In a file with several pages, each
-  page is a channel.
-- A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
+A .npy file is (H, W) or (H, W, channels), uint8 or uint16. For TIFF, see tiff.py.
 """
 
 from __future__ import annotations
 
 import io
-import logging
 import os
 
 import cv2
 import numpy as np
 
-from utils.errors import UserError, first_line
-from utils.machine.packages import require_package
+from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat, as_16_bits
 from utils.strings import counted
 
 NPY_MAGIC = b"\x93NUMPY"
-TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # OpenCV's conversion code, by the channel counts of the image and of the format.
 _FROM_BGR = {
     (1, 3): cv2.COLOR_GRAY2RGB,
@@ -127,29 +122,3 @@ def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.nd
     if array.ndim == 3 and array.shape[0] == pixels.channels != array.shape[2]:
         raise UserError(f"{path}: has shape {array.shape}, channels first; save it as (H, W, channels)")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def read_tiff(data: bytes, path: str | os.PathLike) -> tuple[np.ndarray, int]:
-    """Returns all channels of a TIFF, (H, W) or (H, W, c), and its EXIF orientation.
-
-    If there are several pages, each is a channel. Raises UserError.
-    """
-    require_package("tifffile", f"{path}: reading a TIFF that is not 8-bit RGB", "save it as PNG or .npy")
-    import tifffile
-
-    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
-    try:
-        with tifffile.TiffFile(io.BytesIO(data)) as file:
-            pages = [page.asarray() for page in file.pages]
-            first = file.pages.first
-            axes = first.axes
-            orientation = first.tags.valueof("Orientation", 1)
-    except Exception as error:  # the codecs raise errors of their own
-        raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
-    if len(pages) == 1:
-        return np.moveaxis(pages[0], 0, -1) if axes == "SYX" else pages[0], orientation
-    if len({(page.shape, page.dtype) for page in pages}) != 1 or pages[0].ndim != 2:
-        raise UserError(
-            f"{path}: its {len(pages)} pages are not gray images of one size and type; save one page per channel"
-        )
-    return np.stack(pages, -1), orientation

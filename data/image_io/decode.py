@@ -1,9 +1,8 @@
-"""Decodes image files to upright 8-bit RGB arrays, or to arrays of another `PixelFormat` (channels.py).
+"""Decodes image files to upright 8-bit RGB arrays, or to arrays of another `PixelFormat` (channels.py, tiff.py).
 
 Python reads the files, so every path that the system can open works.
 
-- EXIF orientation (JPEG, PNG, WebP) is applied here, so that it does not depend on the version of OpenCV. The tag of a
-  TIFF file is applied by OpenCV, or here if channels.py reads the file.
+- EXIF orientation (JPEG, PNG, WebP, TIFF) is applied here, so that it does not depend on the version of OpenCV.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
@@ -20,25 +19,11 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.channels import (
-    channel_error,
-    check_jpeg_channels,
-    read_npy,
-    read_tiff,
-    resize,
-    to_format,
-    with_channels,
-)
-from data.image_io.file_kinds import unsupported_content
-from data.image_io.header import (
-    EXTRA_SAMPLES_TAG,
-    SAMPLES_PER_PIXEL_TAG,
-    Header,
-    exif_orientation,
-    read_header,
-    tiff_field,
-)
+from data.image_io.channels import check_jpeg_channels, read_npy, resize, to_format, with_channels
+from data.image_io.file_kinds import misread_by_opencv, unsupported_content
+from data.image_io.header import Header, exif_orientation, read_header
 from data.image_io.shards import read_member, shard_index
+from data.image_io.tiff import is_read_by_opencv, prepare_for_opencv, read_tiff
 from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
@@ -53,8 +38,6 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _COLOR,
 }
 MAX_IMAGE_BYTES = 1 << 31  # largest image file
-_MAX_TIFF_CHANNELS = 4  # that OpenCV decodes
-_UNASSOCIATED_ALPHA = 2  # value of a TIFF's ExtraSamples
 _FLIP_CODES = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}  # for cv2.flip, by orientation; 5 to 8 are transposed first
 
 OnWarning = Callable[[str, str], None]  # called with the path and the decoder's warning about a damaged image
@@ -196,28 +179,17 @@ def decode_stored(
         return StoredImage(values, is_rgb=True, orientation=header.orientation)
     if header.kind == "npy":
         return StoredImage(read_npy(data, path, pixels), is_rgb=True, orientation=header.orientation)
-    if header.kind == "tiff" and pixels != RGB8:
-        values, orientation = read_tiff(data, path)
-        return StoredImage(values, is_rgb=True, orientation=orientation)
     if header.kind == "tiff":
-        channels = tiff_field(data, SAMPLES_PER_PIXEL_TAG)
-        if channels is not None and channels.value > _MAX_TIFF_CHANNELS:
-            raise channel_error(channels.value, path, pixels)
-        data = _with_unblended_colors(data)
+        orientation = exif_orientation(data)
+        if pixels != RGB8 or not is_read_by_opencv(data):
+            return StoredImage(read_tiff(data, path, pixels), is_rgb=True, orientation=orientation)
+        values, _ = imdecode(prepare_for_opencv(data), cv2.IMREAD_UNCHANGED, path, on_warning)
+        return StoredImage(values, is_rgb=False, orientation=orientation)
+    misread = misread_by_opencv(data, pixels)
+    if misread:
+        raise UserError(f"{path}: {misread} is not supported; convert it to PNG")
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
-
-
-def _with_unblended_colors(tiff: bytes) -> bytes:
-    """Returns the same TIFF with colors that OpenCV does not blend.
-
-    libtiff multiplies 8-bit colors by unassociated alpha, so transparent areas would become black. It leaves the colors
-    alone if the meaning of the extra channel is unspecified (0).
-    """
-    extra = tiff_field(tiff, EXTRA_SAMPLES_TAG)
-    if extra is None or extra.value != _UNASSOCIATED_ALPHA:
-        return tiff
-    return tiff[: extra.offset] + bytes(2) + tiff[extra.offset + 2 :]
 
 
 def orient(image: np.ndarray, orientation: int) -> np.ndarray:

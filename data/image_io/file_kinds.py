@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Sequence
 
 from utils.files.safe_io import open_regular
@@ -37,6 +38,16 @@ _SIGNATURES = {
     ".avif": rb".{4}ftypavi[fs]",
     ".heic": rb".{4}ftyp(?:hei|hev|mif1|msf1)",
 }
+# BMP and PNM headers.
+_BMP_HEADER_BYTES = 54  # of a file with the usual header of 40 bytes, before its masks or palette
+_OS2_HEADER_BYTES = 12
+_MAX_IGNORED_MASKS_HEADER_BYTES = 52  # OpenCV ignores the masks of 32-bit files with such a header
+_BMP_BIT_FIELDS = 3  # value of a BMP's compression: the colors of a pixel are found by masks
+_BMP_MASKS = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)  # of red, green and blue, in the usual order
+_PNM_SPACE = rb"(?:\s|#[^\n\r]*[\n\r])+"
+_PNM_HEADER = re.compile(
+    rb"P(?P<kind>[2356])" + _PNM_SPACE + rb"\d+" + _PNM_SPACE + rb"\d+" + _PNM_SPACE + rb"(?P<max_value>\d{1,9})"
+)
 
 
 def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
@@ -95,3 +106,24 @@ def unsupported_content(data: bytes) -> str:
     if kind not in _UNREAD_SUFFIXES:
         return ""
     return f"it contains a {kind} image, which is not supported; convert it to JPEG or PNG"
+
+
+def misread_by_opencv(data: bytes, pixels: PixelFormat) -> str:
+    """Returns why OpenCV would read wrong pixels from a BMP or PNM, without an error; "" for any other file."""
+    if data[:2] == b"BM" and len(data) >= _BMP_HEADER_BYTES:
+        (header_bytes,) = struct.unpack_from("<I", data, 14)
+        bits, compression = struct.unpack_from("<HI", data, 28)
+        if header_bytes == _OS2_HEADER_BYTES:
+            return "a BMP of OS/2"
+        has_masks = bits == 32 and compression == _BMP_BIT_FIELDS and header_bytes <= _MAX_IGNORED_MASKS_HEADER_BYTES
+        if has_masks and data[54:66] != _BMP_MASKS:
+            return "a BMP with its own bit masks"
+    if data[:3] == b"P7\n":
+        return "a PAM"
+    match = _PNM_HEADER.match(data)
+    if match is not None:
+        max_value = int(match["max_value"])
+        is_scaled = match["kind"] in (b"2", b"3") and max_value <= 255
+        if not is_scaled and max_value not in (255, 65535, (1 << pixels.bits) - 1):
+            return f"a PNM with values up to {max_value}"
+    return ""

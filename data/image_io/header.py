@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from data.image_io.channels import NPY_MAGIC, TIFF_MAGIC
+from data.image_io.channels import NPY_MAGIC
 from utils.errors import UserError
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -19,24 +19,24 @@ _END = 0xD9  # EOI
 _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
 _EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
-_ORIENTATION_TAG = 0x0112  # of EXIF
-SAMPLES_PER_PIXEL_TAG = 277  # of TIFF
-EXTRA_SAMPLES_TAG = 338  # of TIFF
-_SHORT = 3  # type of a TIFF's field: an unsigned integer of 16 bits
+ORIENTATION_TAG = 0x0112  # of EXIF and TIFF
+_INTEGERS = {1: "B", 3: "H", 4: "I"}  # types of a TIFF's fields: unsigned integers of 8, 16 and 32 bits
+_MAX_VALUES = 128  # that `tiff_field` reads
 
 
 class _TiffLayout(NamedTuple):
     """The numbers of a TIFF through which a tag is found."""
 
+    byte_order: str  # < or >
     offset: struct.Struct  # offset of the first directory; begins at the byte that equals its size
     num_entries: struct.Struct  # number of entries, at the start of a directory
-    entry: struct.Struct  # tag, type, number of values, and a value that is an unsigned short
+    entry: struct.Struct  # tag, type, number of values, and the values, or their offset if they are longer
 
     @classmethod
     def of(cls, byte_order: str, *, is_big: bool) -> _TiffLayout:
         """Returns the layout of a BigTIFF (``is_big``) or another TIFF, with ``byte_order`` < or >."""
-        formats = ("Q", "Q", "HHQH6x") if is_big else ("I", "H", "HHIH2x")
-        return cls(*(struct.Struct(byte_order + numbers) for numbers in formats))
+        formats = ("Q", "Q", "HHQQ") if is_big else ("I", "H", "HHII")
+        return cls(byte_order, *(struct.Struct(byte_order + numbers) for numbers in formats))
 
 
 _TIFF_LAYOUTS = {
@@ -79,7 +79,7 @@ def read_header(data: bytes, path: str | os.PathLike) -> Header:
         raise UserError(f"{path}: damaged image ({error})") from None
     if data[:6] == NPY_MAGIC:
         return Header("npy")
-    if data[:4] in TIFF_MAGIC:
+    if data[:4] in _TIFF_LAYOUTS:
         return Header("tiff")
     return Header("other")
 
@@ -148,22 +148,21 @@ def exif_orientation(block: bytes) -> int:
     tiff = block
     while tiff.startswith(_EXIF_PREFIX):
         tiff = tiff.removeprefix(_EXIF_PREFIX)
-    field = tiff_field(tiff, _ORIENTATION_TAG)
-    return field.value if field is not None and 1 <= field.value <= 8 else 1
+    field = tiff_field(tiff, ORIENTATION_TAG)
+    orientation = field.values[0] if field is not None and field.values else 1
+    return orientation if 1 <= orientation <= 8 else 1
 
 
 class TiffField(NamedTuple):
-    """A field of a TIFF with unsigned shorts."""
+    """A field of a TIFF."""
 
-    value: int
-    offset: int  # byte of the TIFF at which the value begins
+    values: tuple[int, ...]  # empty if they are not unsigned integers, too many, or outside of the file
+    offset: int  # byte of the TIFF at which the first value begins
+    encoding: str  # of a value, for struct
 
 
 def tiff_field(tiff: bytes, tag: int) -> TiffField | None:
-    """Returns the field ``tag`` in the first directory of a TIFF, or None if it has no such field of unsigned shorts.
-
-    The value is the first short, and meaningless if there are more than two (in a BigTIFF, four).
-    """
+    """Returns the field ``tag`` in the first directory of a TIFF, or None if it has no such field."""
     layout = _TIFF_LAYOUTS.get(tiff[:4])
     if layout is None:
         return None
@@ -172,9 +171,23 @@ def tiff_field(tiff: bytes, tag: int) -> TiffField | None:
         (num_entries,) = layout.num_entries.unpack_from(tiff, directory)
         first = directory + layout.num_entries.size
         for start in range(first, first + num_entries * layout.entry.size, layout.entry.size):
-            entry_tag, field_type, _, value = layout.entry.unpack_from(tiff, start)
-            if entry_tag == tag and field_type == _SHORT:
-                return TiffField(value, start + layout.entry.size - layout.offset.size)
+            entry_tag, field_type, count, offset = layout.entry.unpack_from(tiff, start)
+            if entry_tag == tag:
+                inline = start + layout.entry.size - layout.offset.size
+                return _tiff_values(tiff, layout, field_type, count=count, inline=inline, offset=offset)
     except (struct.error, OverflowError):  # the block ends early, or an offset of 64 bits leads out of it
         pass
     return None
+
+
+def _tiff_values(
+    tiff: bytes, layout: _TiffLayout, field_type: int, *, count: int, inline: int, offset: int
+) -> TiffField:
+    """Reads ``count`` values, at byte ``inline`` if they fit into an entry, or else at byte ``offset``."""
+    code = _INTEGERS.get(field_type, "")
+    num_bytes = count * struct.calcsize(f"<{code}")
+    begin = inline if num_bytes <= layout.offset.size else offset
+    values: tuple[int, ...] = ()
+    if code and count <= _MAX_VALUES and begin + num_bytes <= len(tiff):
+        values = struct.unpack_from(f"{layout.byte_order}{count}{code}", tiff, begin)
+    return TiffField(values, begin, layout.byte_order + code)

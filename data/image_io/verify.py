@@ -26,7 +26,7 @@ from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
 from data.image_io.decode import OnWarning, decode_stored, imdecode, read_bytes
-from data.image_io.header import Header, exif_orientation, png_chunks, read_header
+from data.image_io.header import Header, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -76,8 +76,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
         raise UserError(f"{path}: damaged image ({warnings[0]})")
     is_16_bit = stored.values.dtype == np.uint16
     max_value = int(stored.values.max(initial=0)) if is_16_bit else 0
-    orientation = exif_orientation(data) if header.kind == "tiff" else stored.orientation  # OpenCV turns a TIFF itself
-    return CheckedImage((height, width), max_value, orientation)
+    return CheckedImage((height, width), max_value, stored.orientation)
 
 
 def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:

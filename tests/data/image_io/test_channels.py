@@ -124,8 +124,8 @@ def test_channels_that_opencv_would_drop_are_read_by_tifffile_or_refused(tmp_pat
     np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(channels, 16)), image)
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with refused(
-        "a.tif: reading a TIFF that is not 8-bit RGB: the package tifffile is not installed; pip install "
-        "tifffile, or save it as PNG or .npy"
+        "a.tif: reading this kind of TIFF: the package tifffile is not installed; pip install tifffile, or save it "
+        "as PNG or .npy"
     ):
         read_image(path, pixels=PixelFormat(channels, 16))
 

@@ -224,6 +224,47 @@ def test_palette_and_one_bit_images_become_rgb(tmp_path):
     np.testing.assert_array_equal(read_image(tmp_path / "b.png")[0, :4, 0], [255, 0, 255, 0])
 
 
+def bmp(image_bgrx, masks, header_bytes=40):
+    """A BMP of 32 bits per pixel; an OS/2 header has 12 bytes, 24 bits per pixel and no masks."""
+    height, width = image_bgrx.shape[:2]
+    if header_bytes == 12:
+        header = struct.pack("<IHHHH", 12, width, height, 1, 24)
+        pixels = b"".join(row.tobytes() + bytes(-row.nbytes % 4) for row in image_bgrx[::-1, :, :3])
+    else:
+        header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 32, 3, 0, 0, 0, 0, 0) + struct.pack("<III", *masks)
+        pixels = image_bgrx[::-1].tobytes()
+    begin = 14 + len(header)
+    return b"BM" + struct.pack("<IHHI", begin + len(pixels), 0, 0, begin) + header + pixels
+
+
+def test_bmp_and_pnm_that_opencv_would_misread_are_refused(tmp_path):
+    rgb = gradient()
+    bgrx = np.concatenate([rgb[..., ::-1], np.zeros_like(rgb[..., :1])], 2)
+    usual = bmp(bgrx, (0xFF0000, 0xFF00, 0xFF))
+    size = b"40 24\n"
+    for data in (usual, b"P6\n# 1 2 3\n" + size + b"255\n" + rgb.tobytes()):
+        (tmp_path / "a").write_bytes(data)
+        np.testing.assert_array_equal(read_image(tmp_path / "a"), rgb)
+    for data, kind in (
+        (bmp(bgrx, (0xFF, 0xFF00, 0xFF0000)), "a BMP with its own bit masks"),
+        (bmp(bgrx, (), header_bytes=12), "a BMP of OS/2"),
+        (b"P5\n" + size + b"100\n" + rgb[..., 0].tobytes(), "a PNM with values up to 100"),
+        (b"P5 # 12 bits\n" + size + b"4095\n" + rgb[..., :2].tobytes(), "a PNM with values up to 4095"),
+        (b"P7\nWIDTH 40\nHEIGHT 24\nDEPTH 3\nMAXVAL 255\nTUPLTYPE RGB\nENDHDR\n" + rgb.tobytes(), "a PAM"),
+    ):
+        (tmp_path / "b").write_bytes(data)
+        for refuse in (read_image, check_image):
+            with refused(f"b: {kind} is not supported; convert it to PNG"):
+                refuse(tmp_path / "b")
+
+
+def test_a_pnm_of_the_bits_in_the_yaml_is_read(tmp_path):
+    values = np.arange(24 * 40, dtype=np.uint16).reshape(24, 40) * 4
+    (tmp_path / "a.pgm").write_bytes(b"P5 40 24 4095\n" + values.astype(">u2").tobytes())
+    image = read_image(tmp_path / "a.pgm", pixels=PixelFormat(1, 12))
+    np.testing.assert_allclose(image[..., 0] / 65535, values / 4095, atol=0.5 / 65535)
+
+
 @pytest.mark.parametrize("suffix", sorted(IMAGE_SUFFIXES))
 def test_files_of_every_suffix_are_read(tmp_path, suffix):
     """Images are recognized by their content, whatever their suffix."""

@@ -1,0 +1,179 @@
+"""Reads TIFF files: which kinds OpenCV reads correctly, and the others by the package tifffile.
+
+OpenCV mixes up the channels of some kinds, and drops or does not convert those of others, without an error.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data.image_io.header import ORIENTATION_TAG, TiffField, tiff_field
+from utils.errors import UserError, first_line
+from utils.machine.packages import require_package
+from utils.pixels import RGB8, PixelFormat, as_16_bits
+from utils.strings import counted
+
+if TYPE_CHECKING:
+    from tifffile import TiffPage
+
+# Tags (TIFF 6.0).
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_SAMPLES_PER_PIXEL = 277
+_PLANAR_CONFIGURATION = 284
+_TILE_WIDTH = 322
+_EXTRA_SAMPLES = 338
+_SAMPLE_FORMAT = 339
+_UNSIGNED = 1  # value of SampleFormat
+_CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
+_UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
+_ALPHA = {1, _UNASSOCIATED_ALPHA}
+
+
+class _Photometric(IntEnum):
+    """The meaning of samples."""
+
+    WHITE_IS_ZERO = 0
+    BLACK_IS_ZERO = 1
+    RGB = 2
+    PALETTE = 3
+    CMYK = 5
+    YCBCR = 6
+
+
+# The kinds (meaning, bits per sample, channels) that OpenCV reads correctly: in any layout; unless each channel has a
+# plane of its own; and only in strips (not in tiles) without planes.
+_READ_IN_ANY_LAYOUT = {
+    (_Photometric.WHITE_IS_ZERO, 8, 1),
+    (_Photometric.BLACK_IS_ZERO, 8, 1),
+    (_Photometric.BLACK_IS_ZERO, 16, 1),
+    (_Photometric.RGB, 8, 3),
+    (_Photometric.RGB, 8, 4),
+    (_Photometric.PALETTE, 8, 1),
+    (_Photometric.CMYK, 8, 4),
+}
+_READ_WITHOUT_PLANES = {(_Photometric.RGB, 16, 3), (_Photometric.RGB, 16, 4), (_Photometric.YCBCR, 8, 3)}
+_READ_IN_STRIPS = {
+    (_Photometric.WHITE_IS_ZERO, 1, 1),
+    (_Photometric.BLACK_IS_ZERO, 1, 1),
+    (_Photometric.BLACK_IS_ZERO, 8, 2),  # gray and alpha
+    (_Photometric.BLACK_IS_ZERO, 16, 2),
+    *((_Photometric.BLACK_IS_ZERO, bits, 1) for bits in (10, 12, 14)),
+    *((_Photometric.RGB, bits, 3) for bits in (10, 12, 14)),
+}
+
+
+def is_read_by_opencv(tiff: bytes) -> bool:
+    """Returns whether OpenCV reads the first page of a TIFF correctly, after `prepare_for_opencv`."""
+    channels = _value(tiff, _SAMPLES_PER_PIXEL, default=1)
+    bits = _values(tiff, _BITS_PER_SAMPLE, default=1)
+    if len(set(bits)) != 1 or set(_values(tiff, _SAMPLE_FORMAT, default=_UNSIGNED)) != {_UNSIGNED}:
+        return False
+    kind = (_value(tiff, _PHOTOMETRIC, default=-1), bits[0], channels)
+    has_planes = channels > 1 and _value(tiff, _PLANAR_CONFIGURATION, default=_CHUNKY) != _CHUNKY
+    if kind in _READ_IN_ANY_LAYOUT:
+        return True
+    if kind in _READ_WITHOUT_PLANES:
+        return not has_planes
+    return kind in _READ_IN_STRIPS and not has_planes and tiff_field(tiff, _TILE_WIDTH) is None
+
+
+def _values(tiff: bytes, tag: int, *, default: int) -> tuple[int, ...]:
+    field = tiff_field(tiff, tag)
+    return (default,) if field is None else field.values
+
+
+def _value(tiff: bytes, tag: int, *, default: int) -> int:
+    """Returns the only value of a field; -1 if it has not exactly one."""
+    values = _values(tiff, tag, default=default)
+    return values[0] if len(values) == 1 else -1
+
+
+def prepare_for_opencv(tiff: bytes) -> bytes:
+    """Returns the same TIFF with pixels that OpenCV neither turns nor blends.
+
+    libtiff turns each tile on its own. It multiplies 8-bit colors by unassociated alpha, so transparent areas would
+    become black; it leaves them alone if the meaning of the extra channel is unspecified (0).
+    """
+    orientation = tiff_field(tiff, ORIENTATION_TAG)
+    if orientation is not None and orientation.values:
+        tiff = _with_first_value(tiff, orientation, 1)
+    extra = tiff_field(tiff, _EXTRA_SAMPLES)
+    if extra is not None and extra.values == (_UNASSOCIATED_ALPHA,):
+        tiff = _with_first_value(tiff, extra, 0)
+    return tiff
+
+
+def _with_first_value(tiff: bytes, field: TiffField, value: int) -> bytes:
+    """Returns the same TIFF with another first value of a field."""
+    if field.values[0] == value:
+        return tiff
+    encoded = struct.pack(field.encoding, value)
+    return tiff[: field.offset] + encoded + tiff[field.offset + len(encoded) :]
+
+
+def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
+    """Returns the channels of a TIFF, uint8 or uint16, (H, W) or (H, W, c), not upright; a palette is expanded.
+
+    If there are several pages, each is a channel; for 8-bit RGB only the first page is read. Raises UserError.
+    """
+    require_package("tifffile", f"{path}: reading this kind of TIFF", "save it as PNG or .npy")
+    import tifffile
+
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            pages = [file.pages.first] if pixels == RGB8 else list(file.pages)
+            images = [_read_page(page.aspage(), pixels) for page in pages]
+    except _UnsupportedMeaning as error:
+        raise UserError(f"{path}: TIFF of kind {error} is not supported; save it as RGB or PNG") from None
+    except Exception as error:  # the codecs raise errors of their own
+        raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
+    if len(images) == 1:
+        return images[0]
+    if len({(image.shape, image.dtype) for image in images}) != 1 or images[0].ndim != 2:
+        raise UserError(
+            f"{path}: its {len(images)} pages are not gray images of one size and type; save one page per channel"
+        )
+    return np.stack(images, -1)
+
+
+class _UnsupportedMeaning(Exception):
+    """Samples whose meaning is not supported. The message names it."""
+
+
+def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
+    """Returns the channels of a page, (H, W) or (H, W, c). Raises `_UnsupportedMeaning`, and the errors of tifffile."""
+    from tifffile import COMPRESSION, PHOTOMETRIC
+
+    values = page.asarray()
+    if page.axes == "SYX":
+        values = np.moveaxis(values, 0, -1)
+    if page.samplesperpixel == 2 and pixels.channels in (1, 3) and set(page.extrasamples) & _ALPHA:
+        values = values[..., 0]
+    photometric = int(page.photometric)
+    bits = page.bitspersample
+    if values.dtype.kind not in "bu" or bits > 16:  # refused by `to_format`
+        return values
+    if photometric == _Photometric.PALETTE and values.ndim == 2 and page.colormap is not None:
+        colors = page.colormap if page.colormap.max() <= 255 else page.colormap // np.uint16(257)
+        return np.moveaxis(colors.astype(np.uint8)[:, values.astype(np.uint16)], 0, -1)
+    is_inverted = photometric == _Photometric.WHITE_IS_ZERO and values.ndim == 2
+    is_decoded_to_rgb = photometric == _Photometric.YCBCR and page.compression == COMPRESSION.JPEG
+    if photometric not in (_Photometric.BLACK_IS_ZERO, _Photometric.RGB) and not is_inverted and not is_decoded_to_rgb:
+        raise _UnsupportedMeaning(f"{PHOTOMETRIC(photometric).name} with {counted(page.samplesperpixel, 'channel')}")
+    max_value = (1 << bits) - 1
+    if is_inverted:
+        values = max_value - values
+    if bits < 8:
+        return np.rint(values * (255 / max_value)).astype(np.uint8)
+    if 8 < bits < 16 and bits != pixels.bits:
+        return as_16_bits(values, bits)
+    return values
