@@ -30,7 +30,7 @@ def _convert(config: ConvertConfig) -> None:
     from tools.convert.to_coco import convert  # imports NumPy and OpenCV, which --help does without
 
     configure_logging(True)
-    for line in convert(Path(config.source), Path(config.out), config.from_):
+    for line in convert(Path(config.source), Path(config.out), config.from_, max_bad=config.max_bad):
         get_logger().info("%s", line)
 
 

@@ -18,16 +18,23 @@ from tools.convert.formats import FORMATS, detect
 from tools.convert.source_images import files_below
 from tools.convert.write_dataset import WrittenDataset, write_dataset
 from utils.config.commands import COMMANDS
+from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.paths import normal_path
 from utils.files.temporary_folder import temporary_folder
 from utils.strings import aligned, counted
 
 
-def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
-    """Writes the objects of ``source`` as COCO JSON, and a data set YAML. ``name``: a format of `FORMATS`, or "auto".
-    Returns a table of the objects by class, and lines about what is left out. Raises UserError if something cannot be
-    read, or if training would refuse a split because too much of it is unusable."""
+def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = TrainConfig.max_bad) -> list[str]:
+    """Writes the objects of ``source`` as COCO JSON, and a data set YAML.
+
+    Args:
+        name: a format of `FORMATS`, or "auto".
+        max_bad: see `IndexSettings`.
+
+    Returns a table of the objects by class, lines about what is left out, and the command that trains. Raises UserError
+    if annotations cannot be read, or if more than ``max_bad`` of a split is unusable.
+    """
     _check_paths(source, out)
     source = normal_path(source)
     out = normal_path(out)
@@ -46,7 +53,7 @@ def convert(source: Path, out: Path, name: str = "auto") -> list[str]:
             reason = f"{counted(len(files), 'file')} of {reader.title} without objects"
             raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
         annotations.drop_left_out()
-        written = write_dataset(annotations, folder, out)
+        written = write_dataset(annotations, folder, out, max_bad)
     return _table(reader.title, annotations, written, out)
 
 

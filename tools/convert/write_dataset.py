@@ -65,11 +65,11 @@ class _Scans(NamedTuple):
         return Counter(self.spec.names[int(row[0])] for raw in labels if raw is not None for row in raw.rows)
 
 
-def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenDataset:
+def write_dataset(annotations: Annotations, folder: Path, out: Path, max_bad: float) -> WrittenDataset:
     """Writes the files of ``out`` to ``folder``, from where they are moved to the parent of both.
 
-    Raises UserError if a path cannot be written, if training would not find all images and objects, or if it would
-    refuse the data set because too many of them are unusable (``--max-bad``).
+    Raises UserError if a path cannot be written, if training would not find all images and objects, or if more than the
+    fraction ``max_bad`` of them is unusable.
     """
     names = annotations.class_names()
     splits = _write_splits(annotations.images_by_split(), names, folder, out)
@@ -85,7 +85,7 @@ def write_dataset(annotations: Annotations, folder: Path, out: Path) -> WrittenD
     for name, expected in annotations.num_objects.items():
         if num_boxes[name] != expected:
             raise UserError(f"{out}: has {num_boxes[name]} of {expected} objects of '{name}'")
-    notes = _notes(splits, scans, out)
+    notes = _notes(splits, scans, out, max_bad)
     _write_yaml(yaml_file, content)
     return WrittenDataset(num_boxes, notes)
 
@@ -212,7 +212,7 @@ def _check_listed(splits: Mapping[str, _WrittenSplit], scans: _Scans) -> None:
                 raise UserError(f"{image.path}: training would not find this image; rename it or its folder")
 
 
-def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path) -> list[str]:
+def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path, max_bad: float) -> list[str]:
     """Returns `WrittenDataset.notes`. Raises UserError if training would refuse a split."""
     notes: list[str] = []
     for name, split in splits.items():
@@ -220,7 +220,7 @@ def _notes(splits: Mapping[str, _WrittenSplit], scans: _Scans, out: Path) -> lis
         findings = _located(scan.findings, scans.paths_of(name), split.images)
         used = scan.index.report.ledger
         ledger = Ledger.of(findings, used_images=used.used_images, used_objects=used.used_objects)
-        refusal = refusal_message(ledger, IndexSettings().max_bad)
+        refusal = refusal_message(ledger, max_bad)
         if refusal:
             raise UserError(f"{out}: training would refuse '{name}': {refusal}")
         if ledger.losses:

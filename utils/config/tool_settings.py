@@ -52,6 +52,9 @@ class ConvertConfig:
     from_: str = setting(
         "auto", Bounds(choices=("auto", *ANNOTATION_FORMATS)), help="format; auto: by what the files contain"
     )
+    max_bad: float = setting(
+        0.1, Bounds(0, 1), help="stop if more than this fraction of the images or labels cannot be used"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
-from tests.helpers.scripts import error_of
+from tests.helpers.scripts import call, error_of
 from tests.helpers.tool_exports import (
     CORNERS,
     SIZES,
@@ -662,6 +662,14 @@ def test_labels_that_training_refuses_are_refused_and_named(images):
         "(--max-bad is 0.1): size mismatch: two.png (labeled in .../set/two.json): labels are for 80x80, the image is "
         "80x60 upright",
     )
+
+
+def test_more_unusable_labels_are_accepted_with_max_bad(images, capsys):
+    write_labelme(images)
+    file = images / "two.json"
+    file.write_text(file.read_text().replace('"imageHeight": 60', '"imageHeight": 80'))
+    call(main, images, images.parent / "out.json", "--max-bad", "0.5")
+    assert "training leaves out 1 of 3 images and 1 of 3 labeled objects of 'train'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
