@@ -142,9 +142,8 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
         path = annotated.path
         if "\\" in path.name:
             raise UserError(rf"{path.name!r}: has a \, which separates folders in a COCO JSON; rename the image")
-        width, height = annotated.size or image_size(path)
         name = path.relative_to(base).as_posix() if base else path.name
-        entries.append({"id": number, "file_name": name, "width": width, "height": height})
+        entries.append({"id": number, "file_name": name, **_size_entries(annotated)})
         for box in annotated.boxes:
             w = box.x2 - box.x1
             h = box.y2 - box.y1
@@ -159,6 +158,16 @@ def _coco(images: Sequence[AnnotatedImage], names: Sequence[str], base: Path | N
             annotations.append(annotation)
     categories = [{"id": i, "name": name} for name, i in category_ids.items()]
     return {"images": entries, "annotations": annotations, "categories": categories}
+
+
+def _size_entries(annotated: AnnotatedImage) -> dict[str, int]:
+    """Returns the width and height of an image; empty if they can't be read, as the scan then leaves the image out and
+    reports it."""
+    try:
+        width, height = annotated.size or image_size(annotated.path)
+    except UserError:
+        return {}
+    return {"width": width, "height": height}
 
 
 def _entries(splits: Mapping[str, _WrittenSplit], *folders: Path) -> dict[str, Any]:

@@ -691,6 +691,23 @@ def test_labels_that_training_leaves_out_are_named(is_damaged, images, tmp_path)
     assert len(load_index(spec, "train", IndexSettings(progress=False)).paths) == 22
 
 
+@pytest.mark.parametrize("write", [write_kitti, write_createml, write_image_folder])
+def test_a_damaged_image_whose_size_is_not_in_the_export_is_left_out(write, images, tmp_path):
+    write(images)
+    (images / "one.png").write_bytes(b"")
+    lines = convert(images, tmp_path / "out.json", max_bad=0.9)
+    (line,) = [line for line in lines if line.startswith("training leaves out")]
+    assert line.startswith("training leaves out 1 of 3 images and ")
+    assert "one.png (labeled in " in line
+    entries = json.loads((tmp_path / "out.json").read_text())["images"]
+    assert {entry["file_name"]: (entry.get("width"), entry.get("height")) for entry in entries} == {
+        **SIZES,
+        "one.png": (None, None),
+    }
+    spec = load_dataset_spec(tmp_path / "out.yaml")
+    assert len(load_index(spec, "train", IndexSettings(progress=False, max_bad=0.9)).paths) == 2
+
+
 def test_two_sizes_of_an_image_are_refused(images):
     """The boxes of one row would be wrong."""
     write_csv(images)
