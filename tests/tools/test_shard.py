@@ -26,6 +26,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.messages import refused
+from tests.helpers.scripts import call
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.check.checks.scan import scan_dataset, scan_issues
@@ -57,6 +58,23 @@ def index_of(data: Path, split: str = "train", **options: object) -> DatasetInde
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), "train: python train.py --data {out}"),
+        (
+            ("--split", "train", "--max-bad", "0.2"),
+            "train: python train.py --data {out} --val-fraction 0.2 --max-bad 0.2",
+        ),
+        (("--split", "val"), "training needs a 'train' split, but {out} has only val"),
+    ],
+)
+def test_the_last_line_is_a_command_that_training_accepts(source: Path, tmp_path: Path, capsys, flags, expected):
+    out = tmp_path / "out"
+    call(main, source, out, "--cache-dir", tmp_path / "cache", *flags)
+    assert capsys.readouterr().out.splitlines()[-1] == expected.format(out=out)
 
 
 @pytest.mark.parametrize("most", [10**9, 30_000])

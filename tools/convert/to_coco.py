@@ -17,6 +17,7 @@ from tools.convert.csv_table import unknown_columns
 from tools.convert.formats import FORMATS, detect
 from tools.convert.source_images import files_below
 from tools.convert.write_dataset import WrittenDataset, write_dataset
+from tools.train_line import train_line
 from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
@@ -54,7 +55,10 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
             raise UserError(f"{source}: {'; '.join(filter(None, (reason, annotations.skipped_summary())))}")
         annotations.drop_left_out()
         written = write_dataset(annotations, folder, out, max_bad)
-    return _table(reader.title, annotations, written, out)
+    return [
+        *_table(reader.title, annotations, written, out),
+        train_line(out.with_suffix(".yaml"), annotations.images_by_split(), max_bad=max_bad),
+    ]
 
 
 def _check_paths(source: Path, out: Path) -> None:
@@ -160,8 +164,4 @@ def _table(title: str, annotations: Annotations, written: WrittenDataset, out: P
     if num_left_out:
         lines.append(f"{counted(num_left_out, 'image')} without usable labels: left out of training")
     lines += written.notes
-    return [
-        f"{title}: {sizes}",
-        *lines,
-        f"train: {COMMANDS['train'].typed} --data {shlex.quote(str(out.with_suffix('.yaml')))}",
-    ]
+    return [f"{title}: {sizes}", *lines]

@@ -14,10 +14,10 @@ if __name__ == "__main__":
 
     exit_on_interrupt()  # while the following imports run
 
-import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
-from utils.config.commands import COMMANDS
+from tools.train_line import train_line
 from utils.config.tool_settings import ShardConfig
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
@@ -32,8 +32,8 @@ def _shard(config: ShardConfig) -> None:
     from tools.shard.write_shards import shard_data  # imports torch, once the flags are known to be valid
 
     configure_logging(True)
-    shard_data(config)
-    get_logger().info("train: %s --data %s", COMMANDS["train"].typed, shlex.quote(config.out))
+    splits = shard_data(config)
+    get_logger().info("%s", train_line(Path(config.out), splits, max_bad=config.max_bad))
 
 
 if __name__ == "__main__":

@@ -44,18 +44,23 @@ _HEADER = 512  # bytes before the content of a file in a tar file
 _DIGITS = 9  # digits of an image's number, which names it in a tar file
 
 
-def shard_data(config: ShardConfig) -> None:
-    """Implements ``python -m tools.shard``. Raises UserError if the data set cannot be opened, and like `write_set`."""
+def shard_data(config: ShardConfig) -> list[str]:
+    """Implements ``python -m tools.shard``, and returns the names of the written splits.
+
+    Raises UserError if the data set cannot be opened, and like `write_set`.
+    """
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
+    splits = list(dict.fromkeys(config.split or spec.splits))
     write_set(
         spec,
         Path(config.out),
         config.megabytes * 10**6,
-        splits=config.split,
+        splits=splits,
         workers=config.workers,
         cache_dir=config.cache_dir,
         max_bad=config.max_bad,
     )
+    return splits
 
 
 def write_set(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -333,12 +334,29 @@ def test_the_yaml_moves_with_its_folder_and_the_command_is_quoted(images, tmp_pa
     images.rename(home / "set")
     monkeypatch.chdir(home / "set")
     lines = convert(Path("../set"), Path("../set/../out.json"))
-    assert lines[-1] == f"train: python train.py --data '{home}/out.yaml'"
+    assert lines[-1] == f"train: python train.py --data '{home}/out.yaml' --val-fraction 0.2"
     home.rename(tmp_path / "moved")
     content = yaml.safe_load((tmp_path / "moved/out.yaml").read_text())
     assert (content["path"], content["train"]) == (".", "set")
     spec = load_dataset_spec(tmp_path / "moved/out.yaml")
     assert len(load_index(spec, "train", IndexSettings(progress=False))) == len(TRUTH)
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (("train", "val"), "train: python train.py --data {data}"),
+        (("train", "test"), "train: python train.py --data {data} --val-fraction 0.2"),
+        (("val", "test"), "training needs a 'train' split, but {data} has only val, test"),
+    ],
+)
+def test_the_last_line_is_a_command_that_training_accepts(splits, expected, images, tmp_path):
+    for split in splits:
+        folder = tmp_path / "export" / split
+        shutil.copytree(images, folder)
+        write_createml(folder)
+    lines = convert(tmp_path / "export", tmp_path / "out.json")
+    assert lines[-1] == expected.format(data=tmp_path / "out.yaml")
 
 
 CREATEML = "_annotations.createml.json"
@@ -669,7 +687,9 @@ def test_more_unusable_labels_are_accepted_with_max_bad(images, capsys):
     file = images / "two.json"
     file.write_text(file.read_text().replace('"imageHeight": 60', '"imageHeight": 80'))
     call(main, images, images.parent / "out.json", "--max-bad", "0.5")
-    assert "training leaves out 1 of 3 images and 1 of 3 labeled objects of 'train'" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "training leaves out 1 of 3 images and 1 of 3 labeled objects of 'train'" in out
+    assert out.endswith("/out.yaml --val-fraction 0.2 --max-bad 0.5\n")
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
