@@ -16,7 +16,7 @@ from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.class_use import class_use
 from tools.check.checks.duplicates import image_issues
 from tools.check.checks.examine_labels import examine_labels
-from tools.check.checks.scan import scan_dataset, scan_issues, scan_readable
+from tools.check.checks.scan import missing_splits, scan_dataset, scan_issues, scan_readable
 from tools.check.out_folder import make_out
 from tools.check.result import CheckResult, LabelErrors
 from utils.config.settings import TrainConfig, ValConfig
@@ -35,11 +35,11 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     if config.out:
         make_out(spec, Path(config.out))
     workers = available_cores() if config.workers < 0 else config.workers
-    splits, unreadable = _scan(config, spec, workers)
+    splits, split_issues = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
         imgsz = canvases_of(validation, model).imgsz
-    issues = [*unreadable, *_data_issues(splits, imgsz, workers)]
+    issues = [*split_issues, *_data_issues(splits, imgsz, workers)]
     label_errors = LabelErrors()
     if model is not None:
         label_errors = examine_labels(validation, model, spec, splits, min_score=config.min_score)
@@ -75,11 +75,15 @@ def _open_data(config: CheckConfig, model: InferenceModel | None) -> DatasetSpec
 
 
 def _scan(config: CheckConfig, spec: DatasetSpec, workers: int) -> tuple[list[CheckedSplit], list[Issue]]:
-    """Scans the splits that the settings name, or all. Returns them, and issues about splits that cannot be read; a
-    split that the settings name raises UserError instead."""
+    """Scans the splits that the settings name, or all.
+
+    Returns them and, if all are scanned, issues about splits that are missing or cannot be read. A split that the
+    settings name raises UserError if it cannot be read.
+    """
     if config.split:
         return scan_dataset(spec, tuple(dict.fromkeys(config.split)), workers=workers), []
-    return scan_readable(spec, workers=workers)
+    splits, unreadable = scan_readable(spec, workers=workers)
+    return splits, [*missing_splits(spec), *unreadable]
 
 
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:

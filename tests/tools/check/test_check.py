@@ -25,6 +25,7 @@ from tools.check.issue_kinds import (
     COPIED,
     DOUBLED,
     IMBALANCE,
+    MISSING_SPLIT,
     NOT_CHECKED,
     NOT_TRAINED,
     SMALL_OBJECTS,
@@ -256,6 +257,27 @@ def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data
     assert status == 1
     assert "split that cannot be read: 1 (the other splits are checked)" in out
     assert reason in error_of(capsys, main, data.yaml, "--split", "val")
+
+
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ("train: images/train", {"val": "or train with --val-fraction 0.2 or python -m tools.kfold"}),
+        ("val: images/train", {"train": "only val; add 'train: <folder>'"}),
+        (
+            "test: images/train",
+            {"train": "only test; add 'train: <folder>'", "val": "or train with --val-fraction 0.2"},
+        ),
+    ],
+)
+def test_a_split_that_training_needs_is_an_issue_if_it_is_missing(data, capsys, content, missing):
+    data.yaml.write_text(f"{content}\nnames: {NAMES}\n")
+    issues = issues_of(capsys, data)
+    assert [issue["kind"] for issue in issues] == [MISSING_SPLIT] * len(missing)
+    for issue, (split, advice) in zip(issues, missing.items()):
+        assert f"has no '{split}' split" in issue["text"]
+        assert advice in issue["text"]
+    assert issues_of(capsys, data, "--split", content.partition(":")[0]) == []
 
 
 def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, capsys):

@@ -1,4 +1,4 @@
-"""Scans the splits of a data set, and reports the scan's findings in their files."""
+"""Scans the splits of a data set, and reports missing splits, and the scan's findings in their files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from data.index.load import scan_for_check
 from data.labels.findings import UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
-from tools.check.issue_kinds import NOT_CHECKED
+from tools.check.issue_kinds import MISSING_SPLIT, NOT_CHECKED
 from utils.errors import UserError
 
 
@@ -32,6 +32,17 @@ def scan_readable(spec: DatasetSpec, *, workers: int) -> tuple[list[CheckedSplit
     if not scanned:
         raise next(iter(errors.values()))
     return scanned, [Issue(NOT_CHECKED, str(error), split) for split, error in errors.items()]
+
+
+def missing_splits(spec: DatasetSpec) -> list[Issue]:
+    """Returns an issue for each split that training needs and ``spec`` does not have, with the error of training."""
+    issues: list[Issue] = []
+    for split in ("train", "val"):
+        try:
+            spec.split(split)
+        except UserError as error:
+            issues.append(Issue(MISSING_SPLIT, str(error)))
+    return issues
 
 
 def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
