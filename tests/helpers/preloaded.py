@@ -41,10 +41,21 @@ from typing import Any
 _VARIABLE = "LOCKSTEP_TEST_PYTHON"
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PRELOADED = (
-    "torch", "torch.distributed", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "cv2", "yaml", "tqdm",
-    "matplotlib.figure", "matplotlib.backends.backend_agg",
-    "engine.assembly.build", "engine.commands.val", "engine.commands.detect", "engine.commands.export",
-)  # fmt: skip
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "cv2",
+    "yaml",
+    "tqdm",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "engine.assembly.build",
+    "engine.commands.val",
+    "engine.commands.detect",
+    "engine.commands.export",
+)
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("utils", "data", "models", "engine", "tools")
 

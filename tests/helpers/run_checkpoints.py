@@ -14,17 +14,32 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.files.checkpoint_file import write_checkpoint
 
 STORED = {
-    "run_id": "run", "model_spec": {}, "names": [], "used_classes": [], "imgsz": 640, "bits": 8,
-    "config": TrainConfig(batch_size=8, epochs=10), "hyp": Hyperparameters(),
-    "data": {}, "identity": DataIdentity(train_labels="a", val_labels="b"), "val_images": [], "tile": 0,
-    "pretrained": {}, "new_lr_mult": 1.0, "origin": {},
+    "run_id": "run",
+    "model_spec": {},
+    "names": [],
+    "used_classes": [],
+    "imgsz": 640,
+    "bits": 8,
+    "config": TrainConfig(batch_size=8, epochs=10),
+    "hyp": Hyperparameters(),
+    "data": {},
+    "identity": DataIdentity(train_labels="a", val_labels="b"),
+    "val_images": [],
+    "tile": 0,
+    "pretrained": {},
+    "new_lr_mult": 1.0,
+    "origin": {},
     "run": RunConditions(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
-    "progress": Progress(), "model": {}, "ema": {}, "optimizer": {}, "scaler": {},
-}  # fmt: skip
+    "progress": Progress(),
+    "model": {},
+    "ema": {},
+    "optimizer": {},
+    "scaler": {},
+}
 
 
 def checkpoint_of(**changes) -> Checkpoint:
-    """A checkpoint with the values of `STORED`, by their keys in the file, but for ``changes``."""
+    """Returns a checkpoint with the values of `STORED`, except ``changes``, by their keys in the file."""
     values: dict[str, Any] = STORED | changes
 
     def part(kind: type) -> Any:
@@ -39,7 +54,7 @@ def checkpoint_of(**changes) -> Checkpoint:
 
 
 def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
-    """Writes such a checkpoint to ``path``, and returns it."""
+    """Writes the checkpoint of `checkpoint_of` to ``path``, and returns it."""
     checkpoint = checkpoint_of(progress=progress, path=path, **changes)
     write_checkpoint(checkpoint.content(), path)
     return checkpoint

@@ -46,8 +46,13 @@ def run_python(
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHED}
     done = subprocess.run(
         [python(), *map(str, [*launch, *argv])],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
