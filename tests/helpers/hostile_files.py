@@ -41,13 +41,13 @@ class Touch:
 
 
 def opcode_call(module: str, name: str, argument: str) -> bytes:
-    """A pickle that calls ``module.name(argument)``."""
+    """Returns a pickle that calls ``module.name(argument)``."""
     text = argument.encode()
     return b"\x80\x02c%s\n%s\nX%s%s\x85R." % (module.encode(), name.encode(), struct.pack("<I", len(text)), text)
 
 
 def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key: str = "0") -> bytes:
-    """A state dict of one tensor, whose sizes may be false."""
+    """Returns a pickled state dict of one tensor, whose sizes may be false."""
 
     storage = object()
 
@@ -62,7 +62,8 @@ def tensor_program(size: tuple, stride: tuple, count: int, offset: int = 0, key:
 
 
 def write_hostile_files(folder: Path, marker: Path) -> dict[str, tuple[Path, str]]:
-    """One file of each kind, by kind, and the expected message. ``marker`` would be created if any of them ran."""
+    """Writes a file of each kind. Returns them by kind, each with the expected message. ``marker`` would be created if
+    any of them ran."""
     command = Touch((os.system, (f"touch '{marker}'",)))
     torch.save({"model": {"w": torch.zeros(1000)}}, folder / "whole.pt")
     (folder / "truncated.pt").write_bytes((folder / "whole.pt").read_bytes()[:-300])
@@ -112,7 +113,8 @@ class Writer(nn.Module):
 
 
 def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
-    """Exported files of torch, one of each kind, by kind. Each creates ``marker`` when torch opens it."""
+    """Writes an exported file of torch of each kind. Returns them by kind. Each creates ``marker`` when torch opens
+    it."""
     command = pickle.dumps(Touch((os.system, (f"touch {marker}",))), 2)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
@@ -191,14 +193,14 @@ def take_name(path: Path, kind: str, size: int = 0) -> None:
 
 
 def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
-    """An image with some thousand bytes of coded data."""
+    """Returns a JPEG with some thousand bytes of coded data."""
     rng = np.random.default_rng(seed)
     picture = cv2.resize(rng.integers(0, 256, (side // 4, side // 4, 3), dtype=np.uint8), (side, side))
     return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
 
 
 def with_middle(data: bytes, kind: str) -> bytes:
-    """The file with its middle third replaced."""
+    """Returns the content of a file with its middle third replaced. ``kind``: of the replacement."""
     rng = np.random.default_rng(0)
     first = len(data) // 3
     last = 2 * len(data) // 3
@@ -223,8 +225,8 @@ def _number(value: int) -> bytes:
 
 
 def greedy_programs(count: int) -> dict[str, bytes]:
-    """Pickles of at most 20 * ``count`` bytes that ask for far more memory, or for years, by what they do. Each is a
-    dict that claims to be a checkpoint of this program."""
+    """Returns pickles of at most 20 * ``count`` bytes that ask for far more memory, or for years, by what they do. Each
+    is a dict that claims to be a checkpoint of this program."""
     repeats = count // 50
     nones = b"]q\x01(" + b"N" * (3 * count) + b"e"  # in memo slot 1
     pairs = b"]q\x01(" + b"".join(_text(f"{i:06}") + b"N\x86" for i in range(count // 2)) + b"e"
@@ -251,8 +253,8 @@ def greedy_programs(count: int) -> dict[str, bytes]:
 
 
 def write_greedy_files(folder: Path, checkpoint: dict) -> dict[str, Path]:
-    """Files that ask for far more memory than they have bytes, by what they do. ``checkpoint``: the content of one from
-    which a run resumes."""
+    """Writes files that ask for far more memory than they have bytes, by what they do. ``checkpoint``: the content of
+    one from which a run resumes."""
     paths = {}
     for number, (kind, program) in enumerate(greedy_programs(100_000).items()):
         paths[kind] = zip_around(program, folder / f"{number}.pt")

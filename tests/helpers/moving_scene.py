@@ -69,7 +69,7 @@ class SceneFrame:
 
     @property
     def expected(self) -> np.ndarray:
-        """The mask of objects that are visible enough to be tracked: bool (N,)."""
+        """Mask of the objects that are visible enough to be tracked: bool (N,)."""
         return self.visible >= VISIBLE
 
 
@@ -204,9 +204,9 @@ def write_picture(path: str, numbers: Sequence[int] = (40, 80, 120)) -> None:
     tracks = ObjectTracks("bytetrack", 0.5)
     pictures = []
     for frame in scene(max(numbers) + 1):
-        given = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
+        source_frame = Frame("scene.mp4", frame.image, frame.number, FPS, is_video=True)
         detections = detections_in(frame)
-        detections, ids = tracks.update(given, detections.take(detections.scores > tracks.lowest_confidence))
+        detections, ids = tracks.update(source_frame, detections.take(detections.scores > tracks.lowest_confidence))
         if frame.number in numbers:
             labels = label_texts(NAMES, detections.classes, detections.scores, ids)
             pictures.append(draw_boxes(frame.image, detections.boxes_xyxy_px, labels, class_colors(ids)))

@@ -51,19 +51,19 @@ class Processes:
     def pair(self, flags: list[list[str]], *, script: str = "train.py", folders: list[Path] | None = None) -> None:
         """Starts two ranks of ``script`` with separate flags, and in separate working folders if these are given."""
         port = free_port()
-        for rank, given in enumerate(flags):
-            place = torchrun_variables(rank, 2, port)
+        for rank, rank_flags in enumerate(flags):
+            environment = torchrun_variables(rank, 2, port)
             if folders:  # two machines
-                place |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
+                environment |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
             folder = folders[rank] if folders else ROOT
-            self.start([self.python, str(ROOT / script), *given], folder, **place)
+            self.start([self.python, str(ROOT / script), *rank_flags], folder, **environment)
 
     def torchrun(self, options: list[str], *flags: str, agent: str = sys.executable) -> subprocess.Popen:
         """``agent``: the interpreter of torchrun itself."""
         return self.start([agent, "-m", "torch.distributed.run", *options, "tests/robustness/odd_train.py", *flags])
 
     def alive(self) -> list[int]:
-        """Process ids of the remaining processes of this launch."""
+        """Returns the process ids of the remaining processes of this launch."""
         pids = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -77,7 +77,7 @@ class Processes:
         return pids
 
     def launched(self) -> list[int]:
-        """Process ids of the ranks that `torchrun` has started."""
+        """Returns the process ids of the ranks that `torchrun` has started."""
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.alive()}
         return sorted(pid for pid, c in commands.items() if b"odd_train.py" in c and b"torch.distributed.run" not in c)
 

@@ -17,7 +17,7 @@ from models.weights.layouts import LAYERS, STEM
 
 
 def in_yolox_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors under YOLOX's names, except for the first kernel, which is unchanged."""
+    """Returns the detector's tensors under YOLOX's names, except for the first kernel, which is unchanged."""
     prefixes = {f"model.{index}.": prefix for prefix, index in LAYERS.items()}
     renamed = {}
     for name, tensor in detector.state_dict().items():
@@ -27,14 +27,15 @@ def in_yolox_names(detector: Detector) -> dict[str, Tensor]:
 
 
 def grouped(kernel: Tensor, groups: int) -> Tensor:
-    """The diagonal blocks of a full kernel."""
+    """Returns the diagonal blocks of a full kernel."""
     out, width = kernel.shape[:2]
     blocks = kernel.view(groups, out // groups, groups, width // groups, *kernel.shape[2:])
     return torch.cat([blocks[g, :, g] for g in range(groups)])
 
 
 def in_mit_names(detector: Detector) -> dict[str, Tensor]:
-    """The detector's tensors under the MIT-licensed names, written out by hand, with its box layers in four groups."""
+    """Returns the detector's tensors under the MIT-licensed names, written out by hand, with its box layers in four
+    groups."""
     state = {}
     for name, tensor in detector.state_dict().items():
         match = re.fullmatch(r"model\.(\d+)\.(.+)", name)
@@ -58,7 +59,7 @@ def in_mit_names(detector: Detector) -> dict[str, Tensor]:
 
 
 def write_public(detector: Detector, folder: Path) -> Path:
-    """A file in the layout of the family's public ones."""
+    """Writes a file in the layout of the family's public ones."""
     if detector.spec["name"].startswith("yolox"):
         state = in_yolox_names(detector)
         kernel = state[f"{STEM}conv.weight"].flip(1) / 255
@@ -74,7 +75,7 @@ def write_public(detector: Detector, folder: Path) -> Path:
 
 
 def save_module(path: Path, layers: nn.Module, beside: dict | None = None, **attributes: object) -> Path:
-    """A checkpoint that pickles a module of a package that is not installed when it is read."""
+    """Writes a checkpoint that pickles a module of a package that is not installed when it is read."""
     package: Any = types.ModuleType("vanished")
     package.Model = type("Model", (nn.Module,), {"__module__": "vanished"})
     sys.modules["vanished"] = package

@@ -74,7 +74,7 @@ def run_ranks(
     timeout_s: float = 60,
     lost: int | None = None,
 ) -> list[Any]:
-    """Runs ``function(ctx, *args)`` on ``world`` ranks; a list of their return values (or exceptions), by rank.
+    """Runs ``function(ctx, *args)`` on ``world`` ranks. Returns their return values, or exceptions, by rank.
 
     ``timeout_s`` is that of the process group. The rank ``lost`` dies during the run; its result is None.
     """

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def requirements() -> dict[str, dict[str, Requirement]]:
-    """The required packages by name, in lower case, by extra; those of every installation under "", those of the tests
-    under "dev"."""
+    """Returns the required packages by extra and by name, which is in lower case. Those of every installation are under
+    "", those of the tests under "dev"."""
     file = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = file["project"]
     groups = file["dependency-groups"]
@@ -22,7 +22,7 @@ def requirements() -> dict[str, dict[str, Requirement]]:
 
 
 def locked_versions(python_version: str) -> dict[str, str]:
-    """The versions in constraints.txt on Linux, by name."""
+    """Returns the versions in constraints.txt on Linux, by name."""
     here = {"python_version": python_version, "python_full_version": f"{python_version}.1", "sys_platform": "linux"}
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]

@@ -14,26 +14,26 @@ from utils.files.checkpoint_file import read_checkpoint
 SETTINGS = ("config", "hyp", "run", "run_id")  # may differ between runs that must give the same weights
 
 
-def same_content(a, b, where: str = "") -> None:
+def same_content(a, b, location: str = "") -> None:
     """Fails at the first tensor or value in which two checkpoints differ, except for settings."""
-    assert type(a) is type(b), where
+    assert type(a) is type(b), location
     if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
+        assert a.keys() == b.keys(), location
         for key in a:
             if key not in SETTINGS:
-                same_content(a[key], b[key], f"{where}.{key}")
+                same_content(a[key], b[key], f"{location}.{key}")
     elif isinstance(a, list):
-        assert len(a) == len(b), where
+        assert len(a) == len(b), location
         for i, (x, y) in enumerate(zip(a, b)):
-            same_content(x, y, f"{where}[{i}]")
+            same_content(x, y, f"{location}[{i}]")
     elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), where
+        assert torch.equal(a, b), location
     else:
-        assert a == b or (a != a and b != b), f"{where}: {a} != {b}"
+        assert a == b or (a != a and b != b), f"{location}: {a} != {b}"
 
 
 def untimed(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
-    """Rows of results.csv without the columns that differ from run to run: times and speeds."""
+    """Returns rows of results.csv without the columns that differ from run to run: times and speeds."""
     return [{k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in rows]
 
 

@@ -45,7 +45,7 @@ def iou_by_hand(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def coco_evaluate(gt, table):
-    """pycocotools' stats (12,) and precision (T, R, C, A) for the same boxes; ``table`` may be a written file."""
+    """Returns pycocotools' stats (12,) and precision (T, R, C, A) for the same boxes. ``table``: may be a file."""
     coco = pytest.importorskip("pycocotools.coco")
     cocoeval = pytest.importorskip("pycocotools.cocoeval")
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
@@ -82,8 +82,9 @@ def coco_evaluate(gt, table):
 
 
 def random_case(seed, num_images=12, num_classes=4, crowd_share=0.15, per_image=200, rounding=2):
-    """Objects of all sizes, crowd, duplicates, exact copies, ties, more than 100 detections of a class in an image,
-    images without objects or detections, and a class without objects."""
+    """Returns ground truth, detections and the number of classes. There are objects of all sizes, crowd, duplicates,
+    exact copies, ties, more than 100 detections of a class in an image, images without objects or detections, and a
+    class without objects."""
     rng = np.random.default_rng(seed)
     count = rng.integers(0, 25, num_images)
     count[0] = 0

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def page() -> Iterator[str]:
-    """The sections of the page, each ends with a line break."""
+    """Yields the sections of the page, each of which ends with a line break."""
     yield INTRODUCTION
     of_train = {_row(field, settings.TrainConfig) for field in dataclasses.fields(settings.TrainConfig)}
     for command in COMMANDS.values():
@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
 
 
 def _values(field: dataclasses.Field, cls: type) -> str:
-    """The type, choices and bounds of a setting."""
+    """Returns the type, choices and bounds of a setting."""
     meta = field.metadata
     kind = type_of(field, cls)
     is_list = typing.get_origin(kind) is list

@@ -36,12 +36,12 @@ def make_train_step(
     """
     ema = ModelEma(model, decay=0.9, tau=1.0)
     rule = build_optimizer(model, optimizer, OptimizerSettings(lr=0.01, momentum=0.9, weight_decay=5e-4))
-    how = StepSettings(**{"clip_norm": 10.0, **settings})
-    autocast = partial(how.autocast, ctx.device)
+    step_settings = StepSettings(**{"clip_norm": 10.0, **settings})
+    autocast = partial(step_settings.autocast, ctx.device)
     strategy = Strategy(ctx, wrapped or model, autocast)
     if virtual_ranks:
         strategy = VirtualRanks(ctx, model, autocast, rule, virtual_ranks)
     if pipeline:
         strategy = build_stage(ctx, model, autocast, rule.parameters)
     criterion = model.head.build_loss(Hyperparameters()).to(next(model.parameters()).device)
-    return TrainStep(strategy, criterion, rule, ema, how)
+    return TrainStep(strategy, criterion, rule, ema, step_settings)

@@ -101,12 +101,12 @@ def write_dataset(
 
 
 def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: Any) -> list[SamplePlan]:
-    """The plans of samples in a run of ``epochs``; ``settings`` are those of `SamplePlanner`."""
+    """Returns the plans of samples in a run of ``epochs``; ``settings`` are those of `SamplePlanner`."""
     return SamplePlanner(**settings).draw(keys, epochs)
 
 
 def draw_plan(key: SampleKey, **settings: Any) -> SamplePlan:
-    """The plan of one sample; ``settings`` are those of `draw_plans`."""
+    """Returns the plan of one sample; ``settings`` are those of `draw_plans`."""
     return draw_plans([key], **settings)[0]
 
 

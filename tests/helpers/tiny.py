@@ -53,7 +53,7 @@ def write_weights(path: Path, names: Sequence[str], *, imgsz: int = 64, seed: in
 
 
 def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) -> Path:
-    """Bright squares (class 0) and dark ones (class 1) on noise; YOLO txt. Returns the YAML."""
+    """Writes images of bright squares (class 0) and dark ones (class 1) on noise, with YOLO txt. Returns the YAML."""
     rng = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):
         for kind in ("images", "labels"):
@@ -75,8 +75,8 @@ def write_dataset(root: Path, *, train: int = 10, val: int = 5, size: int = 64) 
 
 
 def write_tiled_dataset(root: Path, sizes_hw: Sequence[tuple[int, int]], *, tile: int, squares: int, seed: int) -> Path:
-    """Red squares of 30 px on smooth images of ``sizes_hw``, ``squares`` on each, in both splits, and ``tile`` in the
-    YAML, which is returned."""
+    """Writes smooth images of ``sizes_hw`` with ``squares`` red squares of 30 px on each, in both splits, and a YAML
+    with ``tile``. Returns the YAML."""
     rng = np.random.default_rng(seed)
     for split in ("train", "val"):
         for kind in ("images", "labels"):
@@ -96,7 +96,8 @@ def write_tiled_dataset(root: Path, sizes_hw: Sequence[tuple[int, int]], *, tile
 
 
 def make_batch(images: int, *, size: int = 64, seed: int = 0, targets_per_image: int = 2) -> Batch:
-    """Random images; the targets of image i depend only on ``seed`` and i. ``targets_per_image`` 0: none."""
+    """Returns a batch of random images. The targets of image i depend only on ``seed`` and i; ``targets_per_image`` may
+    be 0."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (images, size, size, 3), generator=generator, dtype=torch.uint8).permute(0, 3, 1, 2)
     boxes = torch.rand(images, targets_per_image, 4, generator=generator) * 0.3 + torch.tensor([0.3, 0.3, 0.2, 0.2])

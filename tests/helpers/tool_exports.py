@@ -46,7 +46,7 @@ def write_cvat(folder: Path) -> None:
 
 
 def write_cvat_video(folder: Path) -> None:
-    """A track per object, whose last box says that it has left the image."""
+    """Writes a track per object, whose last box says that it has left the image."""
     root = ElementTree.Element("annotations")
     for frame, name in enumerate(TRUTH):
         (folder / name).rename(folder / f"frame_{frame:06}.png")
@@ -102,7 +102,7 @@ def write_vott(folder: Path) -> None:
 
 
 def write_vott_project(folder: Path) -> None:
-    """A JSON per image, in which a space is %20."""
+    """Writes a JSON per image, in which a space is %20."""
     write_vott(folder)
     for key, content in json.loads((folder / "vott-export.json").read_text())["assets"].items():
         name = content["asset"]["name"]
@@ -157,7 +157,7 @@ def write_open_images(folder: Path) -> None:
 
 
 def write_fiftyone(folder: Path) -> None:
-    """Open Images as FiftyOne lays it out."""
+    """Writes Open Images as FiftyOne lays it out."""
     write_open_images(folder)
     for name in ("labels", "metadata", "data"):
         (folder / "train" / name).mkdir(parents=True)
@@ -168,7 +168,7 @@ def write_fiftyone(folder: Path) -> None:
 
 
 def write_kitti_devkit(folder: Path) -> None:
-    """The same numbers in testing, without labels, and files of other kinds that are called like the images."""
+    """Adds the same numbers in testing, without labels, and files of other kinds that are called like the images."""
     write_kitti(folder)
     for name in ("training/image_2", "training/calib", "testing/image_2"):
         (folder / name).mkdir(parents=True)
@@ -261,7 +261,7 @@ WRITERS = (
 
 
 def boxes_of(yaml: Path) -> Counter:
-    """Class and corners in pixels of all objects, as training sees them."""
+    """Counts the objects by class and corners in pixels, as training sees them."""
     spec = load_dataset_spec(yaml)
     boxes: Counter[tuple] = Counter()
     for split in spec.splits:
