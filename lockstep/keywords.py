@@ -100,11 +100,13 @@ def _flags_of_setting(command: str, name: str, value: Any, action: argparse.Acti
 
 
 def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
-    """Returns the flags for a list. Raises UserError if the flag takes one value, unless Ultralytics writes that value
-    as a list: ``device=[0, 1]``."""
+    """Returns the flags for a list; ``freeze=[3]`` is layer 3, as in Ultralytics. Raises UserError if the flag takes
+    one value, unless Ultralytics writes that value as a list: ``device=[0, 1]``."""
     if takes_list:
         if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
             raise UserError(f"{name}={values!r}: must contain only text and numbers")
+        if name == "freeze" and len(values) == 1:
+            return _flags_of_ultralytics_keyword(command, name, values)
         return words_of_flag(name, values) if values else []
     if name not in _LISTS_IN_ULTRALYTICS:
         raise UserError(f"{name}={values!r}: must be one value, not a list")

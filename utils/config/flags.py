@@ -10,6 +10,7 @@ import itertools
 import json
 import keyword
 import os
+import re
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -103,6 +104,7 @@ def float_or_text(word: str) -> float | str:
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
+_NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch  # which argparse does not take for a flag
 _READERS = {int: int_or_text, float: float_or_text, str: str}
 
 
@@ -264,7 +266,7 @@ def words_of_flag(name: str, value: Any) -> list[str]:
 
 def words_with_values(flag: str, values: Sequence[str]) -> list[str]:
     """Returns the words of a command line that pass a list to ``flag``."""
-    if not any(value.startswith(("-", _JSON_LIST)) for value in values):
+    if not any(value.startswith(("-", _JSON_LIST)) and not _NEGATIVE_NUMBER(value) for value in values):
         return [flag, *values]
     if len(values) == 1 and values[0].startswith("-"):
         return [f"{flag}={values[0]}"]
