@@ -234,7 +234,9 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
         field = fields[name]
-        if value == "" and field in required_fields(cls):  # such as --weights="$W" of a script that does not set W
+        # --weights="$W" of a script that does not set W is empty.
+        is_blank = isinstance(value, str) and not value.strip()
+        if is_blank and field in required_fields(cls):
             mistakes.add(f"{shown_name(field)}: must not be empty")
             continue
         with mistakes.collecting():
