@@ -57,7 +57,19 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     it; any other known keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no
     effect. Raises UserError for keywords that are unknown or have another name here, and for values without a
     `plain_value`."""
-    return [word for name, value in keywords.items() for word in _flags_of_keyword(command, name, value)]
+    flags: list[str] = []
+    for name, value in keywords.items():
+        if not _requests_nothing(name, value, keywords):
+            flags += _flags_of_keyword(command, name, value)
+    return flags
+
+
+def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> bool:
+    """Returns whether a keyword of Ultralytics describes what happens anyway: ``resume=False``, and ``pretrained``, if
+    it says whether the ``keywords`` name ``weights``."""
+    if name == "pretrained":
+        return value is bool(plain_value("weights", keywords.get("weights")))
+    return name == "resume" and value is False
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
