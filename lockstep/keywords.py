@@ -1,8 +1,9 @@
 """Keyword arguments of the Python API as flags of the commands.
 
 The command parses them: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line,
-mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are only unknown names,
-and values that no command line can express (`lockstep.values`).
+mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are unknown names, names
+that mean something else in Ultralytics, and values that no command line can express (`lockstep.values`) or that are of
+the wrong kind for the flag: mappings, lists, true and false.
 """
 
 from __future__ import annotations
@@ -104,10 +105,7 @@ def _flags_of_setting(command: str, name: str, value: Any, action: argparse.Acti
     if isinstance(value, list):
         return _flags_of_list(command, name, value, takes_list=action.nargs == "+")
     if isinstance(value, bool) and not isinstance(action, argparse.BooleanOptionalAction):
-        flags = _flags_of_ultralytics_keyword(command, name, value)
-        if str(value) in flags:  # not translated
-            raise UserError(f"{name}={value!r}: must not be true or false")
-        return flags
+        return _flags_of_ultralytics_keyword(command, name, value)
     return words_of_flag(name, value)
 
 
