@@ -168,6 +168,18 @@ def test_negative_numbers_in_lists_are_numbers():
         assert parse_config(TrainConfig, flags).freeze == (values if len(values) > 1 else values * 2)
 
 
+@pytest.mark.parametrize("name", ["classes", "albumentations", "epochs", "epocs"])
+def test_values_that_contain_themselves_are_refused(name):
+    endless: list[Any] = []
+    endless.append(endless)
+    nested: list[Any] = []
+    for _ in range(300):
+        nested = [nested]
+    for value in (endless, nested, {"a": endless}):
+        with refused(f"{name}: is nested too deeply, or contains itself"):
+            flags_of_keywords("train", {name: value})
+
+
 def test_numbers_in_lists_of_hyperparameters_stay_numbers():
     """YAML 1.1 reads "1e-05", as JSON writes it, as text."""
     transforms = [{"name": "Blur", "p": 1e-5}, {"name": "\N{GRINNING FACE} 1", "limit": [3, None], "x": {"a": True}}]
