@@ -71,7 +71,7 @@ def train(
     *,
     devices: int = 1,
     callbacks: str | Callable | None = None,
-    resume: Literal["auto"] | None = None,
+    resume: Literal["auto", False] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
     """Trains a detector, like the command ``lockstep train``. Returns the run, even if it was interrupted after saving.

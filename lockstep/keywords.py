@@ -1,8 +1,9 @@
 """Keyword arguments of the Python API as flags of the commands.
 
 The command parses them: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line,
-mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are only unknown names,
-and values that no command line can express (`lockstep.values`).
+mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are unknown names, names
+that mean something else in Ultralytics, and values that no command line can express (`lockstep.values`) or that are of
+the wrong kind for the flag: mappings, lists, true and false.
 """
 
 from __future__ import annotations
@@ -57,7 +58,19 @@ def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
     it; any other known keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no
     effect. Raises UserError for keywords that are unknown or have another name here, and for values without a
     `plain_value`."""
-    return [word for name, value in keywords.items() for word in _flags_of_keyword(command, name, value)]
+    flags: list[str] = []
+    for name, value in keywords.items():
+        if not _requests_nothing(name, value, keywords):
+            flags += _flags_of_keyword(command, name, value)
+    return flags
+
+
+def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> bool:
+    """Returns whether a keyword of Ultralytics describes what happens anyway: ``resume=False``, and ``pretrained``, if
+    it says whether the ``keywords`` name ``weights``."""
+    if name == "pretrained":
+        return value is bool(plain_value("weights", keywords.get("weights")))
+    return name == "resume" and value is False
 
 
 def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
@@ -92,19 +105,18 @@ def _flags_of_setting(command: str, name: str, value: Any, action: argparse.Acti
     if isinstance(value, list):
         return _flags_of_list(command, name, value, takes_list=action.nargs == "+")
     if isinstance(value, bool) and not isinstance(action, argparse.BooleanOptionalAction):
-        flags = _flags_of_ultralytics_keyword(command, name, value)
-        if str(value) in flags:  # not translated
-            raise UserError(f"{name}={value!r}: must not be true or false")
-        return flags
+        return _flags_of_ultralytics_keyword(command, name, value)
     return words_of_flag(name, value)
 
 
 def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
-    """Returns the flags for a list. Raises UserError if the flag takes one value, unless Ultralytics writes that value
-    as a list: ``device=[0, 1]``."""
+    """Returns the flags for a list; ``freeze=[3]`` is layer 3, as in Ultralytics. Raises UserError if the flag takes
+    one value, unless Ultralytics writes that value as a list: ``device=[0, 1]``."""
     if takes_list:
         if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
             raise UserError(f"{name}={values!r}: must contain only text and numbers")
+        if name == "freeze" and len(values) == 1:
+            return _flags_of_ultralytics_keyword(command, name, values)
         return words_of_flag(name, values) if values else []
     if name not in _LISTS_IN_ULTRALYTICS:
         raise UserError(f"{name}={values!r}: must be one value, not a list")

@@ -182,7 +182,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     skip_zero_grads: bool
     """skip weight updates where the gradient is exactly zero"""
     freeze: list[int] | int
-    """layers to freeze: one number n freezes 0..n-1, several name layers"""
+    """layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers"""
     label_smoothing: float
     """label smoothing of the classes"""
     fitness: str

@@ -6,23 +6,27 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from utils.config.yaml_files import MAX_DEPTH
 from utils.errors import UserError
 from utils.schema import TOO_LONG, check, fits_64_bits
 
 
-def plain_value(name: str, value: Any) -> Any:
+def plain_value(name: str, value: Any, depth: int = 0) -> Any:
     """Converts the value of the keyword ``name`` to None, a bool, a number, text, or a list or dict of these.
 
-    Arrays, numbers and tensors of NumPy and torch become lists and numbers; tuples, ranges and (sorted) sets become
-    lists; paths and torch's devices become text. Raises UserError that begins with ``name`` for any other value.
+    Arrays, numbers and tensors of NumPy and torch become lists and numbers; tuples, ranges and sets, in the order of
+    their text, become lists; paths and torch's devices become text. Raises UserError that begins with ``name`` for any
+    other value. ``depth``: number of lists and dicts around ``value``, at most `MAX_DEPTH`.
     """
+    if depth > MAX_DEPTH:
+        raise UserError(f"{name}: is nested too deeply, or contains itself")
     plain = _without_arrays(value)
     if isinstance(plain, Mapping):
-        return {_plain_scalar(name, key): plain_value(name, item) for key, item in plain.items()}
+        return {_plain_scalar(name, key): plain_value(name, item, depth + 1) for key, item in plain.items()}
     if isinstance(plain, set | frozenset):
         plain = sorted(plain, key=str)  # their own order changes from process to process
     if isinstance(plain, list | tuple | range):
-        return [plain_value(name, item) for item in plain]
+        return [plain_value(name, item, depth + 1) for item in plain]
     return _plain_scalar(name, plain)
 
 

@@ -52,7 +52,7 @@ def read_folder(folder: Path) -> FolderContent:
     splits = find_splits(folder)
     labels = find_labels(folder, splits, values.get("names"))
     if labels is None:
-        raise UserError(f"--data {folder}: {_content_summary(folder, splits)}")
+        raise UserError(f"data set {folder}: {_content_summary(folder, splits)}")
     values |= {split: str(path) for split, path in splits.items()} | labels.values
     places = ", ".join(f"{split} {path.relative_to(folder)}" for split, path in splits.items())
     unused = _unused_folders(folder, splits.values())
@@ -97,7 +97,7 @@ def _own_yaml(folder: Path) -> Path | None:
     describing = well_formed or [path for path in yamls if _seems_to_describe_data(path)]
     if len(describing) > 1:
         shown = listed([str(path) for path in describing], 3)
-        raise UserError(f"--data {folder}: several YAMLs describe a data set: {shown}; name one of them")
+        raise UserError(f"data set {folder}: several YAMLs describe a data set: {shown}; name one of them")
     return describing[0] if describing else None
 
 

@@ -61,12 +61,12 @@ def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> Fold
     for split, images in splits.items():  # the class indices of YOLO txt would have no names
         if split not in annotations and images.is_dir() and has_yolo_rows(images):
             reason = f"{images} has YOLO txt, other splits have {formats[0]}; write a YAML with the names by number"
-            raise UserError(f"--data {folder}: {reason}")
+            raise UserError(f"data set {folder}: {reason}")
     values: dict[str, Any] = {"annotations": {split: str(path) for split, path in annotations.items()}}
     if voc_folders and not names:
         values["names"] = _voc_names(voc_folders)
         if not values["names"]:
-            raise UserError(f"--data {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
+            raise UserError(f"data set {folder}: {', '.join(values['annotations'].values())}: no object in any XML")
     return FolderLabels(formats, values)
 
 

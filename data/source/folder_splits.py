@@ -37,7 +37,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
             images = images_in(path)
             if split in splits and not images.samefile(splits[split]):
                 both = f"{splits[split]} and {images} are both '{split}'"
-                raise UserError(f"--data {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
+                raise UserError(f"data set {folder}: {both}; rename one, or write a YAML with 'train:' and 'val:'")
             splits.setdefault(split, images)
     return splits
 
@@ -58,7 +58,7 @@ def _split_lists(folder: Path) -> dict[str, Path]:
         first = splits.setdefault(split, path)
         if not path.samefile(first) and not _is_voc_pair(first, path):
             raise UserError(
-                f"--data {folder}: {first} and {path} both list images of '{split}'; join them, or write a YAML with "
+                f"data set {folder}: {first} and {path} both list images of '{split}'; join them, or write a YAML with "
                 "'train:' and 'val:', which may name several lists"
             )
     return splits

@@ -74,7 +74,8 @@ def nearby_paths_hint(path: Path) -> str:
     if not is_last or not names:
         return ""
     shown = names if len(names) <= 5 else [*names[:5], "..."]
-    return f"; {parent} has {', '.join(shown)}"
+    location = "the working folder" if parent == Path() else str(parent)
+    return f"; {location} has {', '.join(shown)}"
 
 
 def _names_in(folder: Path, suffix: str) -> list[str]:

@@ -85,7 +85,7 @@ def _denied_access_refused(data: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise UserError(f"--data {data}: {error.filename}: permission denied; let this user read it") from None
+        raise UserError(f"data set {data}: {error.filename}: permission denied; let this user read it") from None
 
 
 def with_classes(spec: DatasetSpec, classes: Sequence[int | str]) -> DatasetSpec:
@@ -125,16 +125,16 @@ def find_data(data: str) -> str:
     path = Path(data)
     if data and path.exists():
         if path.suffix.lower() in ARCHIVES and path.is_file():
-            raise UserError(f"--data {data}: an archive; unpack it and name the folder, or the YAML in it")
+            raise UserError(f"data set {data}: an archive; unpack it and name the folder, or the YAML in it")
         if is_shard_path(path) and path.is_file():
-            raise UserError(f"--data {data}: an index of shards; name its folder, or the YAML in it")
+            raise UserError(f"data set {data}: an index of shards; name its folder, or the YAML in it")
         return data
     known = [DEMO, *sorted(p.stem for p in YAML_FOLDER.glob("*.yaml") if p.stem != "template")]
     hint = _similar_data(path, known)
     if not hint and data:
         hint = nearby_paths_hint(path)
     shown = data or "''"
-    raise UserError(f"--data {shown}: no such file{hint}; known by name: {', '.join(known)}")
+    raise UserError(f"data set {shown}: no such file{hint}; known by name: {', '.join(known)}")
 
 
 def _similar_data(path: Path, known: Sequence[str]) -> str:

@@ -85,7 +85,7 @@ def _label_difference(stored: RunDescription, settings: RunSettings) -> str:
         train = open_train_reader(ctx, config, settings.hyp, spec).sample_index
         val = open_run_val_reader(ctx, config, settings.hyp, spec).sample_index
     except UserError as error:
-        return str(error).removeprefix(f"--data {config.data}: ")
+        return str(error).removeprefix(f"data set {config.data}: ")
     if list(val.names) != stored.names:
         return "its classes differ"
     if DataIdentity.of(train, val) != stored.identity:

@@ -37,6 +37,8 @@ def known_weights() -> dict[str, WeightsEntry]:
 
 def weights_entry(name_or_path: str) -> WeightsEntry:
     """Returns the entry for a URL or a name in the catalog. Raises UserError for anything else, with a suggestion."""
+    if not name_or_path.strip():
+        raise UserError(f"weights {name_or_path!r}: the name is empty")
     if is_http(name_or_path):
         return WeightsEntry(url=name_or_path)
     catalog = known_weights()

@@ -275,11 +275,24 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ),
         ({"devices": 2, "spawn": 4}, "devices=2, spawn=4: both set the number of processes; give only one of them"),
         ({"pretrained": True}, "pretrained=True: name the weights to start from with weights"),
+        ({"pretrained": False, "weights": "a.pt"}, "pretrained=False: name the weights to start from with weights"),
+        (
+            {"override": ["lr0=1"]},
+            "override=['lr0=1']: hyper-parameters are keywords of lockstep.train, such as lr0=0.01",
+        ),
     ],
 )
 def test_mistakes_in_settings(given, message):
     with refused(message, lockstep.Error):
         lockstep.train(**given)
+
+
+def test_arguments_of_ultralytics_that_say_what_happens_anyway_are_accepted(command, capsys):
+    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
+    lockstep.train("b.yaml", resume=False, pretrained=False, task="detect", mode="train")
+    assert json.loads(capsys.readouterr().out)[1:] == ["--data=b.yaml"]
+    lockstep.train("b.yaml", pretrained=True, weights="a.pt")
+    assert json.loads(capsys.readouterr().out)[1:] == ["--data=b.yaml", "--weights=a.pt"]
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
@@ -305,6 +318,11 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
         ("val", {"box": 7.0}, "box=7.0: unknown"),
         ("export", {"lr0": 1}, "lr0=1: unknown"),
         ("check", {"epochs": 3}, "epochs=3: unknown"),
+        (
+            "check",
+            {"json": True},
+            "json=True: functions return their results; lockstep.check returns what `lockstep check --json` prints",
+        ),
         ("train", {"mosaik": 1}, "mosaik=1: unknown (did you mean 'mosaic'?)"),
     ],
 )

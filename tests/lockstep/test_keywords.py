@@ -17,8 +17,9 @@ from lockstep.keywords import flags_of_keywords, keyword_fields
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name, given_values
+from utils.config.parser import parse_config
 from utils.config.recipes import with_overrides
-from utils.config.settings import Hyperparameters
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.errors import Mistakes, UserError
 
 NOT_PLAIN = (
@@ -118,6 +119,8 @@ def test_plain_values_mean_the_same_as_on_a_command_line(command):
         takes_list = is_hyperparameter(name) or flag_actions(COMMANDS[command].settings)[flag_name(name)].nargs == "+"
         for value, words in PLAIN:
             found = settings_of_keyword(command, name, value)
+            if name == "freeze" and words == ["3"]:
+                words = ["3", "3"]  # on a command line, 3 alone is layers 0 to 2; a list names its layer
             if takes_list or isinstance(words, str):
                 assert found == settings_or_error(command, tuple(words_of(name, words)))[0], (name, value)
             else:
@@ -146,6 +149,35 @@ def test_none_true_false_and_empty_lists_are_settings_or_refused(command):
                     found
                     == settings_or_error(command, (flag_name(name) if value else f"--no-{flag_name(name)[2:]}",))[0]
                 )
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, set, np.array, torch.tensor, lambda values: range(values[0], values[0] + 1)]
+)
+@pytest.mark.parametrize("layer", [0, 3])
+def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
+    """[0] froze no layer, and [3] the layers before it."""
+    assert flags_of_keywords("train", {"freeze": kind([layer])}) == ["--freeze", str(layer), str(layer)]
+    assert flags_of_keywords("train", {"freeze": layer}) == [f"--freeze={layer}"]
+
+
+def test_negative_numbers_in_lists_are_numbers():
+    """The model, which has no such layer, says so; the parser said that '["-1", "2"]' is no number."""
+    for values in ([-1, 2], [-1]):
+        flags = flags_of_keywords("train", {"freeze": values})
+        assert parse_config(TrainConfig, flags).freeze == (values if len(values) > 1 else values * 2)
+
+
+@pytest.mark.parametrize("name", ["classes", "albumentations", "epochs", "epocs"])
+def test_values_that_contain_themselves_are_refused(name):
+    endless: list[Any] = []
+    endless.append(endless)
+    nested: list[Any] = []
+    for _ in range(300):
+        nested = [nested]
+    for value in (endless, nested, {"a": endless}):
+        with refused(f"{name}: is nested too deeply, or contains itself"):
+            flags_of_keywords("train", {name: value})
 
 
 def test_numbers_in_lists_of_hyperparameters_stay_numbers():

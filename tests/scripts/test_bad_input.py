@@ -239,7 +239,7 @@ def test_own_checkpoints_with_missing_or_wrong_parts_are_one_line(world, tmp_pat
 
 def test_bad_sources_and_weights_of_detect_are_one_line(world, tmp_path, capsys):
     weights = world / "runs" / "exp" / "best.pt"
-    assert "--source: is empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
+    assert "--source: must not be empty" in error_of(capsys, detect.main, "--weights", weights, "--source", " ")
     line = error_of(capsys, detect.main, "--weights", "yolov8n.pt", "--offline", "--source", world / "set/images/val")
     assert "yolov8n.pt: not on this machine, and --offline is set" in line
     source = ["--source", world / "set/images/val"]

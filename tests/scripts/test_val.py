@@ -288,7 +288,7 @@ def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
         ),
         (
             ["--data", "absent.yaml"],
-            "--data absent.yaml: no such file; known by name: demo, bccd, coco, coco128, coco8",
+            "data set absent.yaml: no such file; known by name: demo, bccd, coco, coco128, coco8",
         ),
         (
             ["--task", "test"],

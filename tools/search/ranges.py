@@ -8,6 +8,7 @@ fliplr: 0.5                  # fixed, as in a recipe
 
 from __future__ import annotations
 
+import shlex
 import typing
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -113,9 +114,9 @@ def read_space(config: SearchConfig) -> Space:
     """
     known = {path.stem: path for path in sorted((CONFIGS / "search").glob("*.yaml"))}
     path = known.get(config.hyp, Path(config.hyp))
-    if not path.suffix and not path.exists():
+    if not config.hyp or (not path.suffix and not path.exists()):
         hint = suggestion(config.hyp, known)
-        raise UserError(f"--hyp {config.hyp}: no such ranges or file{hint}; known: {', '.join(known)}")
+        raise UserError(f"--hyp {shlex.quote(config.hyp)}: no such ranges or file{hint}; known: {', '.join(known)}")
     values = load_yaml(path)
     if not isinstance(values, dict) or not values:
         raise UserError(f"{path}: must be 'hyper-parameter: range' lines; a range is {RANGE_SYNTAX}")

@@ -10,6 +10,7 @@ import itertools
 import json
 import keyword
 import os
+import re
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -103,6 +104,7 @@ def float_or_text(word: str) -> float | str:
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
+_NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch  # which argparse does not take for a flag
 _READERS = {int: int_or_text, float: float_or_text, str: str}
 
 
@@ -232,7 +234,9 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
         field = fields[name]
-        if value == "" and field in required_fields(cls):  # such as --weights="$W" of a script that does not set W
+        # --weights="$W" of a script that does not set W is empty.
+        is_blank = isinstance(value, str) and not value.strip()
+        if is_blank and field in required_fields(cls):
             mistakes.add(f"{shown_name(field)}: must not be empty")
             continue
         with mistakes.collecting():
@@ -264,7 +268,7 @@ def words_of_flag(name: str, value: Any) -> list[str]:
 
 def words_with_values(flag: str, values: Sequence[str]) -> list[str]:
     """Returns the words of a command line that pass a list to ``flag``."""
-    if not any(value.startswith(("-", _JSON_LIST)) for value in values):
+    if not any(value.startswith(("-", _JSON_LIST)) and not _NEGATIVE_NUMBER(value) for value in values):
         return [flag, *values]
     if len(values) == 1 and values[0].startswith("-"):
         return [f"{flag}={values[0]}"]

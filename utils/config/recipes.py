@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,5 +67,6 @@ def read_recipe(
         return hyperparameters_from(str(recipes[recipe]), overrides)
     if not os.path.exists(hyp):
         known = ", ".join(["auto", *recipes])
-        raise MissingRecipe(f"--hyp {hyp}: no such recipe or file{suggestion(hyp, recipes)}; known: {known}")
+        hint = suggestion(hyp, recipes)
+        raise MissingRecipe(f"--hyp {shlex.quote(hyp)}: no such recipe or file{hint}; known: {known}")
     return hyperparameters_from(hyp, overrides, lines, base=hyperparameters_from(str(recipes[automatic])))

@@ -371,7 +371,9 @@ class TrainConfig(DataSettings):
     )
     skip_zero_grads: bool = setting(False, help="skip weight updates where the gradient is exactly zero")
     freeze: list[int] = setting(
-        factory=list, help="layers to freeze: one number n freezes 0..n-1, several name layers", on_resume="fixed"
+        factory=list,
+        help="layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers",
+        on_resume="fixed",
     )
     label_smoothing: float = setting(0.0, Bounds(0, 0.5), help="label smoothing of the classes")
     fitness: str = setting(

@@ -58,6 +58,8 @@ def parse_override(item: str) -> tuple[str, Any]:
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
+    if not text.strip():  # such as lr0=$LR of a script that does not set LR
+        raise UserError(f"--set {item}: has no value; write null for none")
     try:
         return key.strip(), parse_yaml(text)
     except (yaml.YAMLError, UnicodeEncodeError) as error:

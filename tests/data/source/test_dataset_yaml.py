@@ -603,13 +603,14 @@ def test_images_of_a_public_data_set_that_are_not_there_say_where_to_get_them(tm
         ("cone", " (did you mean 'cones.yaml'?)"),
         ("datasets/racoons/set.yaml", "; 'datasets/raccoon' exists"),
         ("nowhere/d.yaml", ""),
+        ("xyz", "; the working folder has datasets"),
     ],
 )
 def test_an_unknown_data_set_is_told_what_is_like_it_and_what_is_known(tmp_path, monkeypatch, data, hint):
     monkeypatch.chdir(tmp_path)
     for name in ("datasets/raccoon/data.yaml", "cones.yaml"):
         write((tmp_path / name).parent, "train: images\nnames: [a]\n", Path(name).name)
-    with refused(f"--data {data}: no such file{hint}; {KNOWN}"):
+    with refused(f"data set {data}: no such file{hint}; {KNOWN}"):
         open_by_name(data.strip("'"))
 
 
@@ -622,7 +623,7 @@ def test_the_only_yaml_of_a_folder_is_read_and_its_missing_images_are_named(tmp_
 
 
 def test_the_root_of_the_file_system_is_no_data_set():
-    with pytest.raises(UserError, match=r"--data /: \d+ images, "):
+    with pytest.raises(UserError, match=r"data set /: \d+ images, "):
         open_by_name("/")
 
 

@@ -296,7 +296,7 @@ def test_it_may_be_named_relative_to_the_working_folder(source, tmp_path, monkey
 
 def test_an_archive_is_to_be_unpacked(source, tmp_path, capsys):
     archive = shutil.make_archive(str(tmp_path / "export"), "zip", source)
-    assert f"--data {archive}: an archive; unpack it" in error_of(capsys, train, "--data", archive)
+    assert f"data set {archive}: an archive; unpack it" in error_of(capsys, train, "--data", archive)
 
 
 def two_folders_of_a_split(source: Path, folder: Path) -> None:
@@ -358,7 +358,7 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         ),
         (
             two_folders_of_a_split,
-            "--data .../export: .../export/Val and .../export/valid are both 'val'; rename one, or write a YAML with "
+            "data set .../export: .../export/Val and .../export/valid are both 'val'; rename one, or write a YAML with "
             "'train:' and 'val:'",
         ),
         (
@@ -372,7 +372,7 @@ def two_jsons_of_a_split(source: Path, folder: Path) -> None:
         (notes_against_classes, "notes.json: its classes differ from those of .../classes.txt; make them agree"),
         (
             two_formats,
-            "--data .../export: .../export/valid has YOLO txt, other splits have COCO JSON; write a YAML with the "
+            "data set .../export: .../export/valid has YOLO txt, other splits have COCO JSON; write a YAML with the "
             "names by number",
         ),
         (
@@ -417,7 +417,7 @@ def test_voc_without_an_object_is_an_error_and_utf_16_is_not(source, tmp_path):
     assert boxes_of(tmp_path / "export") == boxes_of(source / "data.yaml")
     for path in (tmp_path / "export").rglob("*.xml"):
         path.write_text("<annotation></annotation>")
-    with refused("--data .../export: .../export/train, .../export/valid: no object in any XML"):
+    with refused("data set .../export: .../export/train, .../export/valid: no object in any XML"):
         load_dataset_spec(tmp_path / "export")
 
 
@@ -425,13 +425,13 @@ def test_the_xml_of_cvat_and_the_txt_of_kitti_are_not_taken_for_other_formats(so
     copy_set(source, tmp_path / "export", tmp_path / "export", called={"train": ""})
     (tmp_path / "export" / "annotations.xml").write_text("<?xml version='1.0'?>\n<annotations><image/></annotations>")
     with refused(
-        "--data .../export: 4 images, files of .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
+        "data set .../export: 4 images, files of .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
         "for the export of another tool: python -m tools.convert .../export export.json"
     ):
         load_dataset_spec(tmp_path / "export")
     (tmp_path / "export" / "000.txt").write_text("Car 0.00 0 -1.58 7.0 3.0 14.0 20.0 1.65 1.67 3.64 0 1 2 3\n")
     with refused(
-        "--data .../export: 4 images, files of .txt, .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO "
+        "data set .../export: 4 images, files of .txt, .xml; neither a YAML, COCO JSON, Pascal VOC nor YOLO "
         "txt; for the export of another tool: python -m tools.convert .../export export.json"
     ):
         load_dataset_spec(tmp_path / "export")
@@ -493,7 +493,7 @@ def test_only_a_yaml_that_describes_data_is_that_of_a_folder(name, text, names, 
         ({"helmets.yaml": "train: [\n"}, "export/helmets.yaml:2: ..."),
         (
             {"a.yaml": "names: [a, b]\n", "b.yml": "train: train\n"},
-            "--data .../export: several YAMLs describe a data set: .../a.yaml, .../b.yml; name one of them",
+            "data set .../export: several YAMLs describe a data set: .../a.yaml, .../b.yml; name one of them",
         ),
         ({"my.yaml": "names: [a, a]\n"}, "export/my.yaml: names: several classes are called 'a'; class names must ..."),
     ],
@@ -532,7 +532,7 @@ def test_a_message_about_other_files_is_always_the_same(tmp_path):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "a.json").write_text('{"rectanglelabels": []}')
         (tmp_path / name / "a.jpg").touch()
-    with refused(f"--data {tmp_path}: {tmp_path}/a.json: Label Studio's JSON: export as YOLO or COCO instead"):
+    with refused(f"data set {tmp_path}: {tmp_path}/a.json: Label Studio's JSON: export as YOLO or COCO instead"):
         load_dataset_spec(tmp_path)
 
 
@@ -557,7 +557,11 @@ def test_a_folder_beside_the_splits_that_cannot_be_listed_is_no_mistake(source, 
 @pytest.mark.parametrize(
     ("data", "denied", "message"),
     [
-        ("private/set", "private", "--data .../private/set: .../private/set: permission denied; let this user read it"),
+        (
+            "private/set",
+            "private",
+            "data set .../private/set: .../private/set: permission denied; let this user read it",
+        ),
         ("y.yaml", "private", ".../private/set/images/train: permission denied (named by 'train' of .../y.yaml); ..."),
         ("private/set", "private/set/images", ".../images: permission denied; let this user read it"),
     ],
@@ -582,7 +586,7 @@ def test_files_that_a_copy_cannot_read_are_named(tmp_path, monkeypatch):
     data.write_text(f"{data.read_text()}annotations: {{val: {tmp_path}/private/val.json}}\n")
     deny_access(monkeypatch, tmp_path / "private")
     source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage"))
-    with refused("--data .../data.yaml: .../private/val.json: permission denied; let this user read it"):
+    with refused("data set .../data.yaml: .../private/val.json: permission denied; let this user read it"):
         open_data(source, DistributedContext.single())
 
 
@@ -613,7 +617,7 @@ def test_a_folder_that_does_not_train_says_what_is_there(source, tmp_path, capsy
     assert f"python -m tools.convert {tmp_path / 'export'} export.json" in line
     (tmp_path / "empty").mkdir()
     with refused(
-        "--data .../empty: 0 images, no other files; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
+        "data set .../empty: 0 images, no other files; neither a YAML, COCO JSON, Pascal VOC nor YOLO txt; "
         "for the export of another tool: python -m tools.convert .../empty empty.json"
     ):
         load_dataset_spec(tmp_path / "empty")

@@ -15,7 +15,7 @@ from utils.config.commands import COMMANDS
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
 
-DATA = "--data none.yaml: no such file"
+DATA = "data set none.yaml: no such file"
 WEIGHTS = "none.pt: neither a file nor the name of public weights"
 MODEL = "--model nothing: unknown model"
 RECIPE = "--hyp nowhere: no such recipe or file"

@@ -165,6 +165,7 @@ def test_offline_and_unreachable_are_one_line(fetch, server, tmp_path):
     ):
         fetch(url="http://127.0.0.1:9/x.pt")
     for name, message in (
+        (" ", "weights ' ': the name is empty"),
         ("tinny.pt", "tinny.pt: neither a file nor the name of public weights (did you mean 'tiny'?)"),
         ("exported.onnx", "exported.onnx: no such file"),
         ("runs/exp/best.pt", "runs/exp/best.pt: no such file"),

@@ -310,7 +310,7 @@ def test_an_export_that_nothing_reads_is_named_by_both_commands(name, images):
         with pytest.raises(UserError, match=rf"{name}: .*{title}.* instead") as caught:
             read()
         assert "tools.convert" not in str(caught.value)
-        assert "--data " not in str(caught.value).replace(f"--data {images}: ", "")
+        assert "--data " not in str(caught.value)
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)

@@ -145,6 +145,7 @@ def test_the_end_of_flags_is_no_value(words):
     ("cls", "words", "message"),
     [
         (ValConfig, ["--weights="], "--weights: must not be empty"),
+        (ValConfig, ["--weights", " "], "--weights: must not be empty"),
         (DetectConfig, ["--weights", "", "--source=a.jpg"], "--weights: must not be empty"),
         (ExportConfig, ["--weights="], "--weights: must not be empty"),
         (CheckConfig, ["", "--noplots"], "DATA: must not be empty"),

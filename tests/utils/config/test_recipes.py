@@ -48,6 +48,7 @@ def test_overrides_take_precedence_over_the_yaml(tmp_path):
     for wrong, message in (
         ("lrO=1", "--set: unknown key 'lrO' (did you mean 'lrf'?)"),
         ("lr0", "--set lr0: must be key=value"),
+        ("lr0=", "--set lr0=: has no value; write null for none"),
         ("lr0=" + "[" * 100_000, "--set lr0: the value is nested too deeply"),
     ):
         with refused(message):
@@ -79,6 +80,7 @@ def test_recipes_are_found_by_name_file_and_auto(tmp_path):
     (tmp_path / "own.yaml").write_text("")
     assert read_recipe(str(tmp_path / "own.yaml"), pretrained=True) == finetune
     for absent, message in (
+        ("", "--hyp '': no such recipe or file; known: auto, debug, demo, finetune, keep_old, scratch"),
         (
             "fine-tune",
             "--hyp fine-tune: no such recipe or file (did you mean 'finetune'?); known: auto, debug, demo, "

@@ -112,6 +112,10 @@ def _refuse_value(argument: _Argument) -> NoReturn:
     raise UserError(argument.refusal)
 
 
+def _refuse_switch(_: _Argument) -> NoReturn:
+    raise UserError("must not be true or false")
+
+
 def _listed_flags(argument: _Argument) -> list[str]:
     return argument.listed_flags or []
 
@@ -154,6 +158,7 @@ _RULES = (
     _Rule("cos_lr=True", lambda argument: argument.is_switch and argument.text == "true", _flags_of_switch),
     _Rule("cos_lr=False", lambda argument: argument.is_switch and argument.text == "false", _flags_to_switch_off),
     _Rule("task=study", lambda argument: argument.refusal != "", _refuse_value),
+    _Rule("workers=True", lambda argument: argument.text in ("true", "false"), _refuse_switch),
     _Rule("batch=16", lambda argument: argument.action is not None, _flags_with_value),
 )
 

@@ -73,6 +73,9 @@ def unknown_hyperparameter(key: str) -> str:
     synonym = table().synonyms.get(key)
     if synonym:
         return f"unknown key '{key}' (did you mean '{synonym}'?)"
+    other_meaning = table().other_meaning.get(key)
+    if other_meaning:
+        return f"'{key}': {other_meaning}; remove it"
     if our_flag in actions_of("train"):
         return f"'{key}': is a flag, not a hyper-parameter; give it as {our_flag}"
     other = table().hyperparameters_of_yolov5.get(key)

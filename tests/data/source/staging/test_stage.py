@@ -255,9 +255,9 @@ def test_a_label_that_moves_to_an_unusual_place_replaces_the_old_one(tmp_path, m
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("coca.yaml", "--data coca.yaml: no such file (did you mean 'coco'?); known by name: demo, ..."),
-        ("set.zip", "--data set.zip: an archive; unpack it and name the folder, or the YAML in it"),
-        ("train.shards", "--data train.shards: an index of shards; name its folder, or the YAML in it"),
+        ("coca.yaml", "data set coca.yaml: no such file (did you mean 'coco'?); known by name: demo, ..."),
+        ("set.zip", "data set set.zip: an archive; unpack it and name the folder, or the YAML in it"),
+        ("train.shards", "data set train.shards: an index of shards; name its folder, or the YAML in it"),
     ],
 )
 def test_a_data_set_that_is_not_there_is_named_as_without_a_copy(tmp_path, monkeypatch, data, message):
