@@ -21,7 +21,7 @@ from utils.pixels import RGB8, PixelFormat, as_16_bits
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from tifffile import TiffPage
+    from tifffile import TiffFile, TiffPage
 
 # Tags (TIFF 6.0).
 _BITS_PER_SAMPLE = 258
@@ -122,7 +122,7 @@ def _with_first_value(tiff: bytes, field: TiffField, value: int) -> bytes:
 def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
     """Returns the channels of a TIFF, uint8 or uint16, (H, W) or (H, W, c), not upright; a palette is expanded.
 
-    If there are several pages, each is a channel; for 8-bit RGB only the first page is read. Raises UserError.
+    For 8-bit RGB only the first page is read; otherwise see `_channel_pages`. Raises UserError.
     """
     require_package("tifffile", f"{path}: reading this kind of TIFF", "save it as PNG or .npy")
     import tifffile
@@ -130,8 +130,8 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
     logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            pages = [file.pages.first] if pixels == RGB8 else list(file.pages)
-            images = [_read_page(page.aspage(), pixels) for page in pages]
+            pages = [file.pages.first.aspage()] if pixels == RGB8 else _channel_pages(file)
+            images = [_read_page(page, pixels) for page in pages]
     except _UnsupportedMeaning as error:
         raise UserError(f"{path}: TIFF of kind {error} is not supported; save it as RGB or PNG") from None
     except Exception as error:  # the codecs raise errors of their own
@@ -143,6 +143,19 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
             f"{path}: its {len(images)} pages are not gray images of one size and type; save one page per channel"
         )
     return np.stack(images, -1)
+
+
+def _channel_pages(file: TiffFile) -> list[TiffPage]:
+    """Returns the first page, and the other pages that may be channels of its image.
+
+    Overviews and masks, as GDAL writes them, are no channels; nor are the other pages if all of them have another size.
+    """
+    first, *others = (page.aspage() for page in file.pages)
+    channels = [page for page in others if not page.is_reduced and not page.is_mask]
+    first_hw = (first.imagelength, first.imagewidth)
+    if all((page.imagelength, page.imagewidth) != first_hw for page in channels):
+        return [first]
+    return [first, *channels]
 
 
 class _UnsupportedMeaning(Exception):
