@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import sys
 from typing import NamedTuple
 
@@ -121,6 +122,41 @@ def test_planes_of_16_bits_need_tifffile(tmp_path, monkeypatch):
     for refuse in (read_image, check_image):
         with refused(message):
             refuse(path)
+
+
+COMPRESSIONS = {"zstd": "ZSTD", "lzma": "LZMA", "webp": "WebP", "jpeg2000": "JPEG 2000", "png": "compression 34933"}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_compressions_that_opencv_lacks_need_packages(tmp_path, monkeypatch, compression):
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "a.tif"
+    image = np.full((*HW, 3), [200, 40, 10], np.uint8)
+    tifffile.imwrite(path, image, photometric="rgb", compression=compression, metadata=None)
+    np.testing.assert_allclose(read_image(path).astype(int), image, atol=1)
+    assert check_image(path).size_hw == HW
+    monkeypatch.setattr(type(tifffile.TIFF.DECOMPRESSORS), "__contains__", lambda *_: False)
+    for package in ("imagecodecs", "tifffile"):
+        monkeypatch.setitem(sys.modules, package, None)
+        message = (
+            f"a.tif: reading a TIFF with {COMPRESSIONS[compression]}: the package {package} is not installed; "
+            f"pip install {package}, or save it as PNG or .npy"
+        )
+        for refuse in (read_image, check_image):
+            with refused(message):
+                refuse(path)
+
+
+def test_an_unknown_compression_is_refused_in_one_line(tmp_path):
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "a.tif"
+    Image.new("RGB", HW).save(path)
+    content = path.read_bytes()
+    uncompressed, unknown = (struct.pack("<HHIHH", 259, 3, 1, value, 0) for value in (1, 60000))
+    assert content.count(uncompressed) == 1
+    path.write_bytes(content.replace(uncompressed, unknown))
+    with refused("a.tif: cannot be decoded (60000 is not a known COMPRESSION)"):
+        read_image(path)
 
 
 def test_unsupported_colors_are_named(tmp_path):
