@@ -6,7 +6,7 @@ Python reads the files, so every path that the system can open works.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
-- The first image of an animation or multi-page file is used.
+- The first image of an animation or multi-page file is used; the pages of a TIFF may also be channels.
 """
 
 from __future__ import annotations
