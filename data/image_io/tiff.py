@@ -204,17 +204,26 @@ def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
     if values.dtype.kind not in "bu" or bits > 16:  # refused by `to_format`
         return values
     if photometric == _Photometric.PALETTE and values.ndim == 2 and page.colormap is not None:
-        colors = page.colormap if page.colormap.max() <= 255 else page.colormap // np.uint16(257)
-        return np.moveaxis(colors.astype(np.uint8)[:, values.astype(np.uint16)], 0, -1)
+        return _expand_palette(values, page.colormap)
     is_inverted = photometric == _Photometric.WHITE_IS_ZERO and values.ndim == 2
     is_decoded_to_rgb = photometric == _Photometric.YCBCR and page.compression == COMPRESSION.JPEG
     if photometric not in (_Photometric.BLACK_IS_ZERO, _Photometric.RGB) and not is_inverted and not is_decoded_to_rgb:
         raise _UnsupportedMeaning(f"{PHOTOMETRIC(photometric).name} with {counted(page.samplesperpixel, 'channel')}")
-    max_value = (1 << bits) - 1
     if is_inverted:
-        values = max_value - values
+        values = ((1 << bits) - 1) - values
+    return _fill_bits(values, bits, pixels)
+
+
+def _expand_palette(indices: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Returns the colors uint8 (H, W, 3) of ``indices`` (H, W) into a palette (3, N), of 16 bits or, by mistake, 8."""
+    colors = palette if palette.max() <= 255 else palette // np.uint16(257)
+    return np.moveaxis(colors.astype(np.uint8)[:, indices.astype(np.uint16)], 0, -1)
+
+
+def _fill_bits(values: np.ndarray, bits: int, pixels: PixelFormat) -> np.ndarray:
+    """Scales samples of ``bits`` bits to 8 or 16; those of 9 to 15 are left alone if the format has as many."""
     if bits < 8:
-        return np.rint(values * (255 / max_value)).astype(np.uint8)
+        return np.rint(values * (255 / ((1 << bits) - 1))).astype(np.uint8)
     if 8 < bits < 16 and bits != pixels.bits:
         return as_16_bits(values, bits)
     return values
