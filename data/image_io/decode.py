@@ -6,7 +6,7 @@ Python reads the files, so every path that the system can open works.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
-- The first image of an animation or multi-page file is used.
+- The first image of an animation or multi-page file is used; the pages of a TIFF may also be channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import cv2
 import numpy as np
 
 from data.image_io.channels import check_jpeg_channels, read_npy, resize, to_format, with_channels
-from data.image_io.file_kinds import misread_by_opencv, unsupported_content
+from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
 from data.image_io.header import Header, exif_orientation, read_header
 from data.image_io.shards import read_member, shard_index
 from data.image_io.tiff import is_read_by_opencv, prepare_for_opencv, read_tiff
@@ -185,9 +185,9 @@ def decode_stored(
             return StoredImage(read_tiff(data, path, pixels), is_rgb=True, orientation=orientation)
         values, _ = imdecode(prepare_for_opencv(data), cv2.IMREAD_UNCHANGED, path, on_warning)
         return StoredImage(values, is_rgb=False, orientation=orientation)
-    misread = misread_by_opencv(data, pixels)
-    if misread:
-        raise UserError(f"{path}: {misread} is not supported; convert it to PNG")
+    misread_kind = kind_misread_by_opencv(data, pixels)
+    if misread_kind:
+        raise UserError(f"{path}: {misread_kind} is not supported; convert it to PNG")
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 

@@ -41,7 +41,7 @@ _SIGNATURES = {
 # BMP and PNM headers.
 _BMP_HEADER_BYTES = 54  # of a file with the usual header of 40 bytes, before its masks or palette
 _OS2_HEADER_BYTES = 12
-_MAX_IGNORED_MASKS_HEADER_BYTES = 52  # OpenCV ignores the masks of 32-bit files with such a header
+_MAX_HEADER_BYTES_WITHOUT_MASKS = 52  # OpenCV ignores the masks of 32-bit files with such a header
 _BMP_BIT_FIELDS = 3  # value of a BMP's compression: the colors of a pixel are found by masks
 _BMP_MASKS = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)  # of red, green and blue, in the usual order
 _PNM_SPACE = rb"(?:\s|#[^\n\r]*[\n\r])+"
@@ -108,14 +108,14 @@ def unsupported_content(data: bytes) -> str:
     return f"it contains a {kind} image, which is not supported; convert it to JPEG or PNG"
 
 
-def misread_by_opencv(data: bytes, pixels: PixelFormat) -> str:
-    """Returns why OpenCV would read wrong pixels from a BMP or PNM, without an error; "" for any other file."""
+def kind_misread_by_opencv(data: bytes, pixels: PixelFormat) -> str:
+    """Names the kind of a BMP or PNM of which OpenCV would read wrong pixels without an error; "" for other files."""
     if data[:2] == b"BM" and len(data) >= _BMP_HEADER_BYTES:
         (header_bytes,) = struct.unpack_from("<I", data, 14)
         bits, compression = struct.unpack_from("<HI", data, 28)
         if header_bytes == _OS2_HEADER_BYTES:
             return "a BMP of OS/2"
-        has_masks = bits == 32 and compression == _BMP_BIT_FIELDS and header_bytes <= _MAX_IGNORED_MASKS_HEADER_BYTES
+        has_masks = bits == 32 and compression == _BMP_BIT_FIELDS and header_bytes <= _MAX_HEADER_BYTES_WITHOUT_MASKS
         if has_masks and data[54:66] != _BMP_MASKS:
             return "a BMP with its own bit masks"
     if data[:3] == b"P7\n":

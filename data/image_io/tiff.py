@@ -21,16 +21,18 @@ from utils.pixels import RGB8, PixelFormat, as_16_bits
 from utils.strings import counted
 
 if TYPE_CHECKING:
-    from tifffile import TiffPage
+    from tifffile import TiffFile, TiffPage
 
 # Tags (TIFF 6.0).
 _BITS_PER_SAMPLE = 258
+_COMPRESSION = 259
 _PHOTOMETRIC = 262
 _SAMPLES_PER_PIXEL = 277
 _PLANAR_CONFIGURATION = 284
 _TILE_WIDTH = 322
 _EXTRA_SAMPLES = 338
 _SAMPLE_FORMAT = 339
+_UNCOMPRESSED = 1  # value of Compression
 _UNSIGNED = 1  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
 _UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
@@ -48,8 +50,11 @@ class _Photometric(IntEnum):
     YCBCR = 6
 
 
-# The kinds (meaning, bits per sample, channels) that OpenCV reads correctly: in any layout; unless each channel has a
-# plane of its own; and only in strips (not in tiles) without planes.
+# Values of Compression. OpenCV decodes these: none, CCITT, LZW, JPEG, Deflate and PackBits. Of some others it returns
+# black pixels.
+_DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32946}
+_OTHER_COMPRESSIONS = {34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "ZSTD", 50001: "WebP", 50002: "JPEG XL"}
+# The kinds (meaning, bits per sample, channels) that OpenCV reads correctly, in three sets.
 _READ_IN_ANY_LAYOUT = {
     (_Photometric.WHITE_IS_ZERO, 8, 1),
     (_Photometric.BLACK_IS_ZERO, 8, 1),
@@ -59,7 +64,9 @@ _READ_IN_ANY_LAYOUT = {
     (_Photometric.PALETTE, 8, 1),
     (_Photometric.CMYK, 8, 4),
 }
+# Not if each channel has a plane of its own.
 _READ_WITHOUT_PLANES = {(_Photometric.RGB, 16, 3), (_Photometric.RGB, 16, 4), (_Photometric.YCBCR, 8, 3)}
+# Only in strips, not in tiles, and without planes.
 _READ_IN_STRIPS = {
     (_Photometric.WHITE_IS_ZERO, 1, 1),
     (_Photometric.BLACK_IS_ZERO, 1, 1),
@@ -72,6 +79,8 @@ _READ_IN_STRIPS = {
 
 def is_read_by_opencv(tiff: bytes) -> bool:
     """Returns whether OpenCV reads the first page of a TIFF correctly, after `prepare_for_opencv`."""
+    if _compression(tiff) not in _DECOMPRESSED_BY_OPENCV:
+        return False
     channels = _value(tiff, _SAMPLES_PER_PIXEL, default=1)
     bits = _values(tiff, _BITS_PER_SAMPLE, default=1)
     if len(set(bits)) != 1 or set(_values(tiff, _SAMPLE_FORMAT, default=_UNSIGNED)) != {_UNSIGNED}:
@@ -94,6 +103,10 @@ def _value(tiff: bytes, tag: int, *, default: int) -> int:
     """Returns the only value of a field; -1 if it has not exactly one."""
     values = _values(tiff, tag, default=default)
     return values[0] if len(values) == 1 else -1
+
+
+def _compression(tiff: bytes) -> int:
+    return _value(tiff, _COMPRESSION, default=_UNCOMPRESSED)
 
 
 def prepare_for_opencv(tiff: bytes) -> bytes:
@@ -122,16 +135,16 @@ def _with_first_value(tiff: bytes, field: TiffField, value: int) -> bytes:
 def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
     """Returns the channels of a TIFF, uint8 or uint16, (H, W) or (H, W, c), not upright; a palette is expanded.
 
-    If there are several pages, each is a channel; for 8-bit RGB only the first page is read. Raises UserError.
+    For 8-bit RGB only the first page is read; otherwise see `_channel_pages`. Raises UserError.
     """
-    require_package("tifffile", f"{path}: reading this kind of TIFF", "save it as PNG or .npy")
+    _require_packages(data, path)
     import tifffile
 
     logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            pages = [file.pages.first] if pixels == RGB8 else list(file.pages)
-            images = [_read_page(page.aspage(), pixels) for page in pages]
+            pages = [file.pages.first.aspage()] if pixels == RGB8 else _channel_pages(file)
+            images = [_read_page(page, pixels) for page in pages]
     except _UnsupportedMeaning as error:
         raise UserError(f"{path}: TIFF of kind {error} is not supported; save it as RGB or PNG") from None
     except Exception as error:  # the codecs raise errors of their own
@@ -143,6 +156,34 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
             f"{path}: its {len(images)} pages are not gray images of one size and type; save one page per channel"
         )
     return np.stack(images, -1)
+
+
+def _require_packages(tiff: bytes, path: str | os.PathLike) -> None:
+    """Raises UserError, which names an uncommon compression, if a package that the TIFF needs is not installed."""
+    compression = _compression(tiff)
+    kind = "this kind of TIFF"
+    if compression not in _DECOMPRESSED_BY_OPENCV:
+        kind = f"a TIFF with {_OTHER_COMPRESSIONS.get(compression, f'compression {compression}')}"
+    purpose = f"{path}: reading {kind}"
+    alternative = "save it as PNG or .npy"
+    require_package("tifffile", purpose, alternative)
+    from tifffile import TIFF
+
+    if compression not in TIFF.DECOMPRESSORS:
+        require_package("imagecodecs", purpose, alternative)
+
+
+def _channel_pages(file: TiffFile) -> list[TiffPage]:
+    """Returns the first page, and the other pages that may be channels of its image.
+
+    Overviews and masks, as GDAL writes them, are no channels; nor are the other pages if all of them have another size.
+    """
+    first, *others = (page.aspage() for page in file.pages)
+    channels = [page for page in others if not page.is_reduced and not page.is_mask]
+    first_hw = (first.imagelength, first.imagewidth)
+    if all((page.imagelength, page.imagewidth) != first_hw for page in channels):
+        return [first]
+    return [first, *channels]
 
 
 class _UnsupportedMeaning(Exception):
@@ -163,17 +204,26 @@ def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
     if values.dtype.kind not in "bu" or bits > 16:  # refused by `to_format`
         return values
     if photometric == _Photometric.PALETTE and values.ndim == 2 and page.colormap is not None:
-        colors = page.colormap if page.colormap.max() <= 255 else page.colormap // np.uint16(257)
-        return np.moveaxis(colors.astype(np.uint8)[:, values.astype(np.uint16)], 0, -1)
+        return _expand_palette(values, page.colormap)
     is_inverted = photometric == _Photometric.WHITE_IS_ZERO and values.ndim == 2
     is_decoded_to_rgb = photometric == _Photometric.YCBCR and page.compression == COMPRESSION.JPEG
     if photometric not in (_Photometric.BLACK_IS_ZERO, _Photometric.RGB) and not is_inverted and not is_decoded_to_rgb:
         raise _UnsupportedMeaning(f"{PHOTOMETRIC(photometric).name} with {counted(page.samplesperpixel, 'channel')}")
-    max_value = (1 << bits) - 1
     if is_inverted:
-        values = max_value - values
+        values = ((1 << bits) - 1) - values
+    return _fill_bits(values, bits, pixels)
+
+
+def _expand_palette(indices: np.ndarray, palette: np.ndarray) -> np.ndarray:
+    """Returns the colors uint8 (H, W, 3) of ``indices`` (H, W) into a palette (3, N), of 16 bits or, by mistake, 8."""
+    colors = palette if palette.max() <= 255 else palette // np.uint16(257)
+    return np.moveaxis(colors.astype(np.uint8)[:, indices.astype(np.uint16)], 0, -1)
+
+
+def _fill_bits(values: np.ndarray, bits: int, pixels: PixelFormat) -> np.ndarray:
+    """Scales samples of ``bits`` bits to 8 or 16; those of 9 to 15 are left alone if the format has as many."""
     if bits < 8:
-        return np.rint(values * (255 / max_value)).astype(np.uint8)
+        return np.rint(values * (255 / ((1 << bits) - 1))).astype(np.uint8)
     if 8 < bits < 16 and bits != pixels.bits:
         return as_16_bits(values, bits)
     return values

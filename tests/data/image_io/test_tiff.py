@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import sys
 from typing import NamedTuple
 
@@ -123,6 +124,41 @@ def test_planes_of_16_bits_need_tifffile(tmp_path, monkeypatch):
             refuse(path)
 
 
+COMPRESSIONS = {"zstd": "ZSTD", "lzma": "LZMA", "webp": "WebP", "jpeg2000": "JPEG 2000", "png": "compression 34933"}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_compressions_that_opencv_lacks_need_packages(tmp_path, monkeypatch, compression):
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "a.tif"
+    image = np.full((*HW, 3), [200, 40, 10], np.uint8)
+    tifffile.imwrite(path, image, photometric="rgb", compression=compression, metadata=None)
+    np.testing.assert_allclose(read_image(path).astype(int), image, atol=1)
+    assert check_image(path).size_hw == HW
+    monkeypatch.setattr(type(tifffile.TIFF.DECOMPRESSORS), "__contains__", lambda *_: False)
+    for package in ("imagecodecs", "tifffile"):
+        monkeypatch.setitem(sys.modules, package, None)
+        message = (
+            f"a.tif: reading a TIFF with {COMPRESSIONS[compression]}: the package {package} is not installed; "
+            f"pip install {package}, or save it as PNG or .npy"
+        )
+        for refuse in (read_image, check_image):
+            with refused(message):
+                refuse(path)
+
+
+def test_an_unknown_compression_is_refused_in_one_line(tmp_path):
+    pytest.importorskip("imagecodecs")
+    path = tmp_path / "a.tif"
+    Image.new("RGB", HW).save(path)
+    content = path.read_bytes()
+    uncompressed, unknown = (struct.pack("<HHIHH", 259, 3, 1, value, 0) for value in (1, 60000))
+    assert content.count(uncompressed) == 1
+    path.write_bytes(content.replace(uncompressed, unknown))
+    with refused("a.tif: cannot be decoded (60000 is not a known COMPRESSION)"):
+        read_image(path)
+
+
 def test_unsupported_colors_are_named(tmp_path):
     Image.new("LAB", HW).save(tmp_path / "lab.tif")
     with refused("lab.tif: TIFF of kind CIELAB with 3 channels is not supported; save it as RGB or PNG"):
@@ -136,3 +172,45 @@ def test_only_the_first_page_is_read_as_rgb(tmp_path):
             image = np.full((3, size, size), size * 257, np.uint16)
             file.write(image, photometric="rgb", planarconfig="separate", metadata=None)
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), np.full((16, 16, 3), 16))
+
+
+OVERVIEW = {"subfiletype": 1}
+MASK = {"subfiletype": 4, "photometric": "mask"}
+UNMARKED = {}
+
+
+@pytest.mark.parametrize("others", [[OVERVIEW], [MASK], [OVERVIEW, MASK, {**MASK, "subfiletype": 5}], [UNMARKED]])
+@pytest.mark.parametrize("pixels", [PixelFormat(), PixelFormat(3, 16), PixelFormat(1, 16), PixelFormat(5, 16)], ids=str)
+def test_overviews_and_masks_are_not_channels(tmp_path, others, pixels):
+    """GDAL writes them as pages of their own."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 1 << 16, (*HW, pixels.channels), np.uint16)
+    options = {"photometric": "rgb" if pixels.channels == 3 else "minisblack", "metadata": None}
+    if pixels.channels > 1:
+        options["planarconfig"] = "contig"
+    with tifffile.TiffWriter(path) as file:
+        file.write(np.squeeze(image), **options)
+        for other in others:
+            page = np.ones(HW, bool) if "photometric" in other else np.squeeze(image[::2, ::2])
+            file.write(page, **(options | other))
+    expected = image if pixels.bits == 16 else np.rint(image / 257)
+    np.testing.assert_array_equal(read_image(path, pixels=pixels), expected)
+    assert check_image(path, pixels=pixels).size_hw == HW
+
+
+def test_each_page_is_a_channel_beside_overviews(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (5, *HW), np.uint8)
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for channel in image:
+            file.write(channel, photometric="minisblack", metadata=None)
+            file.write(channel[::2, ::2], photometric="minisblack", metadata=None, **OVERVIEW)
+    read = read_image(tmp_path / "a.tif", pixels=PixelFormat(5))
+    np.testing.assert_array_equal(read, np.moveaxis(image, 0, -1))
+
+
+def test_unmarked_pages_of_several_sizes_are_refused(tmp_path):
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for size in (16, 16, 8):
+            file.write(np.zeros((size, size), np.uint8), photometric="minisblack", metadata=None)
+    with refused("a.tif: its 3 pages are not gray images of one size and type; save one page per channel"):
+        read_image(tmp_path / "a.tif", pixels=PixelFormat(2))
