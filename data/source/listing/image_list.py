@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -54,15 +54,21 @@ class _RowReader(Protocol):
 
 
 def read_image_list(
-    file: Path, folders: Folders, suffixes: frozenset[str], other_entries: Iterable[Path] = ()
+    file: Path, folders: Folders, suffixes: frozenset[str], other_splits: Mapping[str, Sequence[Path]] | None = None
 ) -> ImageList:
-    """Reads a list. If no row names an image as written, determines the folder that the list was written for. Raises
-    UserError if the first rows still match no image, or if one of them matches several. ``other_entries``: folders and
-    lists of other splits."""
+    """Reads a list. If no row names an image as written, determines the folder that the list was written for.
+
+    ``other_splits``: the folders and lists of other splits. Raises UserError if the first rows still match no image, if
+    one of them matches several, or if a row that is not read as written matches an image of another split.
+    """
     rows = _rows(read_text(file, max_bytes=MAX_LIST_BYTES))
     reader: _RowReader = _RowsAsWritten(file.parent, folders, suffixes)
-    if rows and all(reader.path(row.text) is None for row in rows):
-        reader = _reader_for_another_folder(rows, file, folders, suffixes, _folders_of_others(other_entries, file))
+    if _match_nothing(rows, reader):
+        others = _OtherSplits(other_splits or {}, folders, suffixes)
+        relocated = _RelocatedList(rows, file, folders, suffixes, others)
+        reader = relocated.choose_reader()
+        relocated.check_images_of_others(reader)
+        _log_reader(file, rows, reader, folders.root)
     images: list[NamedImage] = []
     missing: list[str] = []
     findings: list[Finding] = []
@@ -87,6 +93,11 @@ def listed_names(file: Path) -> list[str]:
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
     """Returns whether a file has one of the ``suffixes`` of supported images. For any image, see `is_image_name`."""
     return os.path.splitext(name)[1].lower() in suffixes
+
+
+def is_list(entry: Path) -> bool:
+    """Returns whether an entry of a split is a list of images."""
+    return entry.suffix.lower() == ".txt" and entry.is_file()
 
 
 def is_row(path: str) -> bool:
@@ -153,9 +164,12 @@ class _RowsAsWritten:
 
 class _RelocatedRows:
     """Reads rows, with or without suffix, as paths in ``folder`` after dropping their first ``num_dropped`` folders,
-    which belong to another location."""
+    which belong to another location. ``is_complete``: only the separators or suffixes are not as written."""
 
-    def __init__(self, folder: Path, num_dropped: int, folders: Folders, suffixes: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Path, num_dropped: int, folders: Folders, suffixes: frozenset[str], *, is_complete: bool
+    ) -> None:
+        self.is_complete = is_complete
         self._folder = folder
         self._num_dropped = num_dropped
         self._folders = folders
@@ -176,65 +190,184 @@ class _RelocatedRows:
         return existing[0] if len(existing) == 1 else None
 
 
-def _reader_for_another_folder(
-    rows: list[_Row], file: Path, folders: Folders, suffixes: frozenset[str], folders_of_others: Sequence[Path]
-) -> _RelocatedRows:
-    """Returns a reader for a list whose rows name no image as written: they have Windows separators, are for another
-    folder (CVAT's ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's
-    ``000012``).
+class _OtherSplits:
+    """Tells which other split has an image, by a folder that the split names or by a row of its list.
 
-    The first row whose end is the path of exactly one image in the data set's folder, or in the list's, decides for
-    all. A complete row may also be the end of a path in another folder, except in ``folders_of_others``. Images
-    elsewhere only have the same names: they may have other labels. Raises UserError if no row matches, or if one
-    matches several images.
+    ``entries``: the folders and lists of the splits. Folders are compared without symbolic links.
     """
-    root = folders.root
-    tried_rows = rows[:_MAX_TRIED_ROWS]
-    candidates = _images_called_like(tried_rows, file, root, suffixes)
-    bases = {file.parent, root, *root.parents}  # the last for rows that also have the name of the data set's folder
-    elsewhere = ""
-    for row in tried_rows:
-        num_dropped, images = _images_with_longest_end(row, candidates, suffixes)
-        num_parts = len(_parts(row.text)) - num_dropped
-        base_of = {image: Path(image).parents[num_parts - 1] for image in images}
-        matches = [image for image in images if base_of[image] in bases]
-        if not matches and num_dropped == 0:
-            matches = [image for image in images if not _is_in(image, folders_of_others)]
-        if len(matches) > 1:
-            raise _several_images(row, sorted(matches), file, root)
-        if matches:
+
+    def __init__(self, entries: Mapping[str, Sequence[Path]], folders: Folders, suffixes: frozenset[str]) -> None:
+        self._folders = folders
+        self._suffixes = suffixes
+        self._split_of_folder: dict[str, str | None] = {}  # also of folders below those that splits name
+        self._split_of_image: dict[str, str] = {}  # images in lists
+        self._relocated_lists: list[tuple[str, _RelocatedList]] = []  # with their splits
+        for split, paths in entries.items():
+            for path in paths:
+                if path.is_dir():
+                    self._split_of_folder.setdefault(folders.real(str(path)), split)
+                elif is_list(path):
+                    self._add_list(split, path)
+
+    def split_of(self, image: str) -> str | None:
+        """Returns the split that has an image, given by its absolute path, or None."""
+        path = self._real(image)
+        if path in self._split_of_image:
+            return self._split_of_image[path]
+        folder = os.path.dirname(path)
+        if folder not in self._split_of_folder:
+            splits = (self._split_of_folder.get(str(parent)) for parent in Path(path).parents)
+            self._split_of_folder[folder] = next((split for split in splits if split), None)
+        return self._split_of_folder[folder]
+
+    def add_relocated_lists(self, rows: list[_Row]) -> None:
+        """Adds the images of lists that are not read as written, if they share the name of an image with ``rows``."""
+        stems = {_stem(row) for row in rows}
+        for split, image_list in self._relocated_lists:
+            if stems.isdisjoint(map(_stem, image_list.rows)):  # the usual case, which needs no search for its images
+                continue
+            try:
+                reader = image_list.choose_reader()
+            except UserError:  # reported when its split is used
+                continue
+            self._add_rows(split, image_list.rows, reader)
+
+    def _add_list(self, split: str, file: Path) -> None:
+        try:
+            rows = _rows(read_text(file, max_bytes=MAX_LIST_BYTES))
+        except UserError:  # reported when its split is used
+            return
+        reader = _RowsAsWritten(file.parent, self._folders, self._suffixes)
+        if _match_nothing(rows, reader):
+            self._relocated_lists.append((split, _RelocatedList(rows, file, self._folders, self._suffixes, self)))
+        else:
+            self._add_rows(split, rows, reader)
+
+    def _add_rows(self, split: str, rows: list[_Row], reader: _RowReader) -> None:
+        for row in rows:
+            path = reader.path(row.text)
+            if path is not None:
+                self._split_of_image.setdefault(self._real(path), split)
+
+    def _real(self, image: str) -> str:
+        folder, name = os.path.split(image)
+        return os.path.join(self._folders.real(folder), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _RelocatedList:
+    """A list whose rows name no image as written: they have Windows separators, are for another folder (CVAT's
+    ``data/obj_train_data/a.jpg``, absolute paths of another machine), or lack suffixes (VOC's ``000012``)."""
+
+    rows: list[_Row]
+    file: Path
+    folders: Folders
+    suffixes: frozenset[str]
+    others: _OtherSplits
+
+    def choose_reader(self) -> _RelocatedRows:
+        """Returns a reader for the rows. The first row that fits exactly one image decides for all.
+
+        Images elsewhere, or of other splits, only have the same names: they may have other labels. Raises UserError if
+        none of the first rows fits an image, or if one fits several.
+        """
+        root = self.folders.root
+        tried_rows = self.rows[:_MAX_TRIED_ROWS]
+        candidates = _images_called_like(tried_rows, self.file, root, self.suffixes)
+        for row in tried_rows:
+            num_dropped, images = self._fitting_images(row, candidates)
+            if len(images) > 1:
+                raise _several_images(row, sorted(images), self.file, root)
+            if images:
+                folder = _base_of(images[0], row, num_dropped)
+                return _RelocatedRows(
+                    folder,
+                    num_dropped,
+                    self.folders,
+                    self.suffixes,
+                    is_complete=num_dropped == 0 and folder in (root, self.file.parent),
+                )
+        raise self._no_image(candidates)
+
+    def check_images_of_others(self, reader: _RelocatedRows) -> None:
+        """Raises UserError if a row is not a complete path, but matches an image of another split."""
+        if reader.is_complete:
+            return
+        self.others.add_relocated_lists(self.rows)
+        for row in self.rows:
+            path = reader.path(row.text)
+            split = self.others.split_of(path) if path else None
+            if path and split:
+                raise UserError(
+                    f"{self.file}:{row.line}: {row.text[:200]!r} is not an image; {self._image_of(split, path)}; give "
+                    f"paths of images relative to {self.folders.root}"
+                )
+
+    def _fitting_images(self, row: _Row, candidates: list[str]) -> tuple[int, list[str]]:
+        """Returns how many leading parts of a row must be dropped, at least, so that the rest fits images, and these.
+
+        A complete row fits the end of any path. Otherwise, the rest must be a path in the data set's folder, the
+        list's, or one above. Images of other splits only fit complete rows in the first two folders.
+        """
+        root = self.folders.root
+        exact_bases = (root, self.file.parent)
+        bases = {*self.file.parents, root, *root.parents}  # above root: rows that also name the data set's folder
+        has_suffix = is_image(row.text, self.suffixes)
+        parts = _parts(row.text)
+        for num_dropped in range(len(parts)):
+            images = _paths_ending_in(parts[num_dropped:], candidates, has_suffix=has_suffix)
+            if num_dropped:
+                images = [image for image in images if _base_of(image, row, num_dropped) in bases]
+            fitting = [
+                image
+                for image in images
+                if self.others.split_of(image) is None
+                or (num_dropped == 0 and _base_of(image, row, num_dropped) in exact_bases)
+            ]
+            if fitting:
+                return num_dropped, fitting
+        return len(parts), []
+
+    def _no_image(self, candidates: list[str]) -> UserError:
+        """Returns the error about a list whose first rows fit none of the ``candidates``."""
+        root = self.folders.root
+        first = self.rows[0]
+        message = f"{self.file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row"
+        if len(self.rows) > _MAX_TRIED_ROWS:
+            message += f" of the first {_MAX_TRIED_ROWS}"
+        if candidates:
+            image = min(candidates)
+            split = self.others.split_of(image)
+            where = f"{relative_name(Path(image), root)} has the same name, but is in another folder"
+            message += f"; {self._image_of(split, image) if split else where}"
+        return UserError(message + (labels_without_images(root) or f"; give paths of images relative to {root}"))
+
+    def _image_of(self, split: str, image: str) -> str:
+        return f"{relative_name(Path(image), self.folders.root)} has the same name, but is an image of '{split}'"
+
+
+def _log_reader(file: Path, rows: list[_Row], reader: _RelocatedRows, root: Path) -> None:
+    """Logs how the rows are read, by the example of the first that names an image."""
+    for row in rows:
+        path = reader.path(row.text)
+        if path is not None:
             message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
-            get_logger().info(message, file, row.line, row.text, relative_name(Path(matches[0]), root))
-            return _RelocatedRows(base_of[matches[0]], num_dropped, folders, suffixes)
-        if images and not elsewhere:
-            elsewhere = relative_name(Path(min(images)), root)
-    first = rows[0]
-    message = f"{file}:{first.line}: {first.text[:200]!r} is not an image, and neither is any other row"
-    if elsewhere:
-        message += f"; {elsewhere} has the same name, but is in another folder or split"
-    raise UserError(message + (labels_without_images(root) or f"; give paths of images relative to {root}"))
+            get_logger().info(message, file, row.line, row.text, relative_name(Path(path), root))
+            return
 
 
-def _folders_of_others(entries: Iterable[Path], file: Path) -> list[Path]:
-    """Returns the folders of other splits, and those that contain their lists, except folders that also contain the
-    list ``file``, such as VOC's ImageSets. ``entries``: folders and lists."""
-    entry_folders = dict.fromkeys(entry if entry.is_dir() else entry.parent for entry in entries)
-    return [folder for folder in entry_folders if folder not in file.parents]
+def _match_nothing(rows: list[_Row], reader: _RowReader) -> bool:
+    """Returns whether there are rows, and none names an existing image."""
+    return bool(rows) and all(reader.path(row.text) is None for row in rows)
 
 
-def _is_in(image: str, searched: Iterable[Path]) -> bool:
-    return any(folder in Path(image).parents for folder in searched)
+def _stem(row: _Row) -> str:
+    return os.path.splitext(_parts(row.text)[-1])[0]
 
 
-def _images_with_longest_end(row: _Row, images: list[str], suffixes: frozenset[str]) -> tuple[int, list[str]]:
-    """Returns how many leading parts of a row must be dropped, at least, so that any of the ``images`` end in the rest,
-    and which do."""
-    parts = _parts(row.text)
-    for num_dropped in range(len(parts)):
-        matches = _paths_ending_in(parts[num_dropped:], images, has_suffix=is_image(row.text, suffixes))
-        if matches:
-            return num_dropped, matches
-    return len(parts), []
+def _base_of(image: str, row: _Row, num_dropped: int) -> Path:
+    """Returns the folder in which a row without its first ``num_dropped`` parts is the path of ``image``."""
+    return Path(image).parents[len(_parts(row.text)) - num_dropped - 1]
 
 
 def _paths_ending_in(tail: list[str], paths: list[str], *, has_suffix: bool) -> list[str]:

@@ -20,7 +20,7 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, is_image, listed_names, read_image_list
+from data.source.listing.image_list import NO_FILE, is_image, is_list, listed_names, read_image_list
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
@@ -86,7 +86,7 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
             raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         if not entry.exists():
             raise spec.missing_error(entry)
-        if not entry.is_dir() and not _is_list(entry):
+        if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
     others = _entries_of_others(spec, split)
@@ -119,32 +119,31 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
 def _rows_of_unresolved_list(entry: Path) -> list[str]:
     """Returns the names in a list none of whose rows names an image. A folder, or an unreadable list, has none."""
     try:
-        return listed_names(entry) if _is_list(entry) else []
+        return listed_names(entry) if is_list(entry) else []
     except UserError:
         return []
 
 
-def _is_list(entry: Path) -> bool:
-    return entry.suffix.lower() == ".txt" and entry.is_file()
+def _entries_of_others(spec: DatasetSpec, split: str) -> dict[str, list[Path]]:
+    """Returns the folders and lists that only other splits name, by split."""
+    own = spec.listed_splits[split].images
+    return {
+        other: [entry for entry in files.images if entry not in own]
+        for other, files in spec.listed_splits.items()
+        if other != split
+    }
 
 
-def _entries_of_others(spec: DatasetSpec, split: str) -> list[Path]:
-    """Returns the folders and lists that only other splits name."""
-    splits = spec.listed_splits
-    entries = [entry for other in splits.values() for entry in other.images]
-    return [entry for entry in entries if entry not in splits[split].images]
-
-
-def _read_entry(split_images: SplitImages, entry: Path, others: Iterable[Path]) -> None:
-    """Adds the images of a folder or list. ``others``: the entries of other splits."""
+def _read_entry(split_images: SplitImages, entry: Path, others: Mapping[str, Sequence[Path]]) -> None:
+    """Adds the images of a folder or list. ``others``: the folders and lists of other splits."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
-    elif _is_list(entry):
+    elif is_list(entry):
         _add_list(split_images, entry, others)
 
 
-def _add_list(split_images: SplitImages, file: Path, others: Iterable[Path]) -> None:
+def _add_list(split_images: SplitImages, file: Path, others: Mapping[str, Sequence[Path]]) -> None:
     """Adds the images that a list names, and the findings about its rows."""
     image_list = read_image_list(file, split_images.folders, split_images.suffixes, others)
     for row in image_list.images:
