@@ -265,6 +265,11 @@ class _RelocatedList:
     suffixes: frozenset[str]
     others: _OtherSplits
 
+    @property
+    def _folders_of_complete_rows(self) -> tuple[Path, ...]:
+        """Folders that complete rows without a suffix are relative to: splits may share these images."""
+        return (self.folders.root, self.file.parent, _voc_images(self.file))
+
     def choose_reader(self) -> _RelocatedRows:
         """Returns a reader for the rows. The first row that fits exactly one image decides for all.
 
@@ -285,7 +290,7 @@ class _RelocatedList:
                     num_dropped,
                     self.folders,
                     self.suffixes,
-                    is_complete=num_dropped == 0 and folder in (root, self.file.parent),
+                    is_complete=num_dropped == 0 and folder in self._folders_of_complete_rows,
                 )
         raise self._no_image(candidates)
 
@@ -307,10 +312,9 @@ class _RelocatedList:
         """Returns how many leading parts of a row must be dropped, at least, so that the rest fits images, and these.
 
         A complete row fits the end of any path. Otherwise, the rest must be a path in the data set's folder, the
-        list's, or one above. Images of other splits only fit complete rows in the first two folders.
+        list's, or one above. Images of other splits only fit complete rows in `_folders_of_complete_rows`.
         """
         root = self.folders.root
-        exact_bases = (root, self.file.parent)
         bases = {*self.file.parents, root, *root.parents}  # above root: rows that also name the data set's folder
         has_suffix = is_image(row.text, self.suffixes)
         parts = _parts(row.text)
@@ -322,7 +326,7 @@ class _RelocatedList:
                 image
                 for image in images
                 if self.others.split_of(image) is None
-                or (num_dropped == 0 and _base_of(image, row, num_dropped) in exact_bases)
+                or (num_dropped == 0 and _base_of(image, row, num_dropped) in self._folders_of_complete_rows)
             ]
             if fitting:
                 return num_dropped, fitting
@@ -390,12 +394,17 @@ def _several_images(row: _Row, images: list[str], file: Path, root: Path) -> Use
 def _images_called_like(rows: list[_Row], file: Path, root: Path, suffixes: frozenset[str]) -> list[str]:
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {_parts(row.text)[-1] for row in rows}
-    voc_images = file.parent.parent.parent / "JPEGImages"  # next to ImageSets; masks elsewhere have the same names
-    base = voc_images if voc_images.is_dir() else root
+    voc_images = _voc_images(file)
+    base = voc_images if voc_images.is_dir() else root  # elsewhere, VOC's masks have the same names
     if not base.is_dir():
         return []
     images = [entry for visit in walk(base) for entry in visit.entries if is_image(entry.name, suffixes)]
     return [entry.path for entry in images if entry.name in names or os.path.splitext(entry.name)[0] in names]
+
+
+def _voc_images(file: Path) -> Path:
+    """Returns the folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
+    return file.parent.parent.parent / "JPEGImages"
 
 
 def _name_in(row: _Row) -> str:

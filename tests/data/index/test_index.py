@@ -691,7 +691,6 @@ def write_lists(root: Path, images: list[str], splits: dict[str, str], lists: di
         ("images/train", "lists/train.txt", ["images/train/0.png"], "lists/val.txt", "0.png"),
         ("images/train", "lists/train.txt", ["images\\train\\0.png"], "lists/val.txt", "0.png"),
         ("images/train", "lists/train.txt", ["0.png"], "lists/val.txt", "0.png"),
-        ("JPEGImages", "JPEGImages", [], "ImageSets/Main/val.txt", "0"),
     ],
 )
 def test_a_relocated_list_is_refused_if_another_split_has_its_images(tmp_path, folder, train, train_rows, val, val_row):
@@ -702,6 +701,17 @@ def test_a_relocated_list_is_refused_if_another_split_has_its_images(tmp_path, f
     message = f"; {image} has the same name, but is an image of 'train'; give paths of images relative to "
     with pytest.raises(UserError, match=re.escape(message)):
         split_names(root, "val")
+
+
+@pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])
+def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
+    images = [f"JPEGImages/{number}.png" for number in range(3)]
+    lists = {"ImageSets/Main/val.txt": ["2"]}
+    if train.endswith(".txt"):
+        lists[train] = ["0", "1", "2"]
+    write_lists(tmp_path / "set", images, {"train": train, "val": "ImageSets/Main/val.txt"}, lists)
+    assert split_names(tmp_path / "set", "train") == images
+    assert split_names(tmp_path / "set", "val") == images[2:]
 
 
 def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):
