@@ -88,7 +88,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    if run.started_from is not None:
+    scores_epochs = not run.only_reports or position.pending is not None
+    if run.started_from is not None and scores_epochs:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(

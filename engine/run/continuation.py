@@ -16,8 +16,9 @@ A run ends after the last epoch of the current settings, where ``--patience`` en
 unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
 last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
 
-A start that trains on from, or reports, a run that had ended saves last.pt at once (engine/hooks/checkpointing.py), so
-that the settings in last.pt, and whether a callback has ended the run, are always those of the newest start.
+A start that only writes the report leaves last.pt as it is, except that it adds the scores of an epoch that had none. A
+start that trains on from where a callback had ended the run saves last.pt before its first step
+(engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
 """
 
 from __future__ import annotations

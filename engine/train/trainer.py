@@ -374,8 +374,8 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        """Saves or ends the run, as ``action`` requests."""
-        if action.saves:
+        """Saves or ends the run, as ``action`` requests. A start that only writes the report does not save here."""
+        if action.saves and not self.run.only_reports:
             self.save_last()
         self._stopped |= action.ends_run
         return action
