@@ -167,14 +167,17 @@ class Trainer:
 
     def _report_last_epoch(self) -> None:
         """Reports a run that has ended, whose report is missing: no step is left, and results.csv has the row of the
-        last epoch unless that is still pending. It is validated again, unless the run has ended within the next epoch,
-        whose weights the run then has, or where no validation is due."""
+        last epoch unless that is still pending. Validates it again if that is due and the run still has its weights,
+        not those of a later epoch that was broken off."""
         if self.validator.pending is not None:
             self._conclude_pending(saves_last=True)
             return
         epoch = Epoch(self.progress.epoch)
-        is_between_epochs = epoch.number > 0 and self.progress.batch == 0
-        if is_between_epochs and validates_after(epoch.number, self.epochs, self.run.config.val_every):
+        started_from = self.run.started_from
+        # As it was saved: if the images have changed, the run is now at the beginning of the epoch that was broken off.
+        is_within_epoch = started_from is not None and started_from.progress.batch > 0
+        has_its_weights = epoch.number > 0 and not is_within_epoch
+        if has_its_weights and validates_after(epoch.number, self.epochs, self.run.config.val_every):
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
             if self._follow(self.validator.validate(epoch)).breaks_off:

@@ -577,6 +577,16 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, 
     assert read_reported_epochs(tmp_path, "run") == progress.epoch
 
 
+def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_steps(tmp_path):
+    """The number of images has changed since a callback ended the run within epoch 3."""
+    evaluator = Evaluates()
+    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), ended_by_callback=True))
+    plain = build(epochs=3)
+    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=origin)
+    trainer_of(run, plain.step, Progress(epoch=2), validator=local(evaluator)).fit()
+    assert evaluator.runs == 0
+
+
 def test_a_run_that_only_reports_scores_its_pending_epoch_once():
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     evaluator = Evaluates()
