@@ -157,6 +157,7 @@ class Trainer:
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
+        self.checkpointer.flush()  # before the first step: last.pt must not say that the run has ended
 
     def _do_remaining_work(self) -> None:
         """Runs the remaining epochs; of a run that has ended, only writes the report."""

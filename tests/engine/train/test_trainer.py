@@ -587,6 +587,14 @@ def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_step
     assert evaluator.runs == 0
 
 
+def test_what_a_hook_saves_at_the_start_is_written_before_the_first_step():
+    waits: list[int] = []
+    trainer = build(Watch(start=(0, 0, Action.SAVE)), epochs=1)
+    trainer.checkpointer.flush = lambda: waits.append(trainer.progress.updates)
+    trainer.fit()
+    assert waits[0] == 0
+
+
 def test_a_run_that_only_reports_scores_its_pending_epoch_once():
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     evaluator = Evaluates()
