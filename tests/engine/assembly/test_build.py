@@ -182,20 +182,28 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         assert not any(reference() for reference in checkpoints)  # their memory is free once they are loaded
 
 
-@pytest.mark.parametrize("change", ["best.pt is missing", "other validation labels"])
-def test_a_start_that_only_writes_the_report_changes_no_checkpoint(folder, change):
+@pytest.mark.parametrize("change", ["best.pt is missing", "other validation labels", "fewer training images"])
+def test_a_start_that_only_writes_the_report_changes_no_checkpoint(folder, capsys, change):
+    """And it names no position at which it would continue."""
     with built("--epochs", "1") as trainer:
         trainer.fit()
     run = folder / "runs" / "exp"
     (run / ".complete").unlink()
     if change == "best.pt is missing":
         (run / "best.pt").unlink()
+    elif change == "fewer training images":
+        for path in [*(folder / "set").rglob("train/000.*"), *(folder / "set").rglob("train/001.*")]:
+            path.unlink()
     else:
         labels = next((folder / "set" / "labels" / "val").glob("*.txt"))
         labels.write_text("0 0.4 0.4 0.3 0.3\n")
     before = {path.name: path.read_bytes() for path in run.glob("*.pt")}
+    capsys.readouterr()
     with built("--resume", "auto") as trainer:
         trainer.fit()
+    messages = [message for message in capsys.readouterr().out.splitlines() if message.startswith("resume: ")]
+    assert len(messages) == (change != "best.pt is missing")
+    assert all("have changed since the run began" in message for message in messages)
     assert {path.name: path.read_bytes() for path in run.glob("*.pt")} == before
     with ExitStack() as stack:
         config = TrainConfig(project="runs", resume="auto")
