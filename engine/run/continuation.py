@@ -95,10 +95,13 @@ def _adds_epochs(plan: ContinuedRun) -> bool:
     """Returns whether the command adds epochs to the run of ``plan``, which has no other reason to end."""
     stored = plan.stored.config
     config = plan.settings.config
-    progress = plan.started_from.progress
-    # If so, the command has more patience: its own would otherwise be the reason.
-    had_stopped_early = progress.stops_early(stored.patience, epochs=stored.epochs, val_every=stored.val_every)
-    return config.time > stored.time or config.epochs > stored.epochs or had_stopped_early
+    has_more_time = config.time > stored.time
+    has_more_epochs = config.epochs > stored.epochs
+    # With the patience of the command it has not stopped early: `reason_to_end` would say so.
+    has_more_patience = plan.started_from.progress.stops_early(
+        stored.patience, epochs=stored.epochs, val_every=stored.val_every
+    )
+    return has_more_time or has_more_epochs or has_more_patience
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
