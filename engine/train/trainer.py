@@ -153,7 +153,7 @@ class Trainer:
     def _start(self) -> None:
         progress = self.progress
         self.loader.start_at(progress.epoch, progress.batch)
-        if progress.updates:  # the rates of the newest step, as they were saved: a hook may save the run now
+        if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
@@ -205,7 +205,7 @@ class Trainer:
 
     def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and records that the run has been reported."""
-        if self._ended_by_callback() and not self.run.only_reports and not self._has_ended():
+        if self.control.ended_by_callback and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last))
         self.call_hooks("finish")
