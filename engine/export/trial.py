@@ -62,4 +62,4 @@ def try_formats(detector: Detector, formats: Sequence[str], imgsz: int) -> None:
                     f"image, scores by {score:.2g}"
                 )
     seconds = time.monotonic() - started
-    get_logger().info("--export: tested before training: %s (%.0f s)", ", ".join(formats), seconds)
+    get_logger().info("--export: tested: %s (%.0f s)", ", ".join(formats), seconds)

@@ -27,8 +27,7 @@ class Checkpoints(Hook):
 
     def start(self, trainer: Training) -> Action | None:
         """Saves at once if the run continues from a file other than last.pt, because it then has no last.pt of its own,
-        or if it had ended: last.pt must not say so while the run trains on, and if the run only has to write its
-        report, the next start must have the settings of this one."""
+        or if a callback had ended it: last.pt must not say so while the run trains on."""
         started_from = trainer.run.started_from
         last = trainer.checkpointer.last
         if started_from is None:
@@ -36,8 +35,7 @@ class Checkpoints(Hook):
             self._must_replace_last = bool(max_over_ranks(trainer.ctx, int(has_earlier)))
             return None
         is_last = started_from.path.resolve() == last.resolve()
-        had_ended = trainer.run.only_reports or started_from.ended_by_callback
-        return Action.SAVE if had_ended or not is_last else None
+        return Action.SAVE if started_from.ended_by_callback or not is_last else None
 
     def after_step(self, trainer: Training) -> None:
         """Raises UserError if an earlier write has failed."""

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,10 +19,10 @@ from engine.hooks.hook import Epoch, Hook, Training
 from engine.hooks.writers import TensorBoard
 from engine.issues.issue import CheckedSplit
 from engine.report.page import FILE_NAME as REPORT_NAME
-from engine.report.page import ReportPage
+from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
-from engine.run.results_csv import read_columns
+from engine.run.results_csv import ResultsTable, read_columns
 from utils.drawing.draw import write_image
 from utils.errors import first_line
 from utils.machine.packages import require_package
@@ -80,7 +79,10 @@ class Plots(Hook):
             batches=len(trainer.loader),
         )
         is_continued = run.started_from is not None
-        must_write = run.only_reports and _lacks_epoch(run.folder)  # also if there is no validation to show
+        must_write = False  # if there is no validation to show
+        if run.only_reports:
+            num_epochs = len(ResultsTable.read_if_exists(run.folder / "results.csv").rows)
+            must_write = is_outdated(run.folder / REPORT_NAME, num_epochs)
         self._page = ReportPage(run.folder, subject, is_resumed=is_continued and not must_write)
         if not is_continued:
             self._draw_batches(trainer.loader)
@@ -140,13 +142,6 @@ class Plots(Hook):
             if warning not in self._warnings:
                 log.warning("%s", warning)
             self._warnings.add(warning)
-
-
-def _lacks_epoch(folder: Path) -> bool:
-    """Returns whether report.html is missing, or older than the newest epoch in results.csv."""
-    report = folder / REPORT_NAME
-    table = folder / "results.csv"
-    return not report.exists() or (table.exists() and report.stat().st_mtime < table.stat().st_mtime)
 
 
 class TimeBudget:

@@ -31,9 +31,7 @@ class ResultsCsv(Hook):
         self._has_warned = False  # that the file may not survive a power cut
 
     def start(self, trainer: Training) -> None:
-        """Drops the epochs that a resumed run repeats; without any, the file keeps its time, by which
-        `engine.hooks.plots` tells whether the report has its epochs. `engine.run.restore` has warned of those that the
-        file has lost.
+        """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.
 
         The file of an earlier run (``--exist-ok``) stays while its last.pt does, from which that run could continue:
         see `engine.hooks.checkpointing.Checkpoints`.

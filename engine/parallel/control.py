@@ -111,8 +111,8 @@ class RunControl:
         self._stop_requested = True
 
     def is_aborted(self) -> bool:
-        """Returns True if the ranks have stopped at a signal, or if a hook has failed on any of them: what is left of
-        the run is left to another command. Every rank must call this."""
+        """Returns True if the ranks have stopped at a signal, or if a hook has failed on any of them: another
+        command does the rest. Every rank must call this."""
         return self.exit_code != 0 or self._has_failed()
 
     def flags(self) -> StepFlags:
@@ -213,8 +213,8 @@ class RunControl:
         A signal to all processes also ends subprocesses, such as the compiler that ``--compile`` starts. Libraries then
         raise, but that does not count as a failure of the run. The step may be half done, so nothing is saved.
         """
-        own_last = checkpoint_of_newest_run(last.parent)
-        checkpoint = f"continue with: {resume_flag(own_last)}" if own_last else "there is no checkpoint yet"
+        newest = checkpoint_of_newest_run(last.parent)
+        checkpoint = f"continue with: {resume_flag(newest)}" if newest else "there is no checkpoint yet"
         log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
 

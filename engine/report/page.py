@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,14 @@ class Sections:
     data: CensusSection
     history: dict[str, Picture]  # by title; empty before the first epoch
     validation: ValidationSections | None  # None before the first validation of the process
+
+
+def is_outdated(path: Path, epochs: int) -> bool:
+    """Returns whether the page at ``path`` is missing, or was written before a run had ``epochs``."""
+    if not path.exists():
+        return True
+    shown = re.search(r'data-epochs="(\d+)"', path.read_text(encoding="utf-8", errors="replace"))
+    return shown is not None and int(shown[1]) < epochs
 
 
 class ReportPage:
@@ -101,7 +110,10 @@ class ReportPage:
                 subtitle = f"Written {page.now()}, without a validation."
             elif validation.epoch:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
-            page.write_page(path, TEMPLATE, self._subject.title, subtitle, subject=self._subject, **vars(sections))
+            epochs = len(history.get("epoch", ()))
+            page.write_page(
+                path, TEMPLATE, self._subject.title, subtitle, subject=self._subject, epochs=epochs, **vars(sections)
+            )
             self.is_written = True
         except Exception as error:
             warning = f"{path}: the report cannot be written ({first_line(error)})"

@@ -16,8 +16,9 @@ A run ends after the last epoch of the current settings, where ``--patience`` en
 unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
 last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
 
-A start that trains on from, or reports, a run that had ended saves last.pt at once (engine/hooks/checkpointing.py), so
-that the settings in last.pt, and whether a callback has ended the run, are always those of the newest start.
+A start that only writes the report leaves last.pt as it is, except that it adds the scores of an epoch that had none. A
+start that trains on from where a callback had ended the run saves last.pt before its first step
+(engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
 """
 
 from __future__ import annotations
@@ -94,10 +95,13 @@ def _adds_epochs(plan: ContinuedRun) -> bool:
     """Returns whether the command adds epochs to the run of ``plan``, which has no other reason to end."""
     stored = plan.stored.config
     config = plan.settings.config
-    progress = plan.started_from.progress
-    # If so, the command has more patience: its own would otherwise be the reason.
-    had_stopped_early = progress.stops_early(stored.patience, epochs=stored.epochs, val_every=stored.val_every)
-    return config.time > stored.time or config.epochs > stored.epochs or had_stopped_early
+    has_more_time = config.time > stored.time
+    has_more_epochs = config.epochs > stored.epochs
+    # With the patience of the command it has not stopped early: `reason_to_end` would say so.
+    has_more_patience = plan.started_from.progress.stops_early(
+        stored.patience, epochs=stored.epochs, val_every=stored.val_every
+    )
+    return has_more_time or has_more_epochs or has_more_patience
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:

@@ -62,19 +62,30 @@ class StartPosition:
 
 
 def restore_run(
-    ctx: DistributedContext, checkpoint: Checkpoint | None, state: TrainState, config: TrainConfig, data: EpochData
+    ctx: DistributedContext,
+    checkpoint: Checkpoint | None,
+    state: TrainState,
+    config: TrainConfig,
+    data: EpochData,
+    *,
+    trains: bool,
 ) -> StartPosition:
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
-    position from which the run continues; that of a new run if there is no checkpoint. Raises UserError when the state
-    does not fit the run."""
+    position from which the run continues; that of a new run if there is no checkpoint. Logs how the position and the
+    learning rate change, if the run ``trains`` on. Raises UserError when the state does not fit the run."""
     if checkpoint is None:
         return StartPosition(progress=Progress(), pending=None)
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
+    if not _has_same_data(checkpoint, data):
+        get_logger().info(
+            "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
+        )
     progress, messages = adapt_progress(checkpoint, config, data)
-    for message in messages:
-        get_logger().info("%s", message)
+    if trains:
+        for message in messages:
+            get_logger().info("%s", message)
     return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint))
 
 
@@ -132,10 +143,6 @@ def adapt_progress(checkpoint: Checkpoint, config: TrainConfig, data: EpochData)
     stored = checkpoint.header.progress
     progress = replace(stored, class_weights=stored.class_weights if config.image_weights else [])
     messages = []
-    if not _has_same_data(checkpoint, data):
-        messages.append(
-            "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
-        )
     start = choose_epoch_start(checkpoint, config, data)
     if start is EpochStart.END:
         progress = replace(progress, batch=data.batches)

@@ -98,7 +98,8 @@ def reason_to_end(started_from: StartedFrom, config: TrainConfig, explicit_flags
     progress = started_from.progress
     if progress.epoch >= config.epochs:
         return _reason_without_epochs(started_from, config, explicit_flags)
-    if progress.stops_early(config.patience, epochs=config.epochs, val_every=config.val_every):
+    stored = started_from.description.config  # tells which epochs have been validated
+    if progress.stops_early(config.patience, epochs=config.epochs, val_every=stored.val_every):
         return _reason_without_patience(started_from, config)
     return ""
 

@@ -195,7 +195,8 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What a training returns: its run, and the failure of ``on_end``, if any. At most exports are missing."""
+    """What a training returns: its run, and the failure of ``on_end``, if any. Without one, at most exports are
+    missing; with one, the next start writes the report again."""
 
     run: TrainingRun
     failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised after the exports

@@ -153,10 +153,11 @@ class Trainer:
     def _start(self) -> None:
         progress = self.progress
         self.loader.start_at(progress.epoch, progress.batch)
-        if progress.updates:  # the rates of the newest step, as they were saved: a hook may save the run now
+        if progress.updates:  # the rates of the newest step by this schedule: a hook may save the run now
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
+        self.checkpointer.flush()  # before the first step: last.pt must not say that the run has ended
 
     def _do_remaining_work(self) -> None:
         """Runs the remaining epochs; of a run that has ended, only writes the report."""
@@ -167,14 +168,17 @@ class Trainer:
 
     def _report_last_epoch(self) -> None:
         """Reports a run that has ended, whose report is missing: no step is left, and results.csv has the row of the
-        last epoch unless that is still pending. It is validated again, unless the run has ended within the next epoch,
-        whose weights the run then has, or where no validation is due."""
+        last epoch unless that is still pending. Validates it again if that is due and the run still has its weights,
+        not those of a later epoch that was broken off."""
         if self.validator.pending is not None:
             self._conclude_pending(saves_last=True)
             return
         epoch = Epoch(self.progress.epoch)
-        is_between_epochs = epoch.number > 0 and self.progress.batch == 0
-        if is_between_epochs and validates_after(epoch.number, self.epochs, self.run.config.val_every):
+        started_from = self.run.started_from
+        # As it was saved: if the images have changed, the run is now at the beginning of the epoch that was broken off.
+        is_within_epoch = started_from is not None and started_from.progress.batch > 0
+        has_its_weights = epoch.number > 0 and not is_within_epoch
+        if has_its_weights and validates_after(epoch.number, self.epochs, self.run.config.val_every):
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
             if self._follow(self.validator.validate(epoch)).breaks_off:
@@ -201,7 +205,7 @@ class Trainer:
 
     def _finish(self) -> TrainingOutcome:
         """Calls the hooks that come last, and records that the run has been reported."""
-        if self._ended_by_callback() and not self.run.only_reports and not self._has_ended():
+        if self.control.ended_by_callback and not self._has_ended():
             position = self.progress.describe(len(self.loader))
             log.info("ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last))
         self.call_hooks("finish")
@@ -374,8 +378,8 @@ class Trainer:
         return self._follow(self.hooks.call(point, self, *args))
 
     def _follow(self, action: Action) -> Action:
-        """Saves or ends the run, as ``action`` requests."""
-        if action.saves:
+        """Saves or ends the run, as ``action`` requests. A start that only writes the report does not save here."""
+        if action.saves and not self.run.only_reports:
             self.save_last()
         self._stopped |= action.ends_run
         return action

@@ -88,7 +88,7 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(wor
     run_python("killed.py", "SIGTERM", *flags, folder=world, torchrun=torchrun)
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
-    same_content(read_checkpoint(folder / "last.pt"), last)  # the start that wrote the report has saved it again
+    same_content(read_checkpoint(folder / "last.pt"), last)  # writing the report does not change it
 
 
 @pytest.mark.usefixtures("preloaded")

@@ -415,7 +415,7 @@ def test_a_training_tries_an_export_before_and_exports_its_best_checkpoint(
 ):
     train.main(training(data, tmp_path, "--export", "torchscript"))
     printed = capsys.readouterr().out
-    tried = printed.index("tested before training: torchscript")
+    tried = printed.index("--export: tested: torchscript")
     trained = printed.index("epoch 1/1")
     assert tried < trained < printed.index("best.torchscript: ")
     folder = tmp_path / "runs" / "exp"

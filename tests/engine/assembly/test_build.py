@@ -25,7 +25,7 @@ from engine.hooks.nonfinite import NonFiniteSteps
 from engine.optim.schedule import StepPlan
 from engine.parallel.watchdog import Watchdog
 from engine.run.plan import plan_run
-from engine.run.run import RunSettings
+from engine.run.run import EndedRun, RunSettings
 from engine.train.trainer import Trainer
 from models.losses.base import class_weights
 from tests.helpers.messages import refused
@@ -180,6 +180,35 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
         gc.collect()
         assert checkpoints
         assert not any(reference() for reference in checkpoints)  # their memory is free once they are loaded
+
+
+@pytest.mark.parametrize("change", ["best.pt is missing", "other validation labels", "fewer training images"])
+def test_a_start_that_only_writes_the_report_changes_no_checkpoint(folder, capsys, change):
+    """And it names no position at which it would continue."""
+    with built("--epochs", "1") as trainer:
+        trainer.fit()
+    run = folder / "runs" / "exp"
+    (run / ".complete").unlink()
+    if change == "best.pt is missing":
+        (run / "best.pt").unlink()
+    elif change == "fewer training images":
+        for path in [*(folder / "set").rglob("train/000.*"), *(folder / "set").rglob("train/001.*")]:
+            path.unlink()
+    else:
+        labels = next((folder / "set" / "labels" / "val").glob("*.txt"))
+        labels.write_text("0 0.4 0.4 0.3 0.3\n")
+    before = {path.name: path.read_bytes() for path in run.glob("*.pt")}
+    capsys.readouterr()
+    with built("--resume", "auto") as trainer:
+        trainer.fit()
+    messages = [message for message in capsys.readouterr().out.splitlines() if message.startswith("resume: ")]
+    assert len(messages) == (change != "best.pt is missing")
+    assert all("have changed since the run began" in message for message in messages)
+    assert {path.name: path.read_bytes() for path in run.glob("*.pt")} == before
+    with ExitStack() as stack:
+        config = TrainConfig(project="runs", resume="auto")
+        plan = plan_run(DistributedContext.single("cpu"), config, {"project", "resume"}, stack)
+    assert isinstance(plan, EndedRun)
 
 
 def test_the_advice_on_memory_names_the_batch_size_that_was_found(monkeypatch):

@@ -69,21 +69,18 @@ def test_hooks_are_called_in_order_up_to_one_that_stops_the_run():
 
 
 @pytest.mark.parametrize(
-    ("file", "only_reports", "ended_by_callback", "is_saved"),
+    ("file", "ended_by_callback", "is_saved"),
     [
-        ("last.pt", False, False, False),
-        ("epoch3.pt", False, False, True),  # which leaves no last.pt to continue from
-        ("last.pt", False, True, True),  # it trains on: until it ends again, last.pt must not say that it has
-        ("last.pt", True, False, True),  # the next start has the settings of this one
-        ("last.pt", True, True, True),
+        ("last.pt", False, False),
+        ("epoch3.pt", False, True),  # which leaves no last.pt to continue from
+        ("last.pt", True, True),  # it trains on: until it ends again, last.pt must not say that it has
     ],
 )
-def test_a_run_that_had_ended_or_has_no_last_pt_is_saved_at_its_start(
-    tmp_path, file, only_reports, ended_by_callback, is_saved
+def test_a_run_that_a_callback_had_ended_or_has_no_last_pt_is_saved_at_its_start(
+    tmp_path, file, ended_by_callback, is_saved
 ):
     origin = started_from(Progress(epoch=3), path=tmp_path / file, ended_by_callback=ended_by_callback)
     trainer = hook_training(tmp_path, started_from=origin)
-    trainer.run = replace(trainer.run, only_reports=only_reports)
     assert Checkpoints(0).start(trainer) is (Action.SAVE if is_saved else None)
 
 

@@ -110,6 +110,15 @@ def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, pro
             plan_of(folder.parent, resume=str(folder / "last.pt"), **settings)
 
 
+@pytest.mark.parametrize("epoch", [4, 5])
+def test_a_run_that_has_stopped_early_is_not_revived_by_other_epochs_to_validate(folder, epoch):
+    """Whether its newest epoch was validated is a fact of the past."""
+    config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
+    saved(folder / "last.pt", Progress(epoch=epoch, best_epoch=epoch - 2, best_fitness=0.5), config=config)
+    with refused("--val-every=2: the run in ...exp has ended, with 1; start a new run with ..."):
+        plan_of(folder.parent, {"val_every"}, val_every=2)
+
+
 def test_a_run_gets_each_setting_that_may_change_and_keeps_what_it_has_chosen(folder):
     stored = TrainConfig(
         project="elsewhere", exist_ok=True, batch_size=48, optimizer="SGD", cache="ram", workers=3, tracker=["wandb"],

@@ -80,8 +80,7 @@ def test_an_epoch_whose_steps_are_done_keeps_its_losses_with_another_batch_size(
 def test_changed_images_restart_the_epoch():
     position, lines = resumed(inside(), labels="other", epoch_batches=12, images=96)
     assert (position.epoch, position.batch, position.updates) == (2, 0, 24)
-    assert "have changed since the run began" in lines[0]
-    assert lines[1] == "resume: begins epoch 3 again"
+    assert lines[0] == "resume: begins epoch 3 again"
 
 
 @pytest.mark.parametrize(

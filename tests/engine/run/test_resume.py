@@ -32,8 +32,9 @@ from utils.config.settings import TrainConfig
 def test_a_run_that_has_ended_says_how_it_continues(epoch, settings, given, message):
     progress = Progress(epoch=epoch, best_epoch=3, best_fitness=0.5)
     run = dataclasses.replace(STORED["run"], seconds=7200.0)
-    started_from = StartedFrom.of(checkpoint_of(progress=progress, run=run, path=Path("some runs/exp/last.pt")))
     config = TrainConfig(**{"batch_size": 8, "epochs": 10, **settings})
+    path = Path("some runs/exp/last.pt")
+    started_from = StartedFrom.of(checkpoint_of(progress=progress, run=run, config=config, path=path))
     reason = reason_to_end(started_from, config, given)
     if message is None:
         assert reason == ""

@@ -491,8 +491,8 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
     with refused(f"on_start failed; when it is fixed, {way}"):
         trainer.fit()
     assert evaluator.runs == 0
-    assert {name for name, *_ in watch.calls} == {"start", "after_save"}
-    assert trainer.checkpointer.saved[-1][2].pending is pending
+    assert {name for name, *_ in watch.calls} == ({"start", "after_save"} if has_pending else {"start"})
+    assert [header.pending for _, _, header in trainer.checkpointer.saved] == [pending] * has_pending
 
 
 def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_path, caplog):
@@ -566,14 +566,33 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, 
     if fails:
         with refused("on_start failed; when it is fixed, write the report with: --resume auto --project=..."):
             trainer.fit()
-        assert trainer.checkpointer.saved[-1][2].ended_by_callback  # the next start also writes the report
+        assert trainer.checkpointer.saved == []  # the next start also writes the report
         return
     trainer.fit()
+    assert trainer.checkpointer.saved == []
     assert evaluator.runs == validations
     assert watch.of("before_epoch", "after_step") == []
     assert watch.of("report") == [("report", progress.epoch, progress.batch)]
     assert len(watch.of("after_training", "finish")) == 2
     assert read_reported_epochs(tmp_path, "run") == progress.epoch
+
+
+def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_steps(tmp_path):
+    """The number of images has changed since a callback ended the run within epoch 3."""
+    evaluator = Evaluates()
+    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), ended_by_callback=True))
+    plain = build(epochs=3)
+    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=origin)
+    trainer_of(run, plain.step, Progress(epoch=2), validator=local(evaluator)).fit()
+    assert evaluator.runs == 0
+
+
+def test_what_a_hook_saves_at_the_start_is_written_before_the_first_step():
+    waits: list[int] = []
+    trainer = build(Watch(start=(0, 0, Action.SAVE)), epochs=1)
+    trainer.checkpointer.flush = lambda: waits.append(trainer.progress.updates)
+    trainer.fit()
+    assert waits[0] == 0
 
 
 def test_a_run_that_only_reports_scores_its_pending_epoch_once():
