@@ -86,6 +86,11 @@ class ImagePlaces:
         for split, content in contents.items():
             for folder in content.folders:
                 self._split_folders.add_with_subfolders(_loose_parts(folder), {split})
+        first_like: dict[tuple[object, ...], int] = {}
+        self._first_like = [  # the first image in the same folders and splits, by image
+            first_like.setdefault((image.splits, *(_folder_of(file.name) for file in image.names)), i)
+            for i, image in enumerate(images)
+        ]
         self._closest: dict[tuple[Parents, ImageNumbers, ImageNumbers, ImageNumbers], Place] = {}
 
     def closest(self, file_name: str, matches: ImageNumbers) -> Place:
@@ -96,7 +101,12 @@ class ImagePlaces:
         If an image of no split agrees only as well as the folder of a split that does not contain it, it may be another
         image of that name, which `PlaceKind.ELSEWHERE` says.
         """
-        key = (_parents_in(file_name), self._missing_listed.find(file_name), matches, self._unassigned.find(file_name))
+        key = (
+            _parents_in(file_name),
+            self._missing_listed.find(file_name),
+            tuple(self._first_like[i] for i in matches),
+            self._unassigned.find(file_name),
+        )
         if key not in self._closest:  # most file names share their folders
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]

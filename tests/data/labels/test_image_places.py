@@ -312,6 +312,37 @@ def test_names_of_another_machine_match_the_shallower_of_two_images(tmp_path, fi
     assert lost(data) == [(0, 0), (0, 0)]
 
 
+@pytest.mark.parametrize("style", ["{path}", "/home/u/{path}"])
+@pytest.mark.parametrize("is_val_missing", [False, True])
+def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_path, style, is_val_missing):
+    """Both splits are numbered from 0. Where train has images without entry, those of val were deleted."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/val/{i}.png", 3, exists=i < 4 and not is_val_missing, style=style)
+        if i < 4:
+            json_set.add(f"images/train/{i}.png", style=style)
+    data = json_set.describe()
+    index = load(data, "train")
+    assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
+    assert (index.report.ledger.used_objects, index.report.ledger.lost_objects) == (4, 0)
+    assert sum("doesn't name it; left out" in line for line in index.report.lines) == 2
+    if not is_val_missing:
+        assert lost(data) == [(0, 0), (2, 6)]
+        lines = load(data, "val").report.lines
+        assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
+
+
+def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(10):
+        json_set.write_image(f"images/{'val' if i % 2 else 'train'}/{i}.png")
+        json_set.add(f"images/{'val' if i > 7 else 'train'}/{i}.png", 2, exists=False)
+    data = json_set.describe()
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [10, 10]
+    assert lost(data) == [(0, 0), (0, 0)]
+
+
 def test_an_image_of_no_split_with_a_bare_name_is_reported_but_not_lost(json_set):
     """Whether the entry is of this image or of a deleted one, its name does not say."""
     json_set.add("gone.png", 2, exists=False)
