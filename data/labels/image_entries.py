@@ -12,7 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, NewType, TypeAlias
 
-from data.labels.image_names import ImageNames
+from data.labels.image_names import ImageNames, common_folders
 from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
@@ -87,14 +87,15 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     `ImageNames`. If file names repeat, an image gets no entry whose folders are those of another split."""
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
+    outer_folders = common_folders(entry.file_name for entry in entries)
     literal = _match_literally(entries, images)
     with_literal_name = set(literal.values())
     matches_of = {
-        EntryNumber(number): names.find(entry.file_name)
+        EntryNumber(number): names.find(entry.file_name, outer_folders)
         for number, entry in enumerate(entries)
         if number not in with_literal_name
     }
-    places = ImagePlaces(images, request.others)
+    places = ImagePlaces(images, request.others, outer_folders)
     plausible = matches_of
     if _do_file_names_repeat(entries):
         plausible = {

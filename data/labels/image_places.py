@@ -66,11 +66,13 @@ class ImagePlaces:
     Args:
         images: images of all splits with this label file.
         others: other places.
+        outer_folders: see `ImageNames.find`.
     """
 
-    def __init__(self, images: Sequence[KnownImage], others: OtherImages) -> None:
+    def __init__(self, images: Sequence[KnownImage], others: OtherImages, outer_folders: Sequence[str]) -> None:
         contents = {SplitOrder.EARLIER: others.earlier, SplitOrder.THIS: others.this, SplitOrder.LATER: others.later}
         self._images = images
+        self._outer_folders = outer_folders
         missing_listed = [(name, split) for split, content in contents.items() for name in content.missing]
         self._missing_listed = ImageNames.of_single_names(name for name, _ in missing_listed)
         self._split_of_missing = [split for _, split in missing_listed]
@@ -103,9 +105,9 @@ class ImagePlaces:
         """
         key = (
             _parents_in(file_name),
-            self._missing_listed.find(file_name),
+            self._missing_listed.find(file_name, self._outer_folders),
             tuple(self._first_like[i] for i in matches),
-            self._unassigned.find(file_name),
+            self._unassigned.find(file_name, self._outer_folders),
         )
         if key not in self._closest:  # most file names share their folders
             self._closest[key] = self._closest_of(*key)

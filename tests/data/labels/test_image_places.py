@@ -343,6 +343,23 @@ def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path):
     assert lost(data) == [(0, 0), (0, 0)]
 
 
+@pytest.mark.parametrize("num_background_entries", [0, 3])
+def test_a_background_gets_no_boxes_of_a_missing_split_with_a_subfolder_of_its_splits_name(
+    tmp_path, num_background_entries
+):
+    """test/train/0.png of another machine is not train/0.png, although no image is in test."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"train/{i}.png")
+        if i >= 3 or i < num_background_entries:
+            json_set.add(f"train/{i}.png", int(i >= 3), style="/h/u/{path}")
+        json_set.add(f"val/train/{i}.png", 2, style="/h/u/{path}")
+        json_set.add(f"test/train/{i}.png", 5, exists=False, style="/h/u/{path}")
+    data = json_set.describe(train="train", val="val", test="test")
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [3, 12]
+    assert len(load(data, "train")) == 3 + num_background_entries
+
+
 def test_an_image_of_no_split_with_a_bare_name_is_reported_but_not_lost(json_set):
     """Whether the entry is of this image or of a deleted one, its name does not say."""
     json_set.add("gone.png", 2, exists=False)
