@@ -263,6 +263,18 @@ def test_images_of_a_split_that_the_yaml_does_not_name_are_not_lost(tmp_path, la
     assert lost(json_set.describe(**folders)) == [(0, 0), (0, 0)]
 
 
+def test_images_of_no_split_are_found_among_many_folders_with_different_subfolders(tmp_path):
+    """As many pairs of a folder and another folder's subfolder as would take too long to try."""
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        names = [f"{split}{i}/{split}_frames{i}/{split}.png" for i in range(25)]
+        for name in names:
+            json_set.add(name)
+        (tmp_path / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+        json_set.add(f"zz/{split}_frames9/old_{split}.png", 2)
+    assert lost(json_set.describe(train="train.txt", val="val.txt")) == [(0, 0), (0, 0)]
+
+
 @pytest.mark.parametrize("is_in_root", [True, False])
 def test_a_name_below_the_data_sets_folder_may_also_be_one_below_a_splits(tmp_path, is_in_root):
     """train/0.png lies in two folders. The other names tell which one is meant."""
