@@ -12,13 +12,14 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, NewType, TypeAlias
 
-from data.labels.image_names import ImageNames
+from data.labels.image_names import ImageNames, common_folders
 from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile
 
 ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
+_MAX_REPEATED_SHARE = 0.01  # share of file names that several folders have, up to which a file name tells the image
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
 
 
@@ -71,7 +72,7 @@ class _EntryWithoutImage(NamedTuple):
     entry: ImageEntry
     matches: tuple[ImageNumber, ...]  # images that it matches by name
     image: KnownImage | None  # the only one of these, if it is one
-    used_entry: ImageEntry | None  # the entry that is used for ``image``
+    used_entry: ImageEntry | None  # the entry that is used for ``image``, if there is one
 
     @property
     def is_literal(self) -> bool:
@@ -83,17 +84,26 @@ class _EntryWithoutImage(NamedTuple):
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first entries whose file name is literally that of an image, then all others by
-    `ImageNames`."""
+    `ImageNames`. If file names repeat, an image gets no entry whose folders are those of another split."""
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
+    outer_folders = common_folders(entry.file_name for entry in entries)
     literal = _match_literally(entries, images)
     with_literal_name = set(literal.values())
     matches_of = {
-        EntryNumber(number): names.find(entry.file_name)
+        EntryNumber(number): names.find(entry.file_name, outer_folders)
         for number, entry in enumerate(entries)
         if number not in with_literal_name
     }
-    by_name = _match_by_name(entries, matches_of, names, taken=literal)
+    places = ImagePlaces(images, request.others, outer_folders)
+    plausible = matches_of
+    if _do_file_names_repeat(entries):
+        plausible = {
+            number: matches
+            for number, matches in matches_of.items()
+            if not _is_of_another_place(entries[number].file_name, matches, images, places)
+        }
+    by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
 
     with_image = set(entry_of.values())
@@ -102,12 +112,11 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
             entry=entries[number],
             matches=matches,
             image=images[matches[0]] if len(matches) == 1 else None,
-            used_entry=entries[entry_of[matches[0]]] if len(matches) == 1 else None,
+            used_entry=entries[entry_of[matches[0]]] if len(matches) == 1 and matches[0] in entry_of else None,
         )
         for number, matches in matches_of.items()
         if number not in with_image
     ]
-    places = ImagePlaces(images, request.others)
     return MatchedEntries(
         entry_of={i: entries[number] for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits},
         unmatched=[_unmatched(without_image, places, names) for without_image in rest],
@@ -182,6 +191,27 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
         for file in image.names:
             images_of_name.setdefault(name_of(file), set()).add(i)
     return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
+
+
+def _do_file_names_repeat(entries: Sequence[ImageEntry]) -> bool:
+    """Returns whether entries in different folders have the same file name, as if each split is numbered from 0. Single
+    repetitions do not count: in a set that was split anew, names of former folders still match by file name."""
+    file_names = {os.path.normpath(entry.file_name.replace("\\", "/")) for entry in entries}
+    num_distinct = len({name.rpartition("/")[2] for name in file_names})
+    return len(file_names) - num_distinct > _MAX_REPEATED_SHARE * len(file_names)
+
+
+def _is_of_another_place(
+    file_name: str, matches: Sequence[ImageNumber], images: Sequence[KnownImage], places: ImagePlaces
+) -> bool:
+    """Returns whether the folders in a file name are not those of the only image that it matches, but of another split
+    or of a missing folder."""
+    if len(matches) != 1:
+        return False
+    place = places.closest(file_name, tuple(matches))
+    if place.kind is PlaceKind.SPLITS:
+        return images[matches[0]].splits.isdisjoint(place.splits)
+    return place.kind is PlaceKind.ELSEWHERE
 
 
 def _match_by_name(
@@ -259,6 +289,8 @@ def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:
     matches = without_image.matches
     if len(matches) > 1:
         return f"matches {len(matches)} images, such as {names.name(matches[0])} and {names.name(matches[1])}"
+    if matches and without_image.used_entry is None:
+        return f"is not among the split's images; {names.name(matches[0])} is in another folder"
     if matches:
         name = names.name(matches[0])
         is_same = name == os.path.normpath(without_image.entry.file_name)

@@ -37,6 +37,19 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
+def common_folders(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the first folders that all ``names`` have in common, in their literal reading."""
+    folders = {_parts(name)[:-1] for name in names}
+    if not folders:
+        return ()
+    first = min(folders)
+    last = max(folders)  # all others are between these two in order, and begin with what these have in common
+    count = 0
+    while count < min(len(first), len(last)) and first[count] == last[count]:
+        count += 1
+    return first[:count]
+
+
 class ImageNames:
     """Finds images by the names that annotation files give them.
 
@@ -70,13 +83,14 @@ class ImageNames:
         """Returns the usual name of an image."""
         return self._names_of_images[image][0]
 
-    def find(self, name: str) -> tuple[int, ...]:
+    def find(self, name: str, outer_folders: Sequence[str] = ()) -> tuple[int, ...]:
         """Returns the numbers of the images that match ``name`` best: none, one, or several if it is ambiguous.
 
         If the part after the last slash is the file name of exactly one image, that image matches, whatever the folders
         (this is also the fast path). Otherwise, a literal match of the file name wins over one in another case or
         composition of accents, which wins over a match without suffix. Several images with the same file name are
-        distinguished by as many folders as necessary.
+        distinguished by as many folders as necessary. If only ``outer_folders`` (`common_folders` of all names, such as
+        the path of the data set on another machine) are left, the image without further folders matches.
         """
         usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
         if self._are_one_image(usual):
@@ -88,7 +102,7 @@ class ImageNames:
                 for parts in readings:
                     fits = positions.get(loose(parts[-1]) if is_loose else parts[-1])
                     if fits:
-                        return self._narrowed(fits, parts)
+                        return self._narrowed(fits, parts, outer_folders)
         return ()
 
     def agreement(self, name: str, image: int) -> int:
@@ -106,15 +120,17 @@ class ImageNames:
                 return self._names[fits[0]]
         return ""
 
-    def _narrowed(self, fits: list[int], parts: tuple[str, ...]) -> tuple[int, ...]:
+    def _narrowed(self, fits: list[int], parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
         """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes. If
-        none has the next folder, those that have no more folders than already agreed. ``fits``: positions."""
+        none has the next folder, and only outer folders are left, those that have no more folders than already agreed:
+        if the next folder is one of the data set, the image is another one. ``fits``: positions."""
         for kept in range(2, len(parts) + 1):
             if self._are_one_image(fits):
                 break
             groups = self._by_folder(fits, kept)
             closest = groups.get(loose(parts[-kept]))
-            if closest is None and kept > 2:
+            num_left = len(parts) - kept + 1
+            if closest is None and kept > 2 and parts[:num_left] == tuple(outer_folders[:num_left]):
                 closest = groups.get("")
             if closest is None:
                 return ()

@@ -66,11 +66,13 @@ class ImagePlaces:
     Args:
         images: images of all splits with this label file.
         others: other places.
+        outer_folders: see `ImageNames.find`.
     """
 
-    def __init__(self, images: Sequence[KnownImage], others: OtherImages) -> None:
+    def __init__(self, images: Sequence[KnownImage], others: OtherImages, outer_folders: Sequence[str]) -> None:
         contents = {SplitOrder.EARLIER: others.earlier, SplitOrder.THIS: others.this, SplitOrder.LATER: others.later}
         self._images = images
+        self._outer_folders = outer_folders
         missing_listed = [(name, split) for split, content in contents.items() for name in content.missing]
         self._missing_listed = ImageNames.of_single_names(name for name, _ in missing_listed)
         self._split_of_missing = [split for _, split in missing_listed]
@@ -86,6 +88,11 @@ class ImagePlaces:
         for split, content in contents.items():
             for folder in content.folders:
                 self._split_folders.add_with_subfolders(_loose_parts(folder), {split})
+        first_like: dict[tuple[object, ...], int] = {}
+        self._first_like = [  # the first image in the same folders and splits, by image
+            first_like.setdefault((image.splits, *(_folder_of(file.name) for file in image.names)), i)
+            for i, image in enumerate(images)
+        ]
         self._closest: dict[tuple[Parents, ImageNumbers, ImageNumbers, ImageNumbers], Place] = {}
 
     def closest(self, file_name: str, matches: ImageNumbers) -> Place:
@@ -96,7 +103,12 @@ class ImagePlaces:
         If an image of no split agrees only as well as the folder of a split that does not contain it, it may be another
         image of that name, which `PlaceKind.ELSEWHERE` says.
         """
-        key = (_parents_in(file_name), self._missing_listed.find(file_name), matches, self._unassigned.find(file_name))
+        key = (
+            _parents_in(file_name),
+            self._missing_listed.find(file_name, self._outer_folders),
+            tuple(self._first_like[i] for i in matches),
+            self._unassigned.find(file_name, self._outer_folders),
+        )
         if key not in self._closest:  # most file names share their folders
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]

@@ -23,6 +23,8 @@ from data.source.listing.other_splits import entries_without_images, share_label
 from data.source.listing.unusual_labels import find_labels
 from utils.files.paths import path_of
 
+_MAX_COMMON_SHARE = 0.05  # of a split's stems that other splits have as well, up to which the others tell the split
+
 
 class SplitLabels:
     """The images of a split, and the folders where its label files are looked for. Each folder has one name, see
@@ -155,25 +157,33 @@ class SplitContext:
                 splits += self._labels_of(listed[name], name)
         return splits
 
+    def tells_split(self, stem: str) -> bool:
+        """Returns whether the loose stem of a label file tells the split of its image: no two splits have different
+        images of it, and few have images of another common stem, as if each is numbered from 0."""
+        return self._common_stems is not None and stem not in self._common_stems
+
     @cached_property
-    def are_names_distinct(self) -> bool:
-        """Whether the name of a label file tells the split of its image: each split has images, none is missing, and no
-        two splits have different images of one stem, as if both are numbered from 0."""
+    def _common_stems(self) -> set[str] | None:
+        """The loose stems that different images of several splits have, such as "cover". None if no stem tells the
+        split, because too many are common, or because a split has no images or is missing."""
         others = splits_with_other_images(self._spec, self._split)
         formats = [_format_per_image(self._spec.listed_splits[name]) for name in others if self._shares_labels(name)]
         num_empty = sum(each is not None for each in formats) - len(self.others)
         if num_empty or self._missing_entries:
-            return False
+            return None
         names: set[str] = set()
         stems: set[str] = set()
+        common_stems: set[str] = set()
         for labels in self.splits:
             new_names = labels.names - names
             new_stems = {loose_stem(name.rpartition("/")[2]) for name in new_names}
-            if not stems.isdisjoint(new_stems):
-                return False
+            common = stems & new_stems
+            if len(common) > _MAX_COMMON_SHARE * min(len(stems), len(new_stems)):
+                return None
             names |= new_names
             stems |= new_stems
-        return True
+            common_stems |= common
+        return common_stems
 
     @cached_property
     def named_label_folders(self) -> dict[str, None]:

@@ -13,7 +13,7 @@ same way whichever split is read. Of the splits to which it may belong, its obje
    image of that split exists, the file is reported by each of the others, but not lost.
 4. May it label unlabeled images? Each split leaves out its own. These are images of a similar name, or only those of
    the same name if the file's folder is not the split's, or if 5 or 6 holds as well. Splits to which the folder does
-   not belong are asked only if names tell splits apart (`SplitContext.are_names_distinct`).
+   not belong are asked only if its name tells the split (`SplitContext.tells_split`).
 5. Is it in a folder where no split expects label files, and named like a labeled image? It is reported as a second
    label file of that image, unless it is a copy or the folder belongs to a missing folder alone.
 6. Is it named like an image of no split (`SplitContext.is_of_image_outside`)? It is ignored.
@@ -82,8 +82,8 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
-    those of missing images and, in label folders of other splits, those with the name of an unlabeled image, if names
-    tell splits apart."""
+    those of missing images and, in label folders of other splits, those with the name of an unlabeled image that tells
+    its split."""
     own = context.own
     searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
     for folder in searched:
@@ -98,8 +98,8 @@ def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     for folder in context.named_label_folders:
         if folder not in searched:
             for file in own.candidates.files(folder):
-                is_named_like_unlabeled = bool(own.unlabeled.named(loose_stem(file.name)))
-                if is_named_like_unlabeled and context.are_names_distinct and _is_unused(file, context):
+                stem = loose_stem(file.name)
+                if own.unlabeled.named(stem) and context.tells_split(stem) and _is_unused(file, context):
                     yield file
 
 
@@ -118,7 +118,7 @@ def _explain(file: Candidate, context: SplitContext) -> _Explanation:
     if lists:
         return _of_missing_image(file, stems, split_to_charge(lists), own)
     owner = context.owner_of(file.folder)
-    asked = context.splits if context.are_names_distinct else owner.splits
+    asked = context.splits if context.tells_split(loose_stem(file.name)) else owner.splits
     labeled = _labeled_namesakes(file, owner, context)
     is_of_image_outside = context.is_of_image_outside(file, stems)
     similar: dict[SplitLabels, Sequence[ListedImage]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from data.split_files import NamesOfImage, OtherImages, SplitPlaces
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
 
-_MAX_FOLDERS = 1000  # folders read below each folder that is searched, and paths tried by `_parallel_folders`
+_MAX_FOLDERS = 1000  # folders read below each folder that is searched
 
 
 def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
@@ -111,29 +110,55 @@ def _image_names(searched: Iterable[Path], spec: DatasetSpec, folders: Folders) 
 
 def _parallel_folders(split_folders: Sequence[str], folders: Folders, searched: Collection[str]) -> Iterator[Path]:
     """Yields the existing folders whose paths differ from one of ``split_folders`` in one part, such as ``test/images``
-    from ``train/images``, if they can be read. Tries at most `_MAX_FOLDERS` paths. ``searched``: folders directly in
-    which all folders are known."""
+    from ``train/images``, if they can be read. ``searched``: folders directly in which all folders are known."""
     known = {path_of(folder, folders.root) for folder in split_folders}
-    patterns: dict[tuple[str, str], None] = {}  # the folder above the part that differs, and the rest of the path
+    rests_of: dict[str, _PathTree] = {}  # rests of paths, by the folder above the part that differs
     for folder in split_folders:
         parts = folder.split("/")
         if parts[0] not in ("", ".."):  # the data set's folder, or one outside
             for i in range(len(parts)):
-                patterns[path_of("/".join(parts[:i]), folders.root), "/".join(parts[i + 1 :])] = None
-    for path in dict.fromkeys(itertools.islice(_paths_of(patterns, folders, searched), _MAX_FOLDERS)):
-        if path not in known:
-            with contextlib.suppress(UserError):
-                if folders.entries(path):
+                above = path_of("/".join(parts[:i]), folders.root)
+                rests_of.setdefault(above, _PathTree()).add(parts[i + 1 :])
+    for above, rests in rests_of.items():
+        for entry in list(folders.entries(above).values()):
+            if not none_if_missing(entry.is_dir):
+                continue
+            for path in rests.existing(entry.path, folders):
+                is_searched = path in known or (path == entry.path and above in searched)
+                if not is_searched and _entries_if_readable(path, folders):
+                    known.add(path)
                     yield Path(path)
 
 
-def _paths_of(patterns: Iterable[tuple[str, str]], folders: Folders, searched: Collection[str]) -> Iterator[str]:
-    """Yields the paths that patterns have with the names of all folders there, see `_parallel_folders`."""
-    for above, rest in patterns:
-        if rest or above not in searched:
-            for entry in list(folders.entries(above).values()):
-                if none_if_missing(entry.is_dir):
-                    yield os.path.normpath(os.path.join(entry.path, rest))
+class _PathTree:
+    """Relative paths by their first parts: there may be as many as folders in which they are looked for."""
+
+    def __init__(self) -> None:
+        self._is_end = False  # whether a path ends here
+        self._below: dict[str, _PathTree] = {}
+
+    def add(self, parts: Sequence[str]) -> None:
+        tree = self
+        for part in parts:
+            tree = tree._below.setdefault(part, _PathTree())
+        tree._is_end = True
+
+    def existing(self, folder: str, folders: Folders) -> Iterator[str]:
+        """Yields the paths that exist below ``folder``. Reads a folder only to look up what is in it."""
+        if self._is_end:
+            yield folder
+        if self._below:
+            entries = _entries_if_readable(folder, folders)
+            for part in sorted(self._below.keys() & entries.keys()):
+                yield from self._below[part].existing(os.path.join(folder, part), folders)
+
+
+def _entries_if_readable(path: str, folders: Folders) -> Mapping[str, os.DirEntry]:
+    """Returns the entries of a folder by name, or an empty dict if there is no such folder or it cannot be read."""
+    try:
+        return folders.entries(path)
+    except UserError:
+        return {}
 
 
 def _walk_besides_splits(folder: Path, spec: DatasetSpec, folders: Folders) -> Iterator[Visit]:

@@ -263,6 +263,18 @@ def test_images_of_a_split_that_the_yaml_does_not_name_are_not_lost(tmp_path, la
     assert lost(json_set.describe(**folders)) == [(0, 0), (0, 0)]
 
 
+def test_images_of_no_split_are_found_among_many_folders_with_different_subfolders(tmp_path):
+    """As many pairs of a folder and another folder's subfolder as would take too long to try."""
+    json_set = JsonSet(tmp_path)
+    for split in SPLITS:
+        names = [f"{split}{i}/{split}_frames{i}/{split}.png" for i in range(25)]
+        for name in names:
+            json_set.add(name)
+        (tmp_path / f"{split}.txt").write_text("".join(f"{name}\n" for name in names))
+        json_set.add(f"zz/{split}_frames9/old_{split}.png", 2)
+    assert lost(json_set.describe(train="train.txt", val="val.txt")) == [(0, 0), (0, 0)]
+
+
 @pytest.mark.parametrize("is_in_root", [True, False])
 def test_a_name_below_the_data_sets_folder_may_also_be_one_below_a_splits(tmp_path, is_in_root):
     """train/0.png lies in two folders. The other names tell which one is meant."""
@@ -310,6 +322,54 @@ def test_names_of_another_machine_match_the_shallower_of_two_images(tmp_path, fi
     data = json_set.describe(train="train", val="val")
     assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [3, 9]
     assert lost(data) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("style", ["{path}", "/home/u/{path}"])
+@pytest.mark.parametrize("is_val_missing", [False, True])
+def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_path, style, is_val_missing):
+    """Both splits are numbered from 0. Where train has images without entry, those of val were deleted."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/val/{i}.png", 3, exists=i < 4 and not is_val_missing, style=style)
+        if i < 4:
+            json_set.add(f"images/train/{i}.png", style=style)
+    data = json_set.describe()
+    index = load(data, "train")
+    assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
+    assert (index.report.ledger.used_objects, index.report.ledger.lost_objects) == (4, 0)
+    assert sum("doesn't name it; left out" in line for line in index.report.lines) == 2
+    if not is_val_missing:
+        assert lost(data) == [(0, 0), (2, 6)]
+        lines = load(data, "val").report.lines
+        assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
+
+
+def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(10):
+        json_set.write_image(f"images/{'val' if i % 2 else 'train'}/{i}.png")
+        json_set.add(f"images/{'val' if i > 7 else 'train'}/{i}.png", 2, exists=False)
+    data = json_set.describe()
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [10, 10]
+    assert lost(data) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("num_background_entries", [0, 3])
+def test_a_background_gets_no_boxes_of_a_missing_split_with_a_subfolder_of_its_splits_name(
+    tmp_path, num_background_entries
+):
+    """test/train/0.png of another machine is not train/0.png, although no image is in test."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"train/{i}.png")
+        if i >= 3 or i < num_background_entries:
+            json_set.add(f"train/{i}.png", int(i >= 3), style="/h/u/{path}")
+        json_set.add(f"val/train/{i}.png", 2, style="/h/u/{path}")
+        json_set.add(f"test/train/{i}.png", 5, exists=False, style="/h/u/{path}")
+    data = json_set.describe(train="train", val="val", test="test")
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [3, 12]
+    assert len(load(data, "train")) == 3 + num_background_entries
 
 
 def test_an_image_of_no_split_with_a_bare_name_is_reported_but_not_lost(json_set):

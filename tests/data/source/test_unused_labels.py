@@ -213,6 +213,21 @@ def test_labels_of_deleted_images_say_nothing_about_backgrounds_of_the_same_numb
     assert len(indexes["val"]) == 6
 
 
+def test_one_common_name_does_not_hide_that_labels_are_in_the_folder_of_another_split(tmp_path):
+    """The common name itself does not tell the split: the unused file labels an image of val."""
+    for split in ("train", "val"):
+        for name in ("cover", *(f"{split}{i}" for i in range(20))):
+            image(tmp_path, f"{split}/{name}.png")
+            yolo_label(tmp_path, f"{'val' if name == 'train1' else split}/{name}.txt")
+    (tmp_path / "labels/train/cover.txt").unlink()
+    (tmp_path / "images/val/cover.png").unlink()
+    image(tmp_path, "val/a/cover.png")
+    indexes = read(tmp_path, TRAIN_AND_VAL, annotations=None)
+    assert "images/train/train1.png" not in indexes["train"].paths
+    assert "images/train/cover.png" in indexes["train"].paths
+    assert reported(indexes["train"]) == ["labels/val/train1.txt"]
+
+
 def test_labels_of_a_split_without_images_say_nothing_about_backgrounds_of_another(tmp_path):
     for name in "01":
         image(tmp_path, f"train/{name}.png")
