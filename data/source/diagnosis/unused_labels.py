@@ -267,7 +267,7 @@ def _of_missing_image(file: Candidate, stems: Sequence[str], owner: SplitLabels,
 def _of_missing_entry(file: Candidate, missing: Path, own: SplitLabels) -> Finding:
     """Returns the finding about a label file whose image may be in a missing folder or list of another split."""
     place = "listed in" if missing.suffix.lower() == ".txt" else "in"
-    message = f"its image is not here; it may be {place} {missing}, which is empty or missing"
+    message = f"its image may be {place} {missing}, which is empty or missing"
     return Finding(own.candidates.full_name(file), IMAGE_ELSEWHERE, message)
 
 
