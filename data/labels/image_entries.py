@@ -101,7 +101,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         plausible = {
             number: matches
             for number, matches in matches_of.items()
-            if not _is_of_another_place(entries[number].file_name, matches, images, places)
+            if not _is_of_another_place(entries[number].file_name, matches, images, names, places)
         }
     by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
@@ -198,15 +198,19 @@ def _do_file_names_repeat(entries: Sequence[ImageEntry]) -> bool:
     repetitions do not count: in a set that was split anew, names of former folders still match by file name."""
     file_names = {os.path.normpath(entry.file_name.replace("\\", "/")) for entry in entries}
     num_distinct = len({name.rpartition("/")[2] for name in file_names})
-    return len(file_names) - num_distinct > _MAX_REPEATED_SHARE * len(file_names)
+    return len(file_names) - num_distinct > max(1, _MAX_REPEATED_SHARE * len(file_names))
 
 
 def _is_of_another_place(
-    file_name: str, matches: Sequence[ImageNumber], images: Sequence[KnownImage], places: ImagePlaces
+    file_name: str, matches: Sequence[ImageNumber], images: Sequence[KnownImage], names: ImageNames, places: ImagePlaces
 ) -> bool:
     """Returns whether the folders in a file name are not those of the only image that it matches, but of another split
-    or of a missing folder."""
+    or of a missing folder. If the image's folder within its split agrees, the image may have been moved to this split.
+    """
     if len(matches) != 1:
+        return False
+    is_in_subfolder = any("/" in file.name_in_split for file in images[matches[0]].names)
+    if is_in_subfolder and names.agreement(file_name, matches[0]):
         return False
     place = places.closest(file_name, tuple(matches))
     if place.kind is PlaceKind.SPLITS:

@@ -51,9 +51,11 @@ class Sections:
 
 def is_outdated(path: Path, epochs: int) -> bool:
     """Returns whether the page at ``path`` is missing, or was written before a run had ``epochs``."""
-    if not path.exists():
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # missing, or reported when it is written
         return True
-    shown = re.search(r'data-epochs="(\d+)"', path.read_text(encoding="utf-8", errors="replace"))
+    shown = re.search(r'data-epochs="(\d+)"', text)
     return shown is not None and int(shown[1]) < epochs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -175,6 +176,10 @@ class _RelocatedRows:
         self._folders = folders
         self._suffixes = suffixes
 
+    def is_like(self, other: _RelocatedRows) -> bool:
+        """Returns whether equal rows are the same image for both."""
+        return (self._folder, self._num_dropped) == (other._folder, other._num_dropped)
+
     def names_image(self, row: str) -> bool:
         return True
 
@@ -220,8 +225,11 @@ class _OtherSplits:
             self._split_of_folder[folder] = next((split for split in splits if split), None)
         return self._split_of_folder[folder]
 
-    def add_relocated_lists(self, rows: list[_Row]) -> None:
-        """Adds the images of lists that are not read as written, if they share the name of an image with ``rows``."""
+    def add_relocated_lists(self, rows: list[_Row], own_reader: _RelocatedRows) -> None:
+        """Adds the images of lists that are not read as written, if they share the name of an image with ``rows``.
+
+        Lists that are read like ``rows`` are left out: they may share images, as trainval.txt and val.txt do.
+        """
         stems = {_stem(row) for row in rows}
         for split, image_list in self._relocated_lists:
             if stems.isdisjoint(map(_stem, image_list.rows)):  # the usual case, which needs no search for its images
@@ -230,7 +238,8 @@ class _OtherSplits:
                 reader = image_list.choose_reader()
             except UserError:  # reported when its split is used
                 continue
-            self._add_rows(split, image_list.rows, reader)
+            if not reader.is_like(own_reader):
+                self._add_rows(split, image_list.rows, reader)
 
     def _add_list(self, split: str, file: Path) -> None:
         try:
@@ -298,7 +307,7 @@ class _RelocatedList:
         """Raises UserError if a row is not a complete path, but matches an image of another split."""
         if reader.is_complete:
             return
-        self.others.add_relocated_lists(self.rows)
+        self.others.add_relocated_lists(self.rows, reader)
         for row in self.rows:
             path = reader.path(row.text)
             split = self.others.split_of(path) if path else None
@@ -340,7 +349,7 @@ class _RelocatedList:
         if len(self.rows) > _MAX_TRIED_ROWS:
             message += f" of the first {_MAX_TRIED_ROWS}"
         if candidates:
-            image = min(candidates)
+            image = max(sorted(candidates), key=lambda path: _num_common_parts(path, first))
             split = self.others.split_of(image)
             where = f"{relative_name(Path(image), root)} has the same name, but is in another folder"
             message += f"; {self._image_of(split, image) if split else where}"
@@ -363,6 +372,12 @@ def _log_reader(file: Path, rows: list[_Row], reader: _RelocatedRows, root: Path
 def _match_nothing(rows: list[_Row], reader: _RowReader) -> bool:
     """Returns whether there are rows, and none names an existing image."""
     return bool(rows) and all(reader.path(row.text) is None for row in rows)
+
+
+def _num_common_parts(image: str, row: _Row) -> int:
+    """Returns how many parts at their ends a path and a row have in common, without suffixes."""
+    pairs = zip(*(reversed(_parts(os.path.splitext(path)[0])) for path in (image, row.text)), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _stem(row: _Row) -> str:

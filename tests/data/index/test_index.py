@@ -690,7 +690,6 @@ def write_lists(root: Path, images: list[str], splits: dict[str, str], lists: di
         (".", "train.txt", ["0.png"], "val.txt", "val/0.png"),
         ("images/train", "lists/train.txt", ["images/train/0.png"], "lists/val.txt", "0.png"),
         ("images/train", "lists/train.txt", ["images\\train\\0.png"], "lists/val.txt", "0.png"),
-        ("images/train", "lists/train.txt", ["0.png"], "lists/val.txt", "0.png"),
     ],
 )
 def test_a_relocated_list_is_refused_if_another_split_has_its_images(tmp_path, folder, train, train_rows, val, val_row):
@@ -701,6 +700,17 @@ def test_a_relocated_list_is_refused_if_another_split_has_its_images(tmp_path, f
     message = f"; {image} has the same name, but is an image of 'train'; give paths of images relative to "
     with pytest.raises(UserError, match=re.escape(message)):
         split_names(root, "val")
+
+
+@pytest.mark.parametrize("row", ["old/images/{}.png", "/home/me/set/images/{}.png", "{}"])
+def test_relocated_lists_that_are_read_alike_may_share_images(tmp_path, row):
+    images = [f"images/{number}.png" for number in range(3)]
+    rows = [row.format(number) for number in range(3)]
+    write_lists(
+        tmp_path / "set", images, {"train": "all.txt", "val": "part.txt"}, {"all.txt": rows, "part.txt": rows[1:]}
+    )
+    assert split_names(tmp_path / "set", "train") == images
+    assert split_names(tmp_path / "set", "val") == images[1:]
 
 
 @pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])

@@ -345,13 +345,28 @@ def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_p
         assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
 
 
-def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path):
+@pytest.mark.parametrize("has_repetition", [False, True])
+def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has_repetition):
     json_set = JsonSet(tmp_path)
     for i in range(10):
         json_set.write_image(f"images/{'val' if i % 2 else 'train'}/{i}.png")
         json_set.add(f"images/{'val' if i > 7 else 'train'}/{i}.png", 2, exists=False)
+    if has_repetition:
+        json_set.add("images/old/0.png", 0, exists=False)
     data = json_set.describe()
     assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [10, 10]
+    assert lost(data)[1] == (0, 0)
+
+
+def test_a_folder_that_was_moved_to_another_split_keeps_its_boxes(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/val/a/{i}.png")
+        json_set.write_image(f"images/train/b/{i}.png")
+        json_set.add(f"train/a/{i}.png", 2, exists=False)
+        json_set.add(f"val/b/{i}.png", 3, exists=False)
+    data = json_set.describe()
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [12, 8]
     assert lost(data) == [(0, 0), (0, 0)]
 
 

@@ -103,7 +103,8 @@ def test_only_label_files_outside_the_folder_of_a_split_may_be_of_a_missing_one(
     assert losses(indexes) == {"train": (1, 1)}
     assert reported(indexes["train"]) == ["voc/train/gone.xml"]
     assert reported(indexes["train"], IMAGE_ELSEWHERE) == ["voc/gone.xml", "voc/val/gone.xml"]
-    assert f"its image may be in {tmp_path}/images/val, which is empty or missing" in "".join(indexes["train"].report.lines)
+    lines = "".join(indexes["train"].report.lines)
+    assert f"its image may be in {tmp_path}/images/val, which is empty or missing" in lines
 
 
 def test_labels_of_an_image_of_no_split_are_not_lost_wherever_the_image_is(tmp_path):
