@@ -50,17 +50,15 @@ def shard_data(config: ShardConfig) -> list[str]:
     Raises UserError if the data set cannot be opened, and like `write_set`.
     """
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
-    splits = list(dict.fromkeys(config.split or spec.splits))
-    write_set(
+    return write_set(
         spec,
         Path(config.out),
         config.megabytes * 10**6,
-        splits=splits,
+        splits=config.split or (),
         workers=config.workers,
         cache_dir=config.cache_dir,
         max_bad=config.max_bad,
     )
-    return splits
 
 
 def write_set(
@@ -72,8 +70,8 @@ def write_set(
     workers: int = 8,
     cache_dir: str = "",
     max_bad: float = 0.1,
-) -> None:
-    """Writes splits, with all classes of the labels, to the new folder ``out``.
+) -> list[str]:
+    """Writes splits, with all classes of the labels, to the new folder ``out``. Returns their names.
 
     Args:
         spec: with all splits, even those that are not written, so that their images in a shared label file do not
@@ -102,6 +100,7 @@ def write_set(
             os.rename(folder, out)
     except OSError as error:
         raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+    return list(indexes)
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
