@@ -24,7 +24,7 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, read_run_checkpoint, restore_run
-from engine.run.run import NewRun, RunPlan
+from engine.run.run import RunPlan
 from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
@@ -80,7 +80,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The state of the checkpoint, if there is one.
     identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
-    trains = isinstance(plan, NewRun) or not plan.only_reports
+    trains = not plan.only_reports
     position = restore_run(ctx, checkpoint, step, settings.config, epoch_data, trains=trains)
     progress = position.progress
     del checkpoint  # its tensors are in place

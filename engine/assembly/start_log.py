@@ -19,7 +19,7 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
 
     ``settings``: those of ``plan``, with the open ones chosen.
     """
-    if isinstance(plan, ContinuedRun) and plan.only_reports:
+    if plan.only_reports:
         return
     config = settings.config
     log = get_logger()

@@ -101,6 +101,11 @@ class NewRun(_Plan):
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
+    def only_reports(self) -> bool:
+        """See `ContinuedRun`."""
+        return False
+
+    @property
     def data_source(self) -> DataSource:
         return DataSource.of_training(self.settings.config)
 
