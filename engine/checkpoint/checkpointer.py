@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.background_writer import BackgroundWriter
 from engine.checkpoint.checkpoint import Checkpoint, TrainState, copy_to_cpu, plain_content, weights_part
 from engine.checkpoint.description import RunDescription
-from engine.checkpoint.newest_run import checkpoint_of_newest_run, run_id_of
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, is_of_earlier_run, run_id_of
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -23,7 +23,10 @@ from utils.program import resume_flag
 class Checkpointer:
     """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
 
-    ``period``: epochN.pt is kept every ``period`` epochs; 0: never.
+    Attributes:
+        period: epochN.pt is kept every ``period`` epochs; 0: never.
+        replaces_earlier: on rank 0, True if an earlier run in ``folder`` (``--exist-ok``) had left last.pt when this
+            object was created.
     """
 
     def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
@@ -33,6 +36,7 @@ class Checkpointer:
         self.period = period
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
+        self.replaces_earlier = ctx.is_main and is_of_earlier_run(self.last)
         self._writer = BackgroundWriter(self._write_checkpoint)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from utils.distributed.context import max_over_ranks
 
@@ -29,12 +28,11 @@ class Checkpoints(Hook):
         """Saves at once if the run continues from a file other than last.pt, because it then has no last.pt of its own,
         or if a callback had ended it: last.pt must not say so while the run trains on."""
         started_from = trainer.run.started_from
-        last = trainer.checkpointer.last
         if started_from is None:
-            has_earlier = trainer.ctx.is_main and is_of_earlier_run(last)
-            self._must_replace_last = bool(max_over_ranks(trainer.ctx, int(has_earlier)))
+            replaces_earlier = trainer.checkpointer.replaces_earlier
+            self._must_replace_last = bool(max_over_ranks(trainer.ctx, int(replaces_earlier)))
             return None
-        is_last = started_from.path.resolve() == last.resolve()
+        is_last = started_from.path.resolve() == trainer.checkpointer.last.resolve()
         return Action.SAVE if started_from.ended_by_callback or not is_last else None
 
     def after_step(self, trainer: Training) -> None:

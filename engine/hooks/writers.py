@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.checkpoint.newest_run import is_of_earlier_run
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
@@ -38,7 +37,7 @@ class ResultsCsv(Hook):
         """
         num_read = len(self.table.rows)
         self.table.keep(_recorded_epochs(trainer))
-        if not self.table.rows and not is_of_earlier_run(trainer.checkpointer.last):
+        if not self.table.rows and not trainer.checkpointer.replaces_earlier:
             self.path.unlink(missing_ok=True)
         elif 0 < len(self.table.rows) < num_read:
             self._write()
