@@ -1,0 +1,158 @@
+"""Each command, and Python, refuses a data set with too many lost labels, with the same reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import lockstep
+import train
+import val
+from data.source.dataset_yaml import load_dataset_spec
+from tests.data.max_bad.twenty_images import IMAGES, NAMES, annotations, describe, edit_json, without_area_of_dogs
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of
+from tests.helpers.tiny import write_model, write_weights
+from tools.check.__main__ import main as check
+from tools.kfold.__main__ import main as kfold
+from tools.search.__main__ import main as search
+from tools.shard.__main__ import main as shard
+from tools.shard.write_shards import write_set
+
+
+def flags(path: Path, tmp_path: Path) -> list[object]:
+    return ["--data", path, *SMALL, "--project", tmp_path / "runs", "--cache-dir", tmp_path / "cache"]
+
+
+def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
+    path = describe(root, "coco")
+    edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
+    cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
+    model = write_model(tmp_path / "tiny.yaml")
+    weights = write_weights(tmp_path / "w.pt", NAMES)
+    trained = [*flags(path, tmp_path), "--model", model, "--epochs", 1]
+    said = error_of(capsys, train.main, *trained)
+    assert f"error: {path}: 'train': {cause}" in said
+    assert f"error: {path}: 'train': {cause}" in error_of(capsys, kfold, *trained, "--folds", 2)
+    scored = ["--weights", weights, "--data", path, *PLAIN, "--project", tmp_path / "runs"]
+    assert f"error: {path}: 'val': {cause}" in error_of(capsys, val.main, *scored)
+    with pytest.raises(SystemExit) as ended:
+        call(check, path, "--noplots", "--split", "train")
+    assert ended.value.code == 1
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1
+    assert cause in warned[0]
+
+
+def test_one_cause_is_one_warning_of_a_check(root, capsys):
+    path = describe(root, "yolo")
+    for label in (root / "labels/train").iterdir():
+        label.unlink()
+    with pytest.raises(SystemExit):
+        call(check, path, "--noplots", "--split", "train")
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1
+    assert "has 20 images and no label file" in warned[0]
+
+
+def one_yaml(reader: str, **content: object) -> Callable[[Path], Path]:
+    return lambda root: describe(root, reader, **content)
+
+
+def as_shards(root: Path) -> Path:
+    write_set(load_dataset_spec(describe(root, "yolo")), root / "shards", 10**9, max_bad=0.6)
+    return root / "shards/data.yaml"
+
+
+def as_joined(root: Path) -> Path:
+    part = describe(root, "coco")
+    path = root / "joined.yaml"
+    path.write_text(yaml.safe_dump({"train": [part.name], "val": [part.name]}))
+    return path
+
+
+def as_lists(root: Path) -> Path:
+    (root / "all.txt").write_text("".join(f"images/train/{name}\n" for name in IMAGES))
+    return describe(root, "yolo", train="all.txt", val="all.txt")
+
+
+# How the data set is described, and flags of training. All lose the same objects.
+READERS = {
+    "YOLO": (one_yaml("yolo"), []),
+    "COCO": (one_yaml("coco"), []),
+    "VOC": (one_yaml("voc"), []),
+    "lists": (as_lists, []),
+    "shards": (as_shards, []),
+    "joined": (as_joined, []),
+    "tiles": (one_yaml("yolo", tile=32), []),
+    "classes:": (one_yaml("voc", classes={"cat": "animal", "dog": "animal"}), []),
+    "ignore:": (one_yaml("coco", ignore=["dog"]), []),
+    "staging": (one_yaml("coco"), ["--stage", "stage"]),
+    "--single-cls": (one_yaml("voc"), ["--single-cls"]),
+    "--classes": (one_yaml("yolo"), ["--classes", "cat"]),
+    "--fraction": (one_yaml("coco"), ["--fraction", 0.3]),
+    "--val-fraction": (one_yaml("yolo", val=None), ["--val-fraction", 0.3]),
+}
+HALF = "20 of 40 labeled objects can't be used (--max-bad is 0.1): box without area: 20 objects, first "
+
+
+@pytest.fixture
+def half_lost(root, tmp_path, monkeypatch) -> Path:
+    without_area_of_dogs(root)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return root
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_train_gives_the_same_refusal_for_each_reader_and_view(half_lost, tmp_path, capsys, reader):
+    write, more = READERS[reader]
+    trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    assert f"'train': {HALF}" in error_of(capsys, train.main, *trained, *more)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("reader", [name for name, (_, more) in READERS.items() if not more])
+def test_val_gives_the_same_refusal_for_each_reader(half_lost, tmp_path, capsys, reader):
+    path = READERS[reader][0](half_lost)
+    names = ("animal",) if reader == "classes:" else ("cat",) if reader == "ignore:" else NAMES
+    weights = write_weights(tmp_path / "w.pt", names)
+    assert f"'val': {HALF}" in error_of(capsys, val.main, "--weights", weights, "--data", path, *PLAIN)
+
+
+@pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "lists", "joined", "tiles", "classes:", "ignore:"])
+def test_check_and_shard_give_the_same_verdict_for_each_reader(half_lost, tmp_path, capsys, reader):
+    path = READERS[reader][0](half_lost)
+    with pytest.raises(SystemExit) as ended:
+        call(check, path, "--noplots", "--split", "train")
+    assert ended.value.code == 1
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len([line for line in warned if HALF in line]) == 1
+    assert f"'train': {HALF}" in error_of(capsys, shard, path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("reader", ["YOLO", "COCO", "VOC", "--single-cls", "--classes"])
+def test_folds_give_the_same_refusal(half_lost, tmp_path, capsys, reader):
+    write, more = READERS[reader]
+    trained = [*flags(write(half_lost), tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    assert f"'train': {HALF}" in error_of(capsys, kfold, *trained, "--folds", 2, *more)
+
+
+def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    path = describe(half_lost, "yolo")
+    trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
+    (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
+    said = error_of(capsys, search, *trained, "--hyp", tmp_path / "ranges.yaml", "--trials", 2, "--folds", 2)
+    assert f"'train': {HALF}" in said
+
+
+def test_python_gives_the_same_refusal(half_lost, tmp_path):
+    """The command runs in a process of its own, like those of the other functions."""
+    path = describe(half_lost, "coco")
+    settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
+    with pytest.raises(lockstep.Error, match=re.escape(f"'train': {HALF}")):
+        lockstep.train(str(path), model=str(write_model(tmp_path / "tiny.yaml")), **settings)
