@@ -17,7 +17,7 @@ from data.image_io.header import read_header
 from data.image_io.verify import HiddenDamageError, check_image, coded_data_defect
 from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
-from tests.data.index.test_index import load, told
+from tests.data.index.small_set import load, take_messages
 from tests.helpers.hostile_files import photo, with_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
@@ -81,10 +81,10 @@ def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, m
     (full,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)  # a check
     assert len(full.index) == 12
     monkeypatch.setattr(read_images, "SAMPLED", 8)
-    told(lines)
+    take_messages(lines)
     sampled = load(root, tmp_path / "c2", max_bad=0.9)
     assert list(sampled.paths) == list(full.index.paths)
-    assert "of 8 sampled images are damaged; decoding all images" in "".join(told(lines))
+    assert "of 8 sampled images are damaged; decoding all images" in "".join(take_messages(lines))
 
 
 @pytest.mark.parametrize(("workers", "cache"), [("0", "none"), ("2", "none"), ("0", "ram"), ("0", "disk")])
