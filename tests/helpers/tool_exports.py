@@ -19,8 +19,7 @@ from tests.helpers.messages import refused
 from tools.convert.to_coco import convert
 
 SIZES = {"one.png": (64, 48), "two.png": (80, 60), "three.png": (40, 40)}  # width and height
-
-
+CREATEML = "_annotations.createml.json"
 TRUTH = {
     "one.png": [("cat", 4, 6, 30, 40), ("wild dog", 20, 10, 50, 44)],
     "two.png": [("cat", 0, 0, 80, 60)],
@@ -85,7 +84,7 @@ def write_createml(folder: Path) -> None:
             for k, x1, y1, x2, y2 in boxes
         ]
         entries.append({"image": name, "annotations": annotations})
-    (folder / "_annotations.createml.json").write_text(json.dumps(entries))
+    (folder / CREATEML).write_text(json.dumps(entries))
 
 
 def write_vott(folder: Path) -> None:
