@@ -1,9 +1,8 @@
-"""The Python interface of detection: kinds of images, batches, threads, memory, and what it refuses."""
+"""The Python interface of detection: kinds of images, batches, settings, threads, memory."""
 
 from __future__ import annotations
 
 import gc
-import itertools
 import multiprocessing
 import os
 import pickle
@@ -12,7 +11,6 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import cv2
@@ -21,47 +19,14 @@ import pytest
 import torch
 
 import export
-from engine.inference.detection_stream import DetectionStream
-from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
-from engine.inference.results import Results
 from tests.data.image_io.test_decode import jpeg_with_exif
-from tests.engine.inference.conftest import picture
+from tests.engine.inference.conftest import picture, rows
 from tests.helpers.messages import refused
 from tests.helpers.selection import select
-from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
-from utils.logger import configure_logging
-from utils.machine.threads import ReadAheadLimit
-
-
-@pytest.fixture(scope="module")
-def predictor(weights) -> Predictor:
-    return load(weights, device="cpu", conf=0.0, max_det=5)
-
-
-def rows(results: list[Results]) -> list[list[list[float]]]:
-    return [result.boxes.data.tolist() for result in results]
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("predict", r"call it, model\(images\)"),
-        ("train", r"write lockstep.train\(DATA"),
-        ("to", r'lockstep.load\(FILE, device="0"\)'),
-        ("conf", r"model\(images, conf=0.4\)"),
-        ("nothing", r"^a model has no attribute 'nothing'$"),
-    ],
-)
-def test_attributes_of_other_programs_say_what_to_write(predictor, name, hint):
-    with pytest.raises(AttributeError, match=hint):
-        getattr(predictor, name)
-    with pytest.raises(AttributeError, match=hint):
-        setattr(predictor, name, 0.4)
-    assert not hasattr(predictor, name)
 
 
 def test_a_model_shows_its_file_and_settings(predictor, weights):
@@ -202,110 +167,6 @@ def test_settings_of_load_of_the_object_and_of_a_call(weights, predictor, tmp_pa
     assert capsys.readouterr().out.startswith("image0.jpg: ")
 
 
-def test_streams_are_read_one_by_one(predictor, tmp_path):
-    for i in range(4):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    stream = predictor.stream(tmp_path)
-    first = next(stream)
-    (tmp_path / "3.png").unlink()
-    cv2.imwrite(str(tmp_path / "3.png"), picture(30, 30)[..., ::-1])  # not read before it is its turn
-    later = list(stream)
-    assert [first.path, *(r.path for r in later)] == [str(tmp_path / f"{i}.png") for i in range(4)]
-    assert rows([first]) == rows(predictor(tmp_path / "0.png"))
-    assert later[2].orig_shape == (30, 30)
-
-
-@pytest.mark.parametrize("size", [1, 4])
-def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys, size):
-    """A damaged file has its place between the others. Of a batch that does not fit in memory, each image does."""
-    configure_logging(True)
-    own = load(weights, device="cpu", conf=0.0, max_det=5)
-    for i in range(9):
-        hw = ((30, 64), (64, 30), (30, 64))[i % 3]
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(*hw, seed=i)[..., ::-1])
-    (tmp_path / "5.png").write_bytes(b"no image")
-    expected = [rows(own(path))[0] for path in sorted(tmp_path.iterdir()) if path.stem != "5"]
-    seen = []
-
-    def note_size(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        (pixels,) = inputs
-        seen.append(len(pixels))
-        if len(pixels) == 3:
-            raise MemoryError
-
-    own.image_detector.model.register_forward_pre_hook(note_size)
-    monkeypatch.setattr(own.image_detector, "images_at_once", lambda batch_size=0: size)
-    results = list(own.stream(tmp_path))
-    assert [Path(result.path).stem for result in results] == list("01234678")
-    for got, want in zip(results, expected):
-        np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
-    assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
-    line = f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
-    assert capsys.readouterr().out == f"warning: {line}\n"
-
-
-def test_the_next_batch_is_prepared_while_the_model_runs(weights, tmp_path, monkeypatch):
-    """Another thread prepares it, one batch ahead of the model, which waits for it here."""
-    for i in range(5):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    own = load(weights, device="cpu", conf=0.0, max_det=5)
-    expected = [rows(own(picture(seed=i), color="rgb"))[0] for i in range(5)]
-    is_prepared = [threading.Event() for _ in range(5)]
-    prepare = own.image_detector.prepare
-    started = itertools.count()
-
-    def noted(images, settings):
-        number = next(i for i in range(5) if np.array_equal(images[0], picture(seed=i)))
-        is_prepared[number].set()
-        assert threading.current_thread() is not threading.main_thread()
-        yield from prepare(images, settings)
-
-    def wait_for_next(*_: object) -> None:
-        assert is_prepared[min(next(started) + 1, 4)].wait(60)
-
-    monkeypatch.setattr(own.image_detector, "prepare", noted)
-    own.image_detector.model.register_forward_pre_hook(wait_for_next)
-    assert rows(own.stream(tmp_path)) == expected
-    assert next(started) == 5
-
-
-def test_frames_of_a_live_stream_are_not_collected(predictor):
-    """Each is processed before the next one is asked for, whatever the size of a batch of files."""
-    asked = []
-
-    def frames():
-        for number in range(3):
-            asked.append(number)
-            yield Frame("rtsp://camera", picture(), number, 25.0, True, None, is_live=True)
-
-    for number, detected in enumerate(stream_of(predictor, frames())):
-        assert (detected.frame.index, asked) == (number, list(range(number + 1)))
-
-
-def test_an_error_in_one_image_of_a_stream_is_raised_after_the_results_before_it(predictor, tmp_path, monkeypatch):
-    for i in range(6):
-        cv2.imwrite(str(tmp_path / f"{i}.png"), picture(seed=i)[..., ::-1])
-    monkeypatch.setattr(predictor.image_detector, "images_at_once", lambda batch_size=0: 4)
-    true = predictor.image_detector.prepare
-
-    def prepare(images, *rest):
-        if any(np.array_equal(image, picture(seed=2)) for image in images):
-            raise UserError("does not fit")
-        return true(images, *rest)
-
-    monkeypatch.setattr(predictor.image_detector, "prepare", prepare)
-    threads = set(threading.enumerate())
-    stream = predictor.stream(tmp_path)
-    assert [Path(next(stream).path).stem for _ in range(2)] == ["0", "1"]
-    with refused("does not fit"):
-        next(stream)
-    assert set(threading.enumerate()) <= threads
-    stream = predictor.stream(tmp_path)
-    next(stream)
-    del stream
-    assert set(threading.enumerate()) <= threads
-
-
 def boxes_elsewhere(predictor: Predictor, image: np.ndarray) -> list[list[list[float]]]:
     torch.set_num_threads(1)
     return rows(predictor(image, color="rgb"))
@@ -434,128 +295,6 @@ def test_memory_stays_flat(predictor, calls, limit_mb):
     assert grown < limit_mb
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            np.zeros((4, 4, 3), np.uint8),
-            "image0.jpg: the order of an array's colors is unknown; give color='bgr' (images from cv2) or color='rgb'",
-        ),
-        (np.zeros((2, 4, 4, 3), np.uint8), "image0.jpg: has shape (2, 4, 4, 3); expected (H, W) or (H, W, channels)"),
-        (np.zeros((0, 4), np.uint8), "image0.jpg: an empty array of shape (0, 4)"),
-        (
-            np.zeros((4, 4, 2), np.uint8),
-            "image0.jpg: 2 channels; expected 1 (gray), 3 (color), 4 (color and alpha), or the number of 'channels' in "
-            "the YAML",
-        ),
-        (np.zeros((4, 4)), "image0.jpg: an array of float64; give uint8, from 0 to 255, or uint16"),
-        (
-            torch.full((3, 4, 4), 255.0),
-            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
-        ),
-        (
-            torch.full((3, 4, 4), float("nan")),
-            "image0.jpg: a float tensor with values outside [0, 1]; divide by 255, or give uint8",
-        ),
-        (torch.full((3, 4, 4), 0), "image0.jpg: a tensor of torch.int64; give uint8, uint16, or float in [0, 1]"),
-        (
-            torch.zeros(4, 4),
-            "image0.jpg: a tensor of shape (4, 4); expected (C, H, W) or (B, C, H, W) with 1, 3 or 4 channels",
-        ),
-        ("nowhere.jpg", "nowhere.jpg: no such image"),
-        (
-            "https://example.com/a.jpg",
-            "https://example.com/a.jpg: images are not downloaded; save it and give the path of the file",
-        ),
-        (".", ".: is a folder; give a list of files, or use stream() or detect.py"),
-        ("clip.mp4", "clip.mp4: is a video; use stream(), which yields a result for each frame, or detect.py"),
-        ("", ": is a folder; give a list of files, or use stream() or detect.py"),
-        (["", "a.jpg"], ": is a folder; give a list of files, or use stream() or detect.py"),
-        (7, "image0.jpg: int is not an image; give a path, numpy array, PIL image or torch tensor, ... list of these"),
-        ([["a.jpg"]], "image0.jpg: list is not an image; give a path, numpy array, PIL image or ... one list of these"),
-        (["nowhere.jpg", None], "nowhere.jpg: no such image"),
-        (
-            [np.zeros((4, 4), np.uint8), None],
-            "image1.jpg: NoneType is not an image; give a path, numpy array, PIL image or ... one list of these",
-        ),
-    ],
-)
-def test_unusable_images_are_one_line(predictor, source, message):
-    with refused(message):
-        predictor(source)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 5000, 3), (5000, 1, 3), (3, 2), (2, 3, 4)])
-def test_odd_shapes(predictor, shape):
-    image = np.asfortranarray(np.random.default_rng(0).integers(0, 255, shape).astype(np.uint8))
-    (result,) = predictor(image, color="bgr")
-    assert result.orig_shape == shape[:2]
-    assert torch.equal(result.boxes.data, predictor(np.ascontiguousarray(image), color="bgr")[0].boxes.data)
-    assert (result.boxes.xyxy >= 0).all()
-    assert (result.boxes.xyxy <= torch.tensor([shape[1], shape[0]] * 2)).all()
-    assert result.plot().shape == (*shape[:2], 3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"imgsz": 70}, "--imgsz 70: not a multiple of the model's stride 32; use 64 or 96"),
-        ({"imgsz": (64, 64)}, "imgsz: must be a whole number, got (64, 64)"),
-        ({"imgsz": 64.0}, "imgsz: must be a whole number, got 64.0"),
-        ({"max_det": 0}, "max_det: must be at least 1, got 0"),
-        ({"max_det": 2.5}, "max_det: must be a whole number, got 2.5"),
-        ({"classes": [2]}, "--classes 2: the model has classes 0 to 1"),
-        ({"classes": ["disk"]}, "--classes disk: the model has no class of this name (did you mean 'disc'?)"),
-        ({"classes": ["x"]}, "--classes x: the model has no class of this name; its classes: disc, ring"),
-        ({"classes": 0}, "classes: must be a list of class numbers or names, got 0"),
-        ({"classes": "0"}, "classes: must be a list of class numbers or names, got '0'"),
-        ({"classes": [0.5]}, "classes: must be a list of class numbers or names, got [0.5]"),
-        ({"save": True}, "save=True: unknown; results have save()"),
-        ({"stream": True}, "stream=True: unknown; model.stream(source) yields the results one by one"),
-        ({"agnostic_nms": True}, "agnostic_nms=True: unknown (did you mean 'agnostic'?)"),
-        ({"cnf": 0.1}, "cnf=0.1: unknown (did you mean 'conf'?)"),
-        ({"batch_size": -1}, "batch_size: must be at least 0, got -1"),
-        ({"device": 7}, "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
-        ({"color": "BGR"}, "color: must be 'rgb' or 'bgr', got 'BGR'"),
-        ({"conf": 25}, "conf: must be between 0 and 1, got 25"),
-        ({"iou": -0.1}, "iou: must be between 0 and 1, got -0.1"),
-        ({"conf": "high"}, "conf: must be between 0 and 1, got 'high'"),
-    ],
-)
-def test_unfit_settings_are_one_line(weights, predictor, settings, message, monkeypatch):
-    """They are those of a call, and but for two also of `load`."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with refused(message):
-        predictor(picture(), **{"color": "rgb"} | settings)
-    if not {"batch_size", "color"} & set(settings):
-        with refused(message):
-            load(weights, **{"device": "cpu"} | settings)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("nowhere.pt",),
-            "nowhere.pt: neither a file nor the name of public weights; public weights: yolox_nano, "
-            "yolox_tiny, yolox_s, yolox_m, yolox_l, yolox_x, yolov9t, yolov9s, yolov9m, yolov9c, yolov5n, "
-            "yolov5s, yolov5m, yolov5l, yolov5x, yolov5n6, yolov5s6, yolov5m6, yolov5l6, yolov5x6, yolov8n, "
-            "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
-            "yolo26s, yolo26m, yolo26l, yolo26x",
-        ),
-        (("",), "'': is not a path; give a checkpoint, an exported file, or the name of public weights"),
-        ((None,), "None: is not a path; give a checkpoint, an exported file, or the name of public weights"),
-        (("yolov8nn",), "yolov8nn: neither a file nor the name of public weights (did you mean 'yolov8n'?)"),
-        (("best.pt", "0,1"), "--device 0,1: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
-    ],
-)
-def test_models_that_cannot_be_opened(arguments, monkeypatch, message):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    path, device = (*arguments, "cpu")[:2]
-    with refused(message):
-        load(path, device=device)
-
-
 def test_habits_that_change_nothing_are_accepted(predictor, weights, caplog):
     given = {"device": "cpu", "conf": 0.0, "max_det": 5}
     plain = predictor(picture(), color="rgb")
@@ -571,87 +310,6 @@ def test_settings_may_be_numbers_of_numpy_and_torch(predictor):
         assert rows(predictor(picture(), color="rgb", **given)) == plain
 
 
-def test_odd_sources_and_autocast_types_are_user_errors(predictor, weights, tmp_path):
-    pillow = pytest.importorskip("PIL.Image")
-    cv2.imwrite(str(tmp_path / "a.png"), picture())
-    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:400])
-    for source, message in (
-        (pillow.new("RGB", (0, 10)), "image0.jpg: an empty image of 0x10 pixels"),
-        (pillow.new("F", (8, 8)), "image0.jpg: PIL mode F has no defined range; convert it to L or RGB"),
-        (pillow.open(tmp_path / "a.png"), "a.png: cannot be decoded (image file is truncated)"),
-        (pillow.new("La", (4, 4)), "image0.jpg: PIL mode La cannot be converted to RGB; convert it first"),
-    ):
-        with refused(message):
-            predictor(source)
-    with refused("vid_stride 2: is for videos and streams; yield only every n-th image instead"):
-        predictor.stream([np.zeros((64, 64, 3), np.uint8)], vid_stride=2, color="rgb")
-    with refused("vid_stride: must be at least 1, got 0"):
-        predictor.stream("clip.mp4", vid_stride=0)
-    with refused("amp: must be one of auto, off, bf16, fp16, got 'bfloat16'"):
-        load(weights, device="cpu", amp="bfloat16")
-
-
-def stream_of(predictor, items):
-    return DetectionStream(
-        items, predictor.image_detector, predictor.settings.resolve(predictor.model), ahead=ReadAheadLimit(4)
-    )
-
-
-def test_a_live_stream_ends_when_a_frame_of_it_has_failed(predictor):
-    """Its later frames are not used, and it would not end by itself."""
-    endless = (Frame("0", picture(), index=i, is_video=True, total=None, is_live=True) for i in itertools.count())
-    with stream_of(predictor, endless) as stream:
-        assert next(stream).frame.index == 0
-        stream.skip("0")
-        assert list(stream) == []
-
-
-def test_what_goes_wrong_comes_at_its_place_among_the_frames(predictor):
-    """One of several frames of a batch has no pixels. The source is closed in any case."""
-    closed = []
-
-    def items():
-        try:
-            for number in range(7):
-                if number == 3:
-                    yield FileProblem("3.png", "3.png: is damaged", is_skipped=True)
-                shape = (0, 0, 3) if number == 5 else (32, 32, 3)
-                yield Frame(f"{number}.png", np.zeros(shape, np.uint8))
-            raise UserError("unplugged")
-        finally:
-            closed.append(True)
-
-    threads = set(threading.enumerate())
-    with stream_of(predictor, items()) as stream:
-        seen = [next(stream) for _ in range(8)]
-        with pytest.raises(UserError, match="unplugged"):
-            next(stream)
-    paths = [item.path if isinstance(item, FileProblem) else item.frame.path for item in seen]
-    assert paths == ["0.png", "1.png", "2.png", "3.png", "3.png", "4.png", "5.png", "6.png"]
-    assert isinstance(seen[3], FileProblem)
-    failed = [not isinstance(item, FileProblem) and isinstance(item.outcome, Exception) for item in seen]
-    assert failed == [False] * 6 + [True, False]
-    assert closed == [True]
-    assert set(threading.enumerate()) <= threads
-
-
-def test_mistakes_are_raised_at_the_call(predictor, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for source, mistake in (("no.mp4", "no such file"), (tmp_path / "empty", "no image or video"), (7, "not found")):
-        with pytest.raises(UserError, match=mistake):
-            predictor.stream(source)
-    for source in (picture(), None, 3.5):
-        with pytest.raises(UserError, match=r"stream\(\) needs a video, a stream, a folder or an iterable of images"):
-            predictor.stream(source)
-    with pytest.raises(UserError, match=r"a{300}: file name too long$"):
-        predictor.stream("a" * 300)
-    for stride in (0, "2"):
-        with pytest.raises(UserError, match="vid_stride: must be at least 1"):
-            predictor.stream(tmp_path, vid_stride=stride)
-    with pytest.raises(UserError, match=r"half=True: unknown; lockstep.load\(FILE, amp=.fp16.\)"):
-        predictor.stream(tmp_path, half=True)
-
-
 def test_images_have_the_same_names_in_a_stream_as_in_a_call(predictor, tmp_path):
     """PIL images of files have their names, others the number of the image."""
     image = pytest.importorskip("PIL.Image")
@@ -660,13 +318,3 @@ def test_images_have_the_same_names_in_a_stream_as_in_a_call(predictor, tmp_path
     names = [result.path for result in predictor(sources, color="rgb")]
     assert names == ["image0.jpg", str(tmp_path / "a.png"), "image2.jpg", "image3.jpg", "image4.jpg"]
     assert [result.path for result in predictor.stream(iter(sources), color="rgb")] == names
-
-
-def test_a_stream_takes_settings_and_iterables(predictor, tmp_path):
-    images = [picture(seed=i) for i in range(3)]
-    for number, image in enumerate(images):
-        cv2.imwrite(str(tmp_path / f"{number}.png"), image[..., ::-1])
-    expected = rows(predictor(images, color="rgb", max_det=2))
-    for source in (tmp_path, iter(images), [tmp_path / "0.png", images[1], tmp_path / "2.png"]):
-        assert rows(predictor.stream(source, color="rgb", max_det=2)) == expected
-    assert list(predictor.stream([])) == []
