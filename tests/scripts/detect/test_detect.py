@@ -1,16 +1,10 @@
 """detect.py from end to end with a tiny untrained model, and the files that it writes."""
 
-import errno
-import itertools
-import json
 import os
-import pkgutil
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import cv2
 import numpy as np
@@ -20,8 +14,6 @@ import torch
 import detect
 from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
-from engine.commands import detect_log
-from engine.inference.detection_writer import UniqueStems, VideoFiles, write_crops, written_suffix
 from engine.inference.image_detector import ImageDetector
 from models.detector import build_detector
 from models.postprocess.detections import select_detections
@@ -30,11 +22,10 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from tests.helpers.http_server import served
 from tests.helpers.messages import refused
-from tests.helpers.preloaded import python
-from tests.helpers.processes import Processes
-from tests.helpers.scripts import call, error_of
+from tests.helpers.scripts import call
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
+from tests.scripts.detect.detection import NAMES, frames_of, names_in, read, read_txt, run
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
 from utils.config.coco_classes import COCO_IDS
 from utils.config.parser import parse_config
@@ -45,61 +36,8 @@ from utils.machine.threads import ReadAheadLimit
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 
-ROOT = Path(__file__).parents[2]
-NAMES = ("disc", "box/größe")
+ROOT = Path(__file__).parents[3]
 SIZE = 64
-
-
-@pytest.fixture(scope="module")
-def model():
-    return build_detector(TINY_MODEL, len(NAMES), names=NAMES, seed=1)
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory, model):
-    return write_detector(tmp_path_factory.mktemp("weights") / "best.pt", model)
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """A square, a wide and a tall image; two have the same stem."""
-    folder = tmp_path_factory.mktemp("pictures")
-    rng = np.random.default_rng(0)
-    for name, hw in (("a.png", (64, 64)), ("a.jpg", (37, 90)), ("schön 猫.bmp", (90, 50))):
-        noise = cv2.resize(rng.integers(0, 255, (8, 8, 3)).astype(np.uint8), hw[::-1])
-        (folder / name).write_bytes(cv2.imencode(name[-4:], noise)[1].tobytes())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory):
-    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 12, (63, 48))
-    if not writer.isOpened():
-        pytest.skip("this OpenCV cannot write mp4v")
-    for number in range(7):
-        writer.write(np.full((48, 63, 3), number * 30, np.uint8))
-    writer.release()
-    return path
-
-
-def run(weights, source, tmp_path, *more):
-    words = ["--weights", weights, "--source", source, "--device", "cpu", "--project", tmp_path / "runs"]
-    detect.main([str(w) for w in [*words, "--conf-thres", "0", "--max-det", "5", *more]])
-    return max((tmp_path / "runs").iterdir(), key=lambda p: p.stat().st_mtime_ns)
-
-
-def names_in(folder):
-    files = (p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
-    return sorted(str(p.relative_to(folder)) for p in files)
-
-
-def read_txt(path):
-    return np.array([[float(v) for v in row.split()] for row in path.read_text().splitlines()])
-
-
-def read(folder):
-    return json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
 
 
 def test_images_labels_crops_and_tables_are_written_and_agree(weights, pictures, tmp_path, capsys):
@@ -297,14 +235,6 @@ def test_the_default_threshold_is_the_checkpoints(weights, pictures, tmp_path, c
         assert "confidence threshold 0.25: " in capsys.readouterr().out
 
 
-def frames_of(path):
-    capture = cv2.VideoCapture(str(path))
-    frames = []
-    while (got := capture.read())[0]:
-        frames.append(got[1])
-    return frames
-
-
 def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, capsys):
     folder = run(weights, clip, tmp_path, "--save-txt", "--vid-stride", "2", "--save-json")
     frames = frames_of(folder / "clip.mp4")
@@ -380,52 +310,6 @@ def test_the_window_shows_each_image_and_q_stops(weights, pictures, tmp_path, mo
     assert names_in(folder) == ["a-2.png", "a.jpg"]
 
 
-def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypatch):
-    calls = []
-    true_add = detect_log.FrameLog.add
-
-    def interrupt(self, *args):
-        calls.append(1)
-        if len(calls) == 3:  # no later frame is written
-            raise KeyboardInterrupt
-        true_add(self, *args)
-
-    monkeypatch.setattr(detect_log.FrameLog, "add", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(weights, clip, tmp_path, "--save-json")
-    folder = tmp_path / "runs" / "exp"
-    assert {r["frame"] for r in read(folder)} == {0, 1}
-    assert cv2.VideoCapture(str(folder / "clip.mp4")).read()[0]
-
-
-def test_stems_are_unique_and_safe():
-    stem = UniqueStems()
-    sources = ["x/a.jpg", "y/a.png", "z/A.mp4", "x/a.jpg", "0", "http://h/p/a%20b.jpg?v=1", "http://h/", "a/...jpg"]
-    stems = [stem(source) for source in sources]
-    assert stems[:7] == ["a", "a-2", "A-3", "a", "webcam0", "a b", "h_"]
-    assert stem("rtsp://me@cam:8554/live?x=1", is_video=True) == "me_cam_8554_live_x=1"
-    for is_video in (True, False):  # file systems take 255 bytes
-        address = f"https://host/{'0' * 500}.mp4?signature={'0' * 500}{is_video}"
-        assert len(stem(address, is_video=is_video)) == 100
-    assert all(s and not set(s) & set("/\\:*?") for s in stems)
-
-
-@pytest.mark.parametrize("order", [("clip.mp4", "clip_000001.jpg"), ("clip_000001.jpg", "clip.mp4")])
-def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
-    stem_of = UniqueStems()
-    stems = {name: stem_of(name, is_video=name.endswith("mp4")) for name in order}
-    frames = {f"{stems['clip.mp4']}_{number:06d}" for number in range(4)}
-    assert stems["clip_000001.jpg"] not in frames
-    assert stem_of("other_000001.jpg") == "other_000001"
-
-
-def test_boxes_without_pixels_make_no_crop(tmp_path):
-    boxes = np.array([[-20.0, 5, -10, 9], [1.2, 1.2, 3.5, 2.5]])
-    write_crops(tmp_path / "crops", "a", np.zeros((20, 20, 3), np.uint8), boxes, ["a", "a"])
-    assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
-    assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
-
-
 def lines_of(out, folder):
     """Returns what was printed, without times and the name of the run."""
     return re.sub(r"[\d.]+ ms", "MS", out.replace(str(folder), "RUN")).splitlines()
@@ -474,107 +358,6 @@ def test_threads_and_batches_change_neither_results_nor_lines(
         assert all((many / name).read_bytes() == (one / name).read_bytes() for name in names_in(one))
     for name in names_in(one / "labels"):
         np.testing.assert_allclose(read_txt(many / "labels" / name), read_txt(one / "labels" / name), atol=1e-4)
-
-
-def failing_once(function, error):
-    """``function``, which raises ``error`` in its fourth call."""
-    calls = itertools.count(1)
-
-    def call(*given):
-        if next(calls) == 4:
-            raise error
-        return function(*given)
-
-    return call
-
-
-FULL = OSError(errno.ENOSPC, "No space left on device", "runs/exp")
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("engine.commands.detect_files.write_whole", FULL, "runs/exp: the disk is full; free some space or choose"),
-        ("engine.inference.detection_writer.shutil.disk_usage", FULL, "runs/exp: the disk is full; free some space or"),
-        (
-            "engine.inference.open_source.read_image",
-            OSError(errno.EIO, "Input/output error", "3.jpg"),
-            "3.jpg: input/output error; the",
-        ),
-    ],
-)
-def test_an_error_of_a_disk_ends_detection_with_what_was_written_before(
-    weights, clip, tmp_path, capsys, monkeypatch, name, error, message
-):
-    source = tmp_path / "in"
-    source.mkdir()
-    for number in range(9):
-        cv2.imwrite(str(source / f"{number}.jpg"), np.full((64, 64, 3), 20 * number, np.uint8))
-    source = clip if "disk_usage" in name else source
-    module, _, function = name.rpartition(".")
-    monkeypatch.setattr(name, failing_once(getattr(pkgutil.resolve_name(module), function), error))
-    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
-    flags = ("--weights", weights, "--device", "cpu", "--project", tmp_path / "runs")
-    assert error_of(capsys, detect.main, "--source", source, *flags).startswith(f"error: {message}")
-    folder = tmp_path / "runs" / "exp"
-    if source == clip:
-        assert len(frames_of(folder / "clip.mp4")) >= 3
-    else:
-        assert names_in(folder)[:3] == ["0.jpg", "1.jpg", "2.jpg"]
-        assert "3.jpg" not in names_in(folder)
-
-
-def test_a_video_whose_results_cannot_be_written_is_skipped(weights, pictures, clip, tmp_path, capsys, monkeypatch):
-    shutil.copytree(pictures, tmp_path / "in")
-    shutil.copy(clip, tmp_path / "in")
-    monkeypatch.setattr("engine.inference.detection_stream.ReadAheadLimit", lambda _: ReadAheadLimit(4))
-    closed = cv2.VideoWriter()
-    monkeypatch.setattr("engine.inference.detection_writer.cv2.VideoWriter", Mock(return_value=closed))
-    with refused(
-        "1 of 4 files could not be used (first: .../runs/exp/clip.mp4: this OpenCV cannot write mp4 "
-        "videos of 62x48 pixels; use --nosave with --save-txt or --save-json)"
-    ):
-        run(weights, tmp_path / "in", tmp_path, "--save-txt")
-    out = capsys.readouterr().out
-    assert (out.count("cannot write mp4 videos"), out.count("clip.mp4 frame")) == (1, 1)
-    labels = ["labels/a-2.txt", "labels/a.txt", "labels/clip_000000.txt", "labels/schön 猫.txt"]
-    assert names_in(tmp_path / "runs" / "exp") == ["a-2.png", "a.jpg", *labels, "schön 猫.bmp"]
-
-
-@pytest.fixture(scope="module")
-def much(tmp_path_factory):
-    """Nine images, and a video that takes longer than any test."""
-    folder = tmp_path_factory.mktemp("much")
-    noise = cv2.resize(np.random.default_rng(0).integers(0, 255, (8, 8, 3)).astype(np.uint8), (160, 120))
-    for number in range(9):
-        cv2.imwrite(str(folder / f"{number}.jpg"), noise)
-    writer = cv2.VideoWriter(str(folder / "clip.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 25, (160, 120))
-    for _ in range(3000):
-        writer.write(noise)
-    writer.release()
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("stop", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
-)
-def test_a_stopped_run_leaves_whole_files(weights, much, tmp_path, stop, code):
-    run_dir = tmp_path / "runs" / "exp"
-    flags = ["--source", much, "--project", tmp_path / "runs", "--device", "cpu", "--conf-thres", "0", "--max-det", "2"]
-    command = [python(), "detect.py", "--weights", weights, *flags, "--save-txt", "--save-json"]
-    with Processes(tmp_path / "log") as processes:
-        process = processes.start([str(word) for word in command])
-        processes.until(lambda: len(list(run_dir.glob("labels/*.txt"))) > 20)
-        process.send_signal(stop)
-        assert process.wait(60) == code, processes.output()
-        assert "Traceback" not in processes.output()
-    stems = {path.stem for path in run_dir.glob("labels/*.txt")}
-    assert {record["image_id"] for record in read(run_dir)} == stems
-    assert not list(run_dir.rglob("*.tmp"))
-    assert all(len(read_txt(path)) == 2 for path in run_dir.glob("labels/*.txt"))
-    assert all(cv2.imread(str(run_dir / f"{number}.jpg")).shape == (120, 160, 3) for number in range(9))
-    assert len(frames_of(run_dir / "clip.mp4")) == len(stems) - 9
 
 
 def test_a_model_of_cocos_classes_writes_cocos_category_ids(pictures, tmp_path):
@@ -628,28 +411,3 @@ def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
     with refused("runs/exp/a.jpg: is in the folder of the results and could be overwritten; choose another"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def written(folder, fps, *sides):
-    """The files, still open, and the path of a video of frames of these sides."""
-    media = VideoFiles(folder)
-    for side in sides:
-        path = media.add("s", np.zeros((side, side, 3), np.uint8), fps)
-    return media, path
-
-
-@pytest.mark.parametrize("fps", [1000 / 3, 237.457, 119.743, 30000 / 1001, 14.985, 0.0125, 1e-6])
-def test_any_frame_rate_can_be_written(tmp_path, fps):
-    media, path = written(tmp_path, fps, 32, 32, 32)
-    media.close()
-    assert len(frames_of(path)) == 3
-    if fps > 0.1:
-        assert cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
-
-
-def test_a_video_of_changing_frame_size_is_playable_and_unwritable_formats_become_jpg(tmp_path):
-    media, path = written(tmp_path, 5.0, 32, 48)
-    media.add("t", np.zeros((16, 16, 3), np.uint8), 5.0)
-    media.close()
-    assert len(frames_of(path)) == 2
-    assert [written_suffix(name) for name in ("p.mpo", "p.PNG", "a.b/p")] == [".jpg", ".PNG", ".jpg"]
