@@ -30,7 +30,7 @@ from benchmarks.speed.turns import seconds_of
 from engine.inference.predictor import load
 from engine.parallel.step_values import StepValues
 from engine.train.step import TrainStep
-from tests.helpers.crowd import make_input
+from tests.helpers.dense_detections import make_detections
 from tests.helpers.tiny import write_weights
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def compare_detections(options: argparse.Namespace) -> Iterator[str]:
     from models.postprocess.detections import select_detections
     from models.postprocess.selection import PostprocessSettings
 
-    content = make_input(options.batch_size, 2100, 80, 30)
+    content = make_detections(options.batch_size, 2100, 80, 30)
     device = context_of(options.device).device
 
     def detect(on: torch.device) -> Detections:

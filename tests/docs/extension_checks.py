@@ -23,7 +23,7 @@ from engine.inference.open_model import open_model
 from engine.optim.build import OptimizerSettings, build_optimizer
 from models.detector import build_detector
 from models.weights.load import load_detector
-from tests.helpers.exports import lively
+from tests.helpers.exports import calibrated_detector
 from tests.helpers.tiny import TINY_MODEL, make_batch, write_dataset, write_detector, write_model
 from utils.config.settings import Hyperparameters
 from utils.pixels import GRAY
@@ -142,7 +142,7 @@ def test_an_ort_file_detects_what_the_checkpoint_detects(tmp_path: Path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     data = write_dataset(tmp_path / "set", train=4, val=4)
-    weights = write_detector(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
+    weights = write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, ("light", "dark")))
     export.main(["--weights", str(weights), "--format", "ort", "--data", str(data)])
     model = open_model(tmp_path / "best.ort", device=torch.device("cpu"))
     assert model.names == ("light", "dark")

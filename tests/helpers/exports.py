@@ -1,4 +1,4 @@
-"""Small detectors with lively outputs, to export."""
+"""Small detectors whose random weights detect something, to export."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 FAMILIES = ("yolov5n", "yolov8n", "yolo11n", "yolo26n", "yolov9t", "yoloxnano")
 
 
-def small(family: str) -> dict:
+def shallow_spec(family: str) -> dict:
     """Returns the spec of a public model with one repeat of each block."""
     return {**load_spec(family).plain, "depth_multiple": 0.01}
 
 
-def noise() -> torch.Tensor:
-    """Returns the images, float32 (8, 3, 64, 96), from which `lively` detectors take their batch statistics."""
+def noise_images() -> torch.Tensor:
+    """Returns the images, float32 (8, 3, 64, 96), from which `calibrated_detector` takes batch statistics."""
     return torch.rand(8, 3, 64, 96, generator=torch.Generator().manual_seed(0))
 
 
@@ -45,11 +45,11 @@ def check_threads_get_the_same_bits(model: nn.Module, inputs: list[torch.Tensor]
 
 
 @torch.no_grad()
-def lively(model: str | dict, names: tuple[str, ...]) -> Detector:
+def calibrated_detector(model: str | dict, names: tuple[str, ...]) -> Detector:
     """Returns a detector whose random weights detect something: its batch norms have the statistics of noise, and its
     class scores are spread around one half."""
     detector = build_detector(model, len(names), names=names).train()
-    images = noise()
+    images = noise_images()
     for module in detector.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
@@ -89,7 +89,7 @@ def options(imgsz_hw: tuple[int, int] = (64, 96), nms_iou: float | None = None, 
 
 
 def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> ModelProto:
-    """Returns the ONNX graph of the `lively` tiny model, by default for one image.
+    """Returns the ONNX graph of a tiny `calibrated_detector`, by default for one image.
 
     torch's exporter takes seconds per graph, so each graph is created only once per session, whichever of its processes
     asks for it first. ``changes``: see `options`.
@@ -99,7 +99,7 @@ def tiny_graph(names: tuple[str, ...], layout: str = "raw", **changes: Any) -> M
     config = options(layout=layout, **changes)
 
     def write(path: Path) -> None:
-        module = make_layout(lively(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
+        module = make_layout(calibrated_detector(TINY_MODEL, names).fuse(), layout, nms_iou=0.7)
         path.write_bytes(build_onnx(module, config).SerializeToString())
 
     digest = hashlib.sha256(repr((names, config)).encode()).hexdigest()

@@ -14,7 +14,7 @@ import pytest
 
 
 @contextlib.contextmanager
-def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def serve_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yields the URL of an HTTP server for ``folder``, including the login that it requires for images."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)

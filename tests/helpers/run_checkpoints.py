@@ -53,19 +53,19 @@ def checkpoint_of(**changes) -> Checkpoint:
     )
 
 
-def saved(path: Path, progress: Progress, **changes) -> Checkpoint:
+def save_checkpoint(path: Path, progress: Progress, **changes) -> Checkpoint:
     """Writes the checkpoint of `checkpoint_of` to ``path``, and returns it."""
     checkpoint = checkpoint_of(progress=progress, path=path, **changes)
     write_checkpoint(checkpoint.content(), path)
     return checkpoint
 
 
-def claim(folder: Path, run_id: str) -> None:
+def name_newest_run(folder: Path, run_id: str) -> None:
     """Makes ``run_id`` the newest run in ``folder``."""
     (folder / "settings.yaml").write_text(f"run_id: {run_id}\n")
 
 
-def claim_after_earlier_run(folder: Path) -> None:
+def replace_earlier_run(folder: Path) -> None:
     """Makes a new run the newest one in ``folder``, where an earlier run has left its last.pt."""
-    saved(folder / "last.pt", Progress(), run_id="earlier")
-    claim(folder, "new")
+    save_checkpoint(folder / "last.pt", Progress(), run_id="earlier")
+    name_newest_run(folder, "new")

@@ -14,30 +14,30 @@ from utils.files.checkpoint_file import read_checkpoint
 SETTINGS = ("config", "hyp", "run", "run_id")  # may differ between runs that must give the same weights
 
 
-def same_content(a, b, location: str = "") -> None:
+def assert_same_content(a, b, location: str = "") -> None:
     """Fails at the first tensor or value in which two checkpoints differ, except for settings."""
     assert type(a) is type(b), location
     if isinstance(a, dict):
         assert a.keys() == b.keys(), location
         for key in a:
             if key not in SETTINGS:
-                same_content(a[key], b[key], f"{location}.{key}")
+                assert_same_content(a[key], b[key], f"{location}.{key}")
     elif isinstance(a, list):
         assert len(a) == len(b), location
         for i, (x, y) in enumerate(zip(a, b)):
-            same_content(x, y, f"{location}[{i}]")
+            assert_same_content(x, y, f"{location}[{i}]")
     elif isinstance(a, torch.Tensor):
         assert torch.equal(a, b), location
     else:
         assert a == b or (a != a and b != b), f"{location}: {a} != {b}"
 
 
-def untimed(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+def without_times(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
     """Returns rows of results.csv without the columns that differ from run to run: times and speeds."""
     return [{k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in rows]
 
 
-def same_batch(a: Batch, b: Batch, *, but: str = "") -> None:
+def assert_same_batch(a: Batch, b: Batch, *, but: str = "") -> None:
     for name in {"images", "indices", "original_hw", "letterbox"} - {but}:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(a.targets.rows, b.targets.rows)
@@ -49,7 +49,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def same_run(a: Path, b: Path) -> None:
+def assert_same_run(a: Path, b: Path) -> None:
     """Compares all checkpoints of two folders bitwise, except for where their data is, and the tables except for
     times."""
     names = sorted(path.name for path in a.glob("*.pt"))
@@ -58,7 +58,7 @@ def same_run(a: Path, b: Path) -> None:
         first, second = (read_checkpoint(folder / name) for folder in (a, b))
         for content in (first, second):
             content["data"] = {}
-        same_content(first, second, name)
-    one, two = (untimed(read_csv(folder / "results.csv")) for folder in (a, b))
+        assert_same_content(first, second, name)
+    one, two = (without_times(read_csv(folder / "results.csv")) for folder in (a, b))
     assert [*map(list, one)] == [*map(list, two)], "columns"
     assert one == two

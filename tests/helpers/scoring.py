@@ -37,7 +37,7 @@ def make_table(image, boxes, scores, classes):
     )
 
 
-def iou_by_hand(a: Sequence[float], b: Sequence[float]) -> float:
+def reference_iou(a: Sequence[float], b: Sequence[float]) -> float:
     """Returns the IoU of two boxes x1, y1, x2, y2."""
     inside = max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - inside

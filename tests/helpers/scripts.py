@@ -57,7 +57,7 @@ def run_python(
     return done
 
 
-def said(config: type, arguments: list[str]) -> str:
+def flag_error(config: type, arguments: list[str]) -> str:
     """Returns the line with which a script refuses its flags, or "" if it accepts them. Other exceptions are bugs."""
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):  # after --help
         try:

@@ -24,7 +24,7 @@ def space_of(folder: Path, text: str, **settings) -> Space:
     return read_space(SearchConfig(hyp=str(path), **settings))
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def read_trials(folder: Path) -> list[dict[str, str]]:
     """Returns the rows of a search's trials.csv, without times."""
     with open(folder / "trials.csv", newline="") as file:
         return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]

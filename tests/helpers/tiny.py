@@ -119,7 +119,7 @@ def as_targets(rows: Tensor, ignore: np.ndarray | None = None) -> Targets:
     return Targets(rows, tuple(np.bincount(rows[:, 0].numpy().astype(int)).tolist()), ignore)
 
 
-def scatter_norms(detector: nn.Module) -> None:
+def randomize_batch_norms(detector: nn.Module) -> None:
     """Gives batch norms random statistics and weights, as if the detector had been trained."""
     generator = torch.Generator().manual_seed(0)
     for norm in (m for m in detector.modules() if isinstance(m, nn.BatchNorm2d)):

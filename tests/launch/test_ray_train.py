@@ -20,7 +20,7 @@ from benchmarks.same_bits import leaves
 from engine.checkpoint.checkpoint import Checkpoint
 from launch import ray_train
 from tests.helpers.messages import refused
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.child import RunResult, start
@@ -334,4 +334,4 @@ def training_processes(folder: Path) -> list[int]:
 
 def same_tensors(*files: Path) -> None:
     found = (dict(leaves(read_checkpoint(file))) for file in files)
-    same_content(*({place: v for place, v in values.items() if isinstance(v, torch.Tensor)} for values in found))
+    assert_same_content(*({place: v for place, v in values.items() if isinstance(v, torch.Tensor)} for values in found))

@@ -23,7 +23,7 @@ from models.layers.gelan import ADown
 from models.registry import ANCHOR_HEAD, REGISTRY, ModuleKind
 from models.spec import MODEL_FOLDER, built_in_models, load_spec
 from tests.helpers.messages import refused
-from tests.helpers.tiny import TINY_MODEL, scatter_norms
+from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.logger import configure_logging
@@ -264,7 +264,7 @@ def test_bfloat16_autocast_trains_and_decodes_in_float32(nano: dict[str, Detecto
 @pytest.mark.parametrize("name", NANO)
 def test_fusing_does_not_change_the_outputs(nano: dict[str, Detector], name: str) -> None:
     detector = copy.deepcopy(nano[name]).train()
-    scatter_norms(detector)
+    randomize_batch_norms(detector)
     keys = list(detector.state_dict())
     fused = detector.fuse()
     images = torch.rand(1, 3, 64, 64)

@@ -17,7 +17,7 @@ from models.weights.layouts import from_mit_yolov9, ungrouped
 from models.weights.load import load_detector
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import grouped, in_mit_names
-from tests.helpers.tiny import scatter_norms
+from tests.helpers.tiny import randomize_batch_norms
 
 TINY = """
 backbone:
@@ -40,7 +40,7 @@ def tiny(tmp_path: Path) -> Detector:
 
 
 def test_every_block_trains_and_fuses(tiny: Detector) -> None:
-    scatter_norms(tiny)
+    randomize_batch_norms(tiny)
     images = torch.rand(2, 3, 64, 96)
     keys = list(tiny.state_dict())
     raw = tiny(images)

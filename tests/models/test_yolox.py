@@ -14,7 +14,7 @@ from models.heads.yolox import YOLOXHead
 from models.weights.layouts import STEM, without_focus
 from models.weights.load import load_detector
 from tests.helpers.public_layouts import in_yolox_names
-from tests.helpers.tiny import scatter_norms
+from tests.helpers.tiny import randomize_batch_norms
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_focus_and_a_convolution_equal_one_larger_kernel() -> None:
 def test_a_public_checkpoint_is_recognized_and_converted_to_rgb(tmp_path: Path) -> None:
     """Its first layer takes BGR up to 255; ours takes RGB up to 1."""
     original = build_detector("yoloxnano", 80, seed=3)
-    scatter_norms(original)
+    randomize_batch_norms(original)
     state = in_yolox_names(original)
     kernel = torch.randn(16, 12, 3, 3, generator=torch.Generator().manual_seed(4)) / 255
     state[f"{STEM}conv.weight"] = kernel

@@ -34,7 +34,7 @@ import yaml
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, same_run
+from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
@@ -157,7 +157,7 @@ def prove(root: Path, *, kills: int, worlds: list[int], seed: int) -> None:
         assert run.codes() == [0], run.output()
     launches = killed_run(root, kills, worlds, epochs, random.Random(seed))
     check_history(launches, logged(root / "logs" / "whole"))
-    same_run(root / "whole", root / "killed")
+    assert_same_run(root / "whole", root / "killed")
 
 
 def is_over(folder: Path) -> bool:
@@ -217,7 +217,7 @@ def prove_calls(root: Path, kills: int) -> None:
                 assert run.codes() == [2, 2], run.output()
         with start(folder, 0, auto=over) as run:  # auto completes what follows the last epoch
             assert run.codes() == [0, 0], run.output()
-        same_run(whole / "runs" / "exp", folder / "runs" / "exp")
+        assert_same_run(whole / "runs" / "exp", folder / "runs" / "exp")
         left = files_left(folder)
         expected = files_left(whole)
         assert left == expected, f"more: {left - expected}, fewer: {expected - left}"
@@ -287,4 +287,4 @@ def test_joined_and_mapped_classes_of_gray_images_keep_their_bits(tmp_path: Path
     assert run("--resume", tmp_path / "killed", *spawn) == 0
     killed = read_checkpoint(tmp_path / "killed" / "last.pt")
     for part in ("model", "ema", "optimizer"):
-        same_content(whole[part], killed[part])
+        assert_same_content(whole[part], killed[part])

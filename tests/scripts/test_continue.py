@@ -10,7 +10,7 @@ import yaml
 
 from engine.run.complete_record import note_reported
 from engine.run.run import RunSettings
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import ROOT, SMALL, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -88,7 +88,7 @@ def test_a_job_that_is_killed_in_its_report_and_then_in_its_export_ends_well(wor
     run_python("killed.py", "SIGTERM", *flags, folder=world, torchrun=torchrun)
     assert (folder / "best.torchscript").exists()
     assert (folder / "train.log").read_text() == log  # nothing else was left to do
-    same_content(read_checkpoint(folder / "last.pt"), last)  # writing the report does not change it
+    assert_same_content(read_checkpoint(folder / "last.pt"), last)  # writing the report does not change it
 
 
 @pytest.mark.usefixtures("preloaded")

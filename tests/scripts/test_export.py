@@ -26,7 +26,7 @@ from engine.export import exporter
 from engine.formats import torch_formats
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from tests.helpers.exports import lively
+from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def weights(tmp_path: Path, data: Path) -> Path:
     known = KNOWN | {"data": {"source": str(data)}}
-    return write_detector(tmp_path / "best.pt", lively(TINY_MODEL, NAMES), **known)
+    return write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, NAMES), **known)
 
 
 FILES = {"onnx": "best.onnx", "openvino": "best_openvino_model", "torchscript": "best.torchscript", "pt2": "best.pt2"}
@@ -94,7 +94,7 @@ def export_and_move(destination: Path) -> None:
     known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
     (folder / "run").mkdir()
-    weights = write_detector(folder / "run" / "best.pt", lively(TINY_MODEL, NAMES), **known)
+    weights = write_detector(folder / "run" / "best.pt", calibrated_detector(TINY_MODEL, NAMES), **known)
     out = io.StringIO()
     err = io.StringIO()
     checked = []
@@ -154,7 +154,7 @@ def test_all_formats_are_checked_and_scored(
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_weights_that_are_not_finite_are_refused_in_one_line(tmp_path: Path, data: Path, capsys, value: float):
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     with torch.no_grad():
         detector.model[0].bn.bias[1] = detector.model[2].bn.running_var[0] = value
     weights = write_detector(tmp_path / "a.pt", detector)
@@ -255,7 +255,7 @@ def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, c
     assert stored == dict.fromkeys(named, expected)
     export.main(["--weights", str(exported), "--format", "torchscript", "--no-check"])
     assert open_model(exported.with_suffix(".torchscript"), device=CPU, trust=True).info["data"] == expected
-    unnamed = write_detector(tmp_path / "other.pt", lively(TINY_MODEL, NAMES))
+    unnamed = write_detector(tmp_path / "other.pt", calibrated_detector(TINY_MODEL, NAMES))
     export.main(["--weights", str(unnamed), "--format", "torchscript", "--data", str(data)])  # the data of the check
     assert open_model(tmp_path / "other.torchscript", device=CPU, trust=True).info["data"]["source"] == str(data)
     (tmp_path / "deeper" / "folder").mkdir(parents=True)
@@ -272,7 +272,7 @@ def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, c
 
 
 def test_a_checkpoint_of_a_single_class(tmp_path: Path, data: Path):
-    detector = lively(TINY_MODEL, ("item",))
+    detector = calibrated_detector(TINY_MODEL, ("item",))
     known = {"data": {"source": str(data)}, "config": {"single_cls": True}}
     weights = write_detector(tmp_path / "best.pt", detector, **known)
     export.main(["--weights", str(weights), "--format", "torchscript"])
@@ -322,7 +322,8 @@ def test_mistakes_are_refused_in_one_line(weights: Path, capsys, flags: list[str
 
 
 def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys):
-    given = ["--weights", write_detector(tmp_path / "a.pt", lively(TINY_MODEL, NAMES)), "--format", "torchscript"]
+    weights = write_detector(tmp_path / "a.pt", calibrated_detector(TINY_MODEL, NAMES))
+    given = ["--weights", weights, "--format", "torchscript"]
     message = error_of(capsys, export.main, *given)
     assert "does not name its data set" in message
     assert "--no-check" in message
@@ -332,7 +333,7 @@ def test_weights_without_a_data_set_need_one_or_no_check(tmp_path: Path, capsys)
 
 def test_layouts_and_branches(tmp_path: Path, data: Path, capsys):
     weights = write_detector(
-        tmp_path / "a.pt", lively({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]
+        tmp_path / "a.pt", calibrated_detector({**TINY_MODEL, "end2end": True}, NAMES), progress=KNOWN["progress"]
     )
     common = ["--weights", weights, "--format", "torchscript", "--data", data]
     end2end = ["--layout", "end2end"]
@@ -405,7 +406,7 @@ def test_a_folder_that_cannot_be_written_to(weights: Path, capsys):
 
 def training(data: Path, tmp_path: Path, *more: str) -> list[str]:
     """A training that leaves the weights of a lively model as they are."""
-    weights = write_detector(tmp_path / "lively.pt", lively(TINY_MODEL, NAMES))
+    weights = write_detector(tmp_path / "lively.pt", calibrated_detector(TINY_MODEL, NAMES))
     flags = ["--data", data, "--weights", weights, "--set", "lr0=0", "--project", tmp_path / "runs", *SMALL]
     return [str(flag) for flag in (*flags, "--epochs", "1", "--cache-dir", tmp_path / "cache", *more)]
 

@@ -21,7 +21,7 @@ from engine.export.differences import largest_difference
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.helpers.messages import refused
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_dataset, write_model
 from tools.check import __main__ as check
@@ -143,5 +143,5 @@ def test_a_run_has_the_same_bits_on_two_processes_and_when_it_is_resumed(tmp_pat
     run_python("train.py", "--resume", tmp_path / "again" / "last.pt")
     one, *others = (read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two", "again"))
     for other in others:
-        same_content(one["model"], other["model"])
-        same_content(one["ema"], other["ema"])
+        assert_same_content(one["model"], other["model"])
+        assert_same_content(one["ema"], other["ema"])

@@ -14,7 +14,7 @@ import train
 from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_run
+from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
@@ -86,7 +86,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
     assert "rank_buffers" in read_checkpoint(tmp_path / "exp" / "last.pt")
     assert not list((tmp_path / "exp").glob(".*.tmp"))
     resume(tmp_path)
-    same_run(whole, tmp_path / "exp")
+    assert_same_run(whole, tmp_path / "exp")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
             assert run.codes() == [75, 75], run.output()
     assert position(tmp_path / "exp") == (0, 10)
     resume(tmp_path)
-    same_run(whole, tmp_path / "exp")
+    assert_same_run(whole, tmp_path / "exp")
 
 
 def test_a_second_training_is_refused_in_the_same_run_folder(world, tmp_path, capsys, monkeypatch):
@@ -187,7 +187,7 @@ def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(
         assert run.codes() == [0], run.output()
         assert "resuming" in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
-    same_run(whole, tmp_path / "exp")
+    assert_same_run(whole, tmp_path / "exp")
 
 
 def test_a_refusal_before_the_first_step_leaves_nothing(world, tmp_path):
@@ -219,7 +219,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         run.wait_gone()
         assert "stopped by a signal" in run.output()
     resume(tmp_path)
-    same_run(whole, tmp_path / "exp")
+    assert_same_run(whole, tmp_path / "exp")
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
         lost.kill_all()  # the first one hosts the rendezvous
         assert first.codes() == [0], first.output()
         assert "resume: processes 2 -> 1" in first.output()
-    same_run(tmp_path / "alone", tmp_path / "exp")
+    assert_same_run(tmp_path / "alone", tmp_path / "exp")
 
 
 @pytest.mark.parametrize(

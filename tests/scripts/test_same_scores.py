@@ -20,7 +20,7 @@ import train
 import val
 from engine.inference.open_model import open_model
 from tests.helpers.same_content import read_csv
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.helpers.scripts import call
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_model
@@ -112,7 +112,7 @@ def counted(rows: list[dict], data: Path) -> tuple[float, float, float]:
         x, y, w, h = row["bbox"]
         total[kind] += 1
         free = [
-            (iou_by_hand([x, y, x + w, y + h], box), number)
+            (reference_iou([x, y, x + w, y + h], box), number)
             for number, (image, label, box) in enumerate(labels)
             if image == row["image_id"] and label == kind and number not in taken
         ]

@@ -19,7 +19,7 @@ from engine.inference.predictor import load
 from models.postprocess.detections import detections_to_score
 from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import write_model, write_tiled_dataset
@@ -225,7 +225,7 @@ def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, m
     resumed = read_checkpoint(tmp_path / "cut/exp/last.pt")
     for other in (two, resumed):
         for part in ("model", "ema", "optimizer"):
-            same_content(one[part], other[part])
+            assert_same_content(one[part], other[part])
 
 
 def test_mistakes_are_one_line(world, tmp_path, capsys):

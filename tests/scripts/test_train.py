@@ -14,7 +14,7 @@ import torch
 import train
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import read_csv, same_content, untimed
+from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
@@ -32,7 +32,7 @@ def flags(world: dict[str, str], project: Path, *more: object) -> list[object]:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    return untimed(read_csv(path))
+    return without_times(read_csv(path))
 
 
 @pytest.mark.parametrize("fine_tuned", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -63,7 +63,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(world, tmp_path, capsys, fin
     done = run_python("train.py", "--resume", "--project", broken.parent, "--workers", "1")
     assert "after epoch 2 of 4" in done.stdout
     assert "workers 0 -> 1" in done.stdout
-    same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
+    assert_same_content(read_checkpoint(whole / "last.pt"), read_checkpoint(broken / "last.pt"))
     assert table == rows(broken / "results.csv")
     for epochs, line in (([], "all epochs are done (4)"), (["--epochs", "3"], "--epochs 3: 4 are done already; to")):
         assert line in error_of(capsys, train.main, "--resume", whole / "last.pt", *epochs)
@@ -206,10 +206,10 @@ def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
     call(train.main, *rendered(world, one.parent, *shared, "--cache", "device", "--save-period", "1")[1:])
     expected = read_checkpoint(one / "last.pt")
     call(train.main, *rendered(world, two.parent, *shared)[1:])
-    same_content(expected, read_checkpoint(two / "last.pt"))
+    assert_same_content(expected, read_checkpoint(two / "last.pt"))
     (one / "last.pt").rename(tmp_path / "moved.pt")
     call(train.main, "--resume", one / "epoch1.pt", "--cache", "ram")
-    same_content(expected, read_checkpoint(one / "last.pt"))
+    assert_same_content(expected, read_checkpoint(one / "last.pt"))
     assert len(rows(one / "results.csv")) == 2
 
 
@@ -217,4 +217,4 @@ def test_cache_and_resuming_do_not_change_a_bit_on_the_device(world, tmp_path):
 def test_processes_and_workers_do_not_change_a_bit_on_the_device(world, tmp_path):
     run_python(*rendered(world, tmp_path, "--multi-scale", "--cache", "device", "--name", "one"))
     run_python(*rendered(world, tmp_path, "--multi-scale", "--workers", "1", "--name", "two"), torchrun=2)
-    same_content(*(read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two")))
+    assert_same_content(*(read_checkpoint(tmp_path / name / "last.pt") for name in ("one", "two")))

@@ -21,7 +21,7 @@ from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
 from engine.inference.predictor import load
 from models.detector import build_detector
-from tests.helpers.exports import lively
+from tests.helpers.exports import calibrated_detector
 from tests.helpers.messages import refused
 from tests.helpers.processes import Processes
 from tests.helpers.same_content import read_csv
@@ -215,7 +215,7 @@ def test_single_cls_merges_labels_and_scores(tiny, tmp_path):
 
 def test_a_model_of_merged_classes_is_scored_so_without_a_flag(tiny, tmp_path, capsys):
     """An exported file of the model is scored in the same way."""
-    model = lively(TINY_MODEL, (SINGLE_CLASS_NAME,))
+    model = calibrated_detector(TINY_MODEL, (SINGLE_CLASS_NAME,))
     weights = write_detector(tmp_path / "one.pt", model, data={"source": str(tiny[0])}, config={"single_cls": True})
     call(export.main, "--weights", weights, "--format", "torchscript", "--no-check")
     for path in (weights, weights.with_suffix(".torchscript")):
@@ -229,7 +229,7 @@ def test_a_model_of_merged_classes_is_scored_so_without_a_flag(tiny, tmp_path, c
 def test_some_classes_are_scored_as_among_all(tmp_path):
     names = ["disc", "box"]
     data = render_set(tmp_path / "set")
-    weights = write_detector(tmp_path / "lively.pt", lively(TINY_MODEL, tuple(names)))
+    weights = write_detector(tmp_path / "lively.pt", calibrated_detector(TINY_MODEL, tuple(names)))
 
     def scored(name: str, *chosen: str) -> tuple[dict[str, str], list[dict]]:
         more = ["--data", str(data), "--max-det", "5000", "--imgsz", "256", "--name", name, "--noplots", *chosen]

@@ -37,7 +37,7 @@ from tests.helpers import tiny
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from tests.helpers.same_content import same_batch
+from tests.helpers.same_content import assert_same_batch
 from utils.batches import Sample, SampleKey
 from utils.config.settings import Hyperparameters, TrainConfig, ValConfig
 from utils.errors import UserError
@@ -64,7 +64,7 @@ def test_the_number_of_workers_does_not_change_the_batches(open_loader, workers)
         shared = list(islice(open_loader(training=training, workers=workers), count))
         assert len(alone) == len(shared) == count
         for a, b in zip(alone, shared):
-            same_batch(a, b)
+            assert_same_batch(a, b)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -81,9 +81,9 @@ def test_memory_is_reused_only_after_its_batch_is_released(open_loader, options)
             if number >= 12:
                 kept.append(batch)
             else:
-                same_batch(alone[number], batch)
+                assert_same_batch(alone[number], batch)
         for batch, expected in zip(kept, alone[12:]):
-            same_batch(batch, expected)
+            assert_same_batch(batch, expected)
         assert len(places) < 20
         del batch, kept
 
@@ -138,9 +138,9 @@ def test_resume_inside_an_epoch_equals_the_uninterrupted_stream(open_loader, opt
     resumed = open_loader(**options)
     resumed.start_at(1, 2)
     for a, b in zip(whole[5:], resumed):
-        same_batch(a, b)
+        assert_same_batch(a, b)
     resumed.start_at(1, 3)  # the end of an epoch is the start of the next
-    same_batch(next(iter(resumed)), whole[6])
+    assert_same_batch(next(iter(resumed)), whole[6])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -157,7 +157,7 @@ def test_class_weights_apply_from_the_next_epoch(open_loader, index, workers):
     again = open_loader(image_weights=True)
     np.testing.assert_array_equal(again.class_weights, start)
     for a, b in zip(first, again):
-        same_batch(a, b)
+        assert_same_batch(a, b)
 
 
 def test_workers_live_whatever_the_default_start_method_is(open_loader):
@@ -167,7 +167,7 @@ def test_workers_live_whatever_the_default_start_method_is(open_loader):
         (batch, *_) = islice(open_loader(workers=1), 4)
     finally:
         multiprocessing.set_start_method(None, force=True)
-    same_batch(batch, next(iter(open_loader(workers=0))))
+    assert_same_batch(batch, next(iter(open_loader(workers=0))))
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
@@ -199,7 +199,7 @@ def test_validation_sees_each_image_once_and_can_be_repeated(open_loader, world,
         batches = {b.indices[0].item(): b for b in open_loader(training=False)}
         for loader in loaders:
             for batch in loader:
-                same_batch(batch, batches[batch.indices[0].item()])
+                assert_same_batch(batch, batches[batch.indices[0].item()])
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_workers_ignore_sigterm_until_the_parent_stops_them(open_loader):
     subprocess.run(["kill", "-TERM", *map(str, workers)], check=True)
     first += islice(stream, 8)
     for a, b in zip(first, open_loader()):
-        same_batch(a, b)
+        assert_same_batch(a, b)
     os.kill(workers[0], signal.SIGTERM)  # as multiprocessing does
     deadline = time.monotonic() + 60
     while _is_alive(workers[0]) and time.monotonic() < deadline:

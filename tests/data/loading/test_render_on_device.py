@@ -20,7 +20,7 @@ from data.render.pyramid import PyramidLayout
 from tests.data.loading.conftest import SINGLE, SIZES
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from tests.helpers.same_content import same_batch
+from tests.helpers.same_content import assert_same_batch
 from tests.helpers.synthetic_index import write_dataset
 from utils.config.settings import Hyperparameters
 from utils.errors import PeerFailure, UserError
@@ -51,7 +51,7 @@ def test_batches_equal_those_of_the_host_up_to_rounding(batches_of, options):
     """The images, labels and layout are equal; pixels differ only by interpolation and at the edges of tiles."""
     host = dict(options, cache="none", render_on="host")
     for ours, theirs in zip(islice(batches_of(**options), 5), batches_of(**host)):
-        same_batch(ours, theirs, but="images")
+        assert_same_batch(ours, theirs, but="images")
         assert ours.images.dtype == torch.uint8
         assert ours.images.is_contiguous(memory_format=torch.channels_last)
         difference = (ours.images.int() - theirs.images.int()).abs().amax(1)
@@ -64,9 +64,9 @@ def test_workers_ranks_cache_and_restart_do_not_change_the_batches(batches_of, o
     whole = list(islice(batches_of(**options), 5))
     for other in ({"workers": 2}, {"cache": "device"}, {"cache": "none"}):
         for a, b in zip(whole, batches_of(**(options | other))):
-            same_batch(a, b)
+            assert_same_batch(a, b)
     for a, b in zip(whole[2:], batches_of(start=divmod(2, -(-22 // options.get("batch_size", 8))), **options)):
-        same_batch(a, b)
+        assert_same_batch(a, b)
     ranks = [batches_of(ctx=replace(SINGLE, rank=rank, world_size=4), **options) for rank in range(4)]
     for batch, *parts in zip(whole, *ranks):
         assert torch.equal(batch.images, torch.cat([part.images for part in parts]))
@@ -83,7 +83,7 @@ def test_with_a_device_cache_workers_send_no_pixels(open_loader, batches_of):
     tensors += planned.groups[0].table.parameters
     assert sum(t.nbytes for t in tensors) < 8 * 2 * 4 * 100
     assert planned.rest.images.numel() == 0
-    same_batch(loader.render(1, 2), next(batches_of(start=(1, 2))))
+    assert_same_batch(loader.render(1, 2), next(batches_of(start=(1, 2))))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_settings_that_exclude_each_other_are_one_line(batches_of, options, monk
 def test_validation_images_are_still_rendered_on_the_host(batches_of, index):
     host = list(batches_of(training=False, render_on="host"))
     for ours, theirs in zip(batches_of(training=False, cache="device"), host):
-        same_batch(ours, theirs)
+        assert_same_batch(ours, theirs)
 
 
 def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | BaseException]:
@@ -164,5 +164,5 @@ def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypat
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
     for a, b in zip(expected, batches_of()):
-        same_batch(a, b)
+        assert_same_batch(a, b)
     assert said == ["--render-on device: not compiled (no compiler); rendering is a few times slower"]

@@ -25,7 +25,7 @@ from engine.optim.schedule import StepPlan
 from models.detector import Detector, build_detector
 from models.weights.load import load_detector
 from tests.helpers.ranks import run_ranks
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_tiled_dataset, write_weights
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -78,7 +78,7 @@ def expected(detector: Planned, labels: list[str]) -> float:
     for line in "".join(labels).splitlines():
         _, x, y, w, h = (float(value) * SIDE for value in line.split())
         truth = [x - w / 2, y - h / 2, x + w / 2, y + h / 2]
-        found.append(max((max(s) for box, s in zip(boxes, scores) if iou_by_hand(truth, box) >= 0.5), default=0.0))
+        found.append(max((max(s) for box, s in zip(boxes, scores) if reference_iou(truth, box) >= 0.5), default=0.0))
     return sum(found) / len(found)
 
 

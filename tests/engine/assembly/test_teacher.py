@@ -23,13 +23,13 @@ from models.weights.read import StoredWeights
 from models.weights.transfer import transfer_weights
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import checkpoint_of
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import (
     TINY_ANCHOR_MODEL,
     TINY_MODEL,
     make_batch,
-    scatter_norms,
+    randomize_batch_norms,
     write_dataset,
     write_detector,
     write_model,
@@ -101,7 +101,7 @@ def test_a_run_resumes_with_its_teacher_and_ends_with_the_same_bits(world, tmp_p
     run_python("train.py", *resume, "--teacher", moved, torchrun=2)
     again = read_checkpoint(tmp_path / "again" / "last.pt")
     for part in ("model", "ema", "optimizer"):
-        same_content(content[part], again[part])
+        assert_same_content(content[part], again[part])
     capsys.readouterr()
     call(val.main, "--weights", whole / "best.pt", *PLAIN, "--project", tmp_path / "val")
     assert "does not label light" in capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_the_new_model_begins_as_the_old_one(world, tmp_path):
     names = [f"c{i}" for i in range(16)]
     old = build_detector(TINY_MODEL, 16, names=names, seed=1)
     new = build_detector(TINY_MODEL, 19, names=[*names, *"xyz"])
-    scatter_norms(old)
+    randomize_batch_norms(old)
     stored = StoredWeights(tmp_path / "old.pt", old.state_dict(), tuple(names), {})
     report = transfer_weights(new, stored, grow=True)
     assert not report.skipped
@@ -302,7 +302,7 @@ def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
 def teacher(world) -> Path:
     """A model of the classes dark, light and other."""
     model = build_detector(TINY_MODEL, 3, names=["dark", "light", "other"], seed=3)
-    scatter_norms(model)
+    randomize_batch_norms(model)
     return write_detector(world / "teacher.pt", model)
 
 
@@ -320,7 +320,7 @@ def test_a_taught_run_resumes_with_the_same_bits_on_one_and_two_processes(world,
     run_python("train.py", "--resume", tmp_path / "again", torchrun=2)
     whole, again = (read_checkpoint(tmp_path / name / "last.pt") for name in ("whole", "again"))
     for part in ("model", "ema", "optimizer", "teacher"):
-        same_content(whole[part], again[part])
+        assert_same_content(whole[part], again[part])
     plain = [flag for flag in arguments if flag not in ("--teacher", teacher)]
     call(train.main, *plain, "--name", "plain")
     weights = read_checkpoint(tmp_path / "plain" / "last.pt")["model"]

@@ -21,7 +21,7 @@ from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.optim.ema import ModelEma
 from models.detector import build_detector
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import checkpoint_of, claim
+from tests.helpers.run_checkpoints import checkpoint_of, name_newest_run
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -209,7 +209,7 @@ def test_a_non_finite_average_is_not_saved(tmp_path):
         state.ema.module[0].weight.fill_(float("nan"))
     with refused("the averaged weights are not finite; not saved, .../last.pt holds the last good ones"):
         save(tmp_path, state)
-    claim(tmp_path, "new")  # the folder is used again, and the new run has saved nothing
+    name_newest_run(tmp_path, "new")  # the folder is used again, and the new run has saved nothing
     with refused("the averaged weights are not finite; not saved, and there are no good ones yet"):
         save(tmp_path, state)
     assert (tmp_path / "last.pt").read_bytes() == kept

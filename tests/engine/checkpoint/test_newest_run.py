@@ -15,7 +15,7 @@ from engine.checkpoint.newest_run import (
 )
 from engine.checkpoint.progress import Progress
 from engine.commands.export import export_best
-from tests.helpers.run_checkpoints import claim, claim_after_earlier_run, saved
+from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.files.checkpoint_file import write_checkpoint
@@ -27,11 +27,11 @@ def test_checkpoints_are_those_of_the_newest_run_if_their_ids_are(tmp_path: Path
     folder = tmp_path / "exp"
     folder.mkdir()
     assert checkpoint_of_newest_run(folder) is None
-    saved(folder / "best.pt", Progress(), run_id="a")
-    saved(folder / "last.pt", Progress(), run_id="b")
+    save_checkpoint(folder / "best.pt", Progress(), run_id="a")
+    save_checkpoint(folder / "last.pt", Progress(), run_id="b")
     monkeypatch.delattr(TorchFile, "check_sums")
     for newest, last, best in (("a", False, True), ("b", True, False), ("c", False, False)):
-        claim(folder, newest)
+        name_newest_run(folder, newest)
         copy = shutil.copytree(folder, tmp_path / newest, copy_function=shutil.copyfile)
         for place in (folder, copy):
             assert checkpoint_of_newest_run(place) == (place / "last.pt" if last else None)
@@ -41,7 +41,7 @@ def test_checkpoints_are_those_of_the_newest_run_if_their_ids_are(tmp_path: Path
 @pytest.mark.parametrize("content", [None, "", "- a", "a: [", "config: {}", "run_id: 3", "run_id: [a]", "\ufffe"])
 def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks(tmp_path: Path, content):
     """No start of a run may fail, or begin anew, because of a file that a user has edited or removed."""
-    saved(tmp_path / "last.pt", Progress(), run_id="a")
+    save_checkpoint(tmp_path / "last.pt", Progress(), run_id="a")
     if content is not None:
         (tmp_path / "settings.yaml").write_text(content)
     assert newest_run_id(tmp_path) is None
@@ -50,14 +50,14 @@ def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks
 
 def test_converted_weights_are_not_those_of_the_newest_run(tmp_path: Path):
     """Nobody trained them here, whatever a user has called them."""
-    claim(tmp_path, "a")
+    name_newest_run(tmp_path, "a")
     write_checkpoint({"model": {}, "ema": {}}, tmp_path / "best.pt")
     assert best_of_newest_run(tmp_path) is None
 
 
 def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
     """A restart that began anew would overwrite it without a word."""
-    claim(tmp_path, "a")
+    name_newest_run(tmp_path, "a")
     (tmp_path / "last.pt").write_bytes(b"damaged")
     assert run_id_of(tmp_path / "last.pt") is None
     assert checkpoint_of_newest_run(tmp_path) == tmp_path / "last.pt"
@@ -66,14 +66,14 @@ def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
 def test_ids_survive_yaml(tmp_path: Path):
     """Some consist of digits, or look like a number otherwise."""
     for run_id in ("0123456789012345", "12345678901234e5", "0x12345678901234", new_run_id()):
-        claim(tmp_path, repr(run_id))
+        name_newest_run(tmp_path, repr(run_id))
         assert newest_run_id(tmp_path) == run_id
 
 
 def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path: Path, caplog):
     """`lockstep.Run` does not take it, either."""
-    claim_after_earlier_run(tmp_path)
-    saved(tmp_path / "best.pt", Progress(), run_id="earlier")
+    replace_earlier_run(tmp_path)
+    save_checkpoint(tmp_path / "best.pt", Progress(), run_id="earlier")
     with pytest.raises(UserError, match=r"best\.pt: belongs to an earlier run in this folder"):
         _ = lockstep.Run(tmp_path).best
     with pytest.raises(
@@ -82,5 +82,5 @@ def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path
         lockstep.Run(tmp_path).load()
     export_best(tmp_path, TrainConfig(export=["onnx"]))
     assert caplog.messages == ["--export: no best.pt to export: no epoch could be scored, or it was moved"]
-    claim(tmp_path, "earlier")  # which continues
+    name_newest_run(tmp_path, "earlier")  # which continues
     assert best_of_newest_run(tmp_path) == tmp_path / "best.pt" == lockstep.Run(tmp_path).best

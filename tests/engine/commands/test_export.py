@@ -16,7 +16,7 @@ from engine.checkpoint.progress import Progress
 from engine.commands import export
 from engine.commands.export_record import EXPORT_RECORD, ExportRecord
 from engine.run.folder import LOCK_NAME, lock_folder
-from tests.helpers.run_checkpoints import claim, saved
+from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig, TrainConfig
 from utils.errors import UserError
@@ -58,8 +58,8 @@ def folder(tmp_path: Path) -> Path:
     """The folder of a run with a best.pt."""
     folder = tmp_path / "exp"
     folder.mkdir()
-    claim(folder, "a")
-    saved(folder / "best.pt", Progress(), run_id="a")
+    name_newest_run(folder, "a")
+    save_checkpoint(folder / "best.pt", Progress(), run_id="a")
     return folder
 
 
@@ -76,7 +76,7 @@ def test_files_of_the_same_checkpoint_stay_whatever_the_times_of_the_files(folde
     assert exports_of(copy, exported) == []
     (copy / "best.onnx").unlink()
     assert exports_of(copy, exported) == ["onnx"]
-    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     os.utime(folder / "best.pt", (0, 0))
     assert exports_of(folder, exported) == CONFIG.export
 
@@ -114,7 +114,7 @@ def test_an_export_that_was_killed_is_made_again_unless_the_user_has_put_a_file_
     """It was complete and recorded, but did not have its name yet: an earlier export is still in place."""
     if was_exported:
         exports_of(folder, exported)
-        saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+        save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     (folder / "killed").touch()
     with pytest.raises(KeyboardInterrupt):
         exports_of(folder, exported)
@@ -136,7 +136,7 @@ def test_a_file_whose_checksum_cannot_be_read_does_not_replace_the_earlier_one(
 
     exports_of(folder, exported)
     before = (folder / "best.onnx").read_text()
-    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     with monkeypatch.context() as patch:
         patch.setattr(ExportRecord, "add", fail)
         with pytest.raises(UserError, match="2 of 2 formats failed"):
@@ -149,7 +149,7 @@ def test_an_export_that_equals_the_earlier_one_is_made_once(folder: Path, export
     """Of the same weights, in a checkpoint that differs otherwise."""
     (folder / "same").touch()
     exports_of(folder, exported)
-    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     assert exports_of(folder, exported) == CONFIG.export
     assert exports_of(folder, exported) == []
 
@@ -194,7 +194,7 @@ def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
 def test_an_earlier_export_is_replaced_after_a_new_one_has_failed(folder: Path, exported: list[str]):
     """It is still the run's own."""
     exports_of(folder, exported)
-    saved(folder / "best.pt", Progress(epoch=7), run_id="a")
+    save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     (folder / "failing").touch()
     with pytest.raises(UserError, match="2 of 2 formats failed"):
         exports_of(folder, exported)

@@ -11,7 +11,7 @@ from engine.evaluation.analysis import KINDS, SIZES, score_sizes, split_errors
 from engine.evaluation.matching import match_detections
 from engine.evaluation.metrics import score_detections
 from engine.evaluation.tables import size_rows
-from tests.helpers.scoring import coco_evaluate, iou_by_hand, make_ground_truth, make_table, random_case
+from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case, reference_iou
 from utils.labels import GroundTruth
 
 
@@ -50,7 +50,7 @@ def overlaps_by_hand(gt, table) -> list[dict[int, float]]:
     corners = np.c_[gt.boxes_xywh_px[:, :2], gt.boxes_xywh_px[:, :2] + gt.boxes_xywh_px[:, 2:]]
     overlaps = []
     for box, number in zip(table.boxes_xyxy_px, table.image_index):
-        overlaps.append({m: iou_by_hand(box, corners[m]) for m in np.flatnonzero(image == number)})
+        overlaps.append({m: reference_iou(box, corners[m]) for m in np.flatnonzero(image == number)})
     return overlaps
 
 

@@ -16,7 +16,7 @@ from engine.evaluation.metrics import Fitness, score_detections
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import read_csv, same_content, untimed
+from tests.helpers.same_content import assert_same_content, read_csv, without_times
 from tests.helpers.scoring import coco_evaluate, random_case
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.tiny import write_dataset, write_model
@@ -107,7 +107,7 @@ def world(tmp_path_factory):
 
 
 def rows(folder):
-    return untimed(read_csv(folder / "results.csv"))
+    return without_times(read_csv(folder / "results.csv"))
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_killed_run_stops_at_the_same_epoch(world, tmp_path):
         process.wait()
     train.main(["--resume", str(killed / "last.pt")])
     assert rows(killed) == table
-    same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
+    assert_same_content(read_checkpoint(root / "whole" / "best.pt"), read_checkpoint(killed / "best.pt"))
 
 
 def test_a_resumed_run_keeps_its_fitness_and_an_unknown_class_leaves_no_folder(world, capsys):

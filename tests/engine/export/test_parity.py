@@ -24,7 +24,7 @@ from engine.formats.torch_formats import TorchScriptFormat, trace
 from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import build_detector
-from tests.helpers.exports import lively, options
+from tests.helpers.exports import calibrated_detector, options
 from tests.helpers.messages import refused
 from tests.helpers.tiny import TINY_MODEL, write_dataset
 from utils.detections import DetectionTable
@@ -68,7 +68,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("parity")
     spec = load_dataset_spec(write_dataset(folder / "set", val=5))
     index = load_index(spec, "val", IndexSettings(cache_dir=str(folder / "cache")))
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     model = CheckpointModel(detector.fuse(), {"imgsz": 64}, Path("a.pt"), CPU)
     return folder, detector, Reference(model, index, options(imgsz_hw=(64, 64), nms_iou=0.7))
 

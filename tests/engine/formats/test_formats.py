@@ -24,7 +24,15 @@ from engine.inference import open_model as opening
 from engine.inference.open_model import is_exported
 from engine.inference.predictor import Predictor
 from models.detector import build_detector
-from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, options, small, tiny_graph
+from tests.helpers.exports import (
+    FAMILIES,
+    calibrated_detector,
+    check_threads_get_the_same_bits,
+    noise_images,
+    options,
+    shallow_spec,
+    tiny_graph,
+)
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.session import session_file
@@ -68,7 +76,7 @@ def packages() -> None:
 @pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
 def tiny(request: pytest.FixtureRequest, packages: None):
     """All formats of a tiny detector, in a folder that must not be changed."""
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     sizes = {"dynamic": True} if request.param else {"batch": 2}
 
     def write(folder: Path) -> None:
@@ -137,7 +145,7 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     assert len(stored) < 5000  # the file is named, not contained
     monkeypatch.chdir("/")
     again = pickle.loads(stored)
-    picture = (noise()[0].permute(1, 2, 0) * 255).byte().numpy()
+    picture = (noise_images()[0].permute(1, 2, 0) * 255).byte().numpy()
     found, expected = (p(picture)[0].boxes.data for p in (again, predictor))
     assert len(found) == 7
     assert torch.equal(found, expected)
@@ -154,10 +162,10 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ],
 )
 def test_every_family(tmp_path: Path, packages: None, family: str | dict, files: tuple[str, ...]):
-    detector = lively(small(family) if isinstance(family, str) else family, NAMES)
+    detector = calibrated_detector(shallow_spec(family) if isinstance(family, str) else family, NAMES)
     write_all(tmp_path, detector, files)
     fused = detector.fuse()
-    pixels = noise()[:1]
+    pixels = noise_images()[:1]
     boxes, scores = fused.decode(fused(pixels))
     for name in files:
         model = open_model(tmp_path / name, device=CPU, trust=True)
@@ -173,7 +181,7 @@ def test_every_family(tmp_path: Path, packages: None, family: str | dict, files:
 )
 def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: None, name: str):
     folder = tmp_path
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     graph = tiny_graph(NAMES) if name in ("a.onnx", "a_openvino_model") else None
     write_all(folder, detector, (name,), half=True, graph=graph)
     fused = detector.fuse()
@@ -186,7 +194,7 @@ def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: No
     assert parameters > 50_000
     assert size < 2 * parameters + 60_000  # two bytes each, and the graph
     model = open_model(folder / name, device=CPU, trust=True)
-    pixels = noise()[:2]
+    pixels = noise_images()[:2]
     (output,) = model(pixels)
     assert output.dtype == torch.float32
     boxes, scores = model.decode([output])
@@ -200,7 +208,7 @@ def test_half_stores_float16_and_decodes_in_float32(tmp_path: Path, packages: No
 @pytest.mark.slow
 def test_rows(tmp_path: Path, packages: None):
     """tests/engine/formats/test_readers.py has the rows of an ONNX file."""
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     write_all(tmp_path, detector, FORMATS, graph=tiny_graph(NAMES, "end2end"), layout="end2end")
     pixels = images(2)
     expected = make_layout(detector.fuse(), "end2end", nms_iou=0.7)(pixels)
@@ -240,7 +248,7 @@ def test_an_onnx_file_of_another_program(tiny, tmp_path: Path):
     import onnx
 
     folder, fused, metadata = tiny
-    pixels = noise()[:2]
+    pixels = noise_images()[:2]
     expected = fused.decode(fused(pixels))
     for kept, names in (({"names", "stride", "imgsz", "batch"}, NAMES), (set(), ("0", "1", "2"))):
         proto = onnx.load(folder / "a.onnx")
@@ -430,7 +438,7 @@ def test_foreign_and_damaged_programs_of_torch_are_one_line(tiny, tmp_path: Path
     """torch logs tracebacks of archives that it cannot read."""
     foreign = tmp_path / "checkpoint.pt2"
     damaged = tmp_path / "damaged.pt2"
-    write_detector(foreign, lively(TINY_MODEL, NAMES))
+    write_detector(foreign, calibrated_detector(TINY_MODEL, NAMES))
     with zipfile.ZipFile(tiny[0] / "a.pt2") as good, zipfile.ZipFile(damaged, "w") as bad:
         for name in good.namelist():
             bad.writestr(name, b"{}" if name.endswith("models/model.json") else good.read(name))

@@ -9,7 +9,7 @@ import torch
 from engine.formats.graphs import INPUT
 from engine.formats.int8 import activation_ranges, last_convolutions, quantize, silu_inputs
 from tests.engine.formats.test_formats import NAMES
-from tests.helpers.exports import lively, noise, tiny_graph
+from tests.helpers.exports import calibrated_detector, noise_images, tiny_graph
 from tests.helpers.tiny import TINY_MODEL
 
 
@@ -18,13 +18,13 @@ def graph():
     """A fused detector, and its graph, which test_formats.py also needs."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    return lively(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES, dynamic=True)
+    return calibrated_detector(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES, dynamic=True)
 
 
 @torch.no_grad()
 def test_ranges_are_those_that_torch_sees(graph):
     detector, proto = graph
-    pixels = noise()[:2] * 40  # so that many values before SiLUs are below -10
+    pixels = noise_images()[:2] * 40  # so that many values before SiLUs are below -10
     seen: list[torch.Tensor] = []
     hook = detector.model[0].conv.register_forward_hook(lambda layer, inputs, output: seen.append(output.clone()))
     for image in pixels:
@@ -53,7 +53,7 @@ def test_given_ranges_are_used(graph, outputs: bool):
     import onnx
 
     _, proto = graph
-    ranges = activation_ranges(proto, iter([noise()[:1].numpy()]))
+    ranges = activation_ranges(proto, iter([noise_images()[:1].numpy()]))
     quantized = quantize(proto, ranges, outputs=outputs)
     values = {value.name: onnx.numpy_helper.to_array(value) for value in quantized.graph.initializer}
     rounded = {node.input[0]: node.input[1] for node in quantized.graph.node if node.op_type == "QuantizeLinear"}

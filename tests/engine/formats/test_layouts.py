@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.formats.layouts import CANDIDATES, best_pairs, kept_pairs, make_layout
-from tests.helpers.exports import FAMILIES, lively, noise, small
+from tests.helpers.exports import FAMILIES, calibrated_detector, noise_images, shallow_spec
 from tests.helpers.selection import select
 from tests.models.postprocess.test_box_voting import crowd
 from utils.boxes import cxcywh_to_xyxy
@@ -18,12 +18,12 @@ RULES = {"conf_thres": 0.001, "max_det": 300}
 @pytest.fixture(scope="module", params=[*FAMILIES, "yolo26n --nms"])
 def fused(request: pytest.FixtureRequest):
     family, _, nms = request.param.partition(" ")
-    return lively(small(family), NAMES).fuse(one_to_one=not nms)
+    return calibrated_detector(shallow_spec(family), NAMES).fuse(one_to_one=not nms)
 
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return noise()[:2]
+    return noise_images()[:2]
 
 
 @torch.no_grad()

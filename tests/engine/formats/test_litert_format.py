@@ -24,7 +24,13 @@ from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
-from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
+from tests.helpers.exports import (
+    FAMILIES,
+    calibrated_detector,
+    check_threads_get_the_same_bits,
+    noise_images,
+    shallow_spec,
+)
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
@@ -44,7 +50,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
     if not HAS_PACKAGES:
         pytest.skip("needs the extra litert")
     folder = tmp_path_factory.mktemp("litert")
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     write_all(folder, detector, (FILE,), batch=2)
     return folder / FILE, detector.fuse()
 
@@ -54,7 +60,7 @@ def test_boxes_and_scores_are_those_of_the_detector(tiny):
     path, fused = tiny
     model = open_model(path, device=CPU, trust=True)
     assert (model.format, model.names, model.input_hw, model.batch) == ("litert", NAMES, (64, 96), 2)
-    pixels = noise()[:3]
+    pixels = noise_images()[:3]
     boxes, scores = model.decode(model(pixels))
     expected_boxes, expected_scores = fused.decode(fused(pixels))
     torch.testing.assert_close(boxes, expected_boxes, rtol=1e-4, atol=1e-3)
@@ -71,7 +77,7 @@ def test_other_programs_find_channels_last_fractions_and_metadata(tiny):
     (images,) = interpreter.get_input_details()
     (output,) = interpreter.get_output_details()
     assert images["shape"].tolist() == [2, 64, 96, 3]
-    pixels = noise()[:2]
+    pixels = noise_images()[:2]
     interpreter.set_tensor(images["index"], pixels.permute(0, 2, 3, 1).contiguous().numpy())
     interpreter.invoke()
     (expected,) = make_layout(fused, "raw")(pixels)[:1]
@@ -85,7 +91,7 @@ def test_other_programs_find_channels_last_fractions_and_metadata(tiny):
 
 def test_threads_that_share_a_model_get_the_same_bits(tiny):
     model = open_model(tiny[0], device=CPU, trust=True)
-    check_threads_get_the_same_bits(model, list(noise().split(1)))
+    check_threads_get_the_same_bits(model, list(noise_images().split(1)))
 
 
 @NEEDS_PACKAGES
@@ -95,9 +101,9 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny):
     "family", [TINY_ANCHOR_MODEL, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES)]
 )
 def test_every_family(tmp_path: Path, family: str | dict, layout: str):
-    detector = lively(small(family) if isinstance(family, str) else family, NAMES)
+    detector = calibrated_detector(shallow_spec(family) if isinstance(family, str) else family, NAMES)
     metadata = write_all(tmp_path, detector, (FILE,), layout=layout)
-    pixels = noise()[:1]
+    pixels = noise_images()[:1]
     expected = make_layout(detector.fuse(), layout, nms_iou=metadata.nms_iou)(pixels)
     (output,) = open_model(tmp_path / FILE, device=CPU, trust=True)(pixels)
     boxes = (slice(None), slice(4)) if layout == "raw" else (..., slice(4))
@@ -111,7 +117,7 @@ def test_every_family(tmp_path: Path, family: str | dict, layout: str):
 @pytest.mark.parametrize("flag", ["--half", "--int8"])
 def test_export_val_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture, flag: str):
     data = write_dataset(tmp_path / "set", train=4, val=4)
-    weights = write_detector(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
+    weights = write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, ("light", "dark")))
     flags = ["--weights", weights, "--data", data]
     call(export.main, *flags, "--format", "litert", "--no-check")
     exact = (tmp_path / "best.tflite").read_bytes()

@@ -17,7 +17,13 @@ from engine.formats.ncnn_format import PARAM_FILE, WEIGHTS_FILE
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
 from tests.engine.formats.test_formats import NAMES, write_all
-from tests.helpers.exports import FAMILIES, check_threads_get_the_same_bits, lively, noise, small
+from tests.helpers.exports import (
+    FAMILIES,
+    calibrated_detector,
+    check_threads_get_the_same_bits,
+    noise_images,
+    shallow_spec,
+)
 from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector
 from utils.errors import UserError
@@ -36,7 +42,7 @@ def packages() -> None:
 def tiny(packages: None, tmp_path_factory: pytest.TempPathFactory):
     """A folder with the ncnn model of a tiny detector, and the detector."""
     folder = tmp_path_factory.mktemp("ncnn")
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     write_all(folder, detector, (FOLDER,))
     return folder / FOLDER, detector.fuse()
 
@@ -49,7 +55,7 @@ def test_boxes_and_scores_are_those_of_the_detector(tiny):
         assert (model.format, model.names, model.input_hw, model.batch, model.nms_iou) == (
             "ncnn", NAMES, (64, 96), 1, fused.nms_iou,
         )  # fmt: skip
-        pixels = noise()[:3]
+        pixels = noise_images()[:3]
         found = model.decode(model(pixels))
         boxes, scores = fused.decode(fused(pixels))
         torch.testing.assert_close(found[0], boxes, rtol=1e-3, atol=1e-2)
@@ -58,7 +64,7 @@ def test_boxes_and_scores_are_those_of_the_detector(tiny):
 
 def test_threads_that_share_a_model_get_the_same_bits(tiny):
     model = open_model(tiny[0], device=CPU, trust=True)
-    check_threads_get_the_same_bits(model, list(noise().split(1)))
+    check_threads_get_the_same_bits(model, list(noise_images().split(1)))
 
 
 @torch.no_grad()
@@ -66,11 +72,11 @@ def test_threads_that_share_a_model_get_the_same_bits(tiny):
     "family", [TINY_ANCHOR_MODEL, *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES)]
 )
 def test_every_family(tmp_path: Path, packages: None, family: str | dict):
-    detector = lively(small(family) if isinstance(family, str) else family, NAMES)
+    detector = calibrated_detector(shallow_spec(family) if isinstance(family, str) else family, NAMES)
     write_all(tmp_path, detector, (FOLDER,))
     fused = detector.fuse()
     model = open_model(tmp_path / FOLDER, device=CPU, trust=True)
-    pixels = noise()[:1]
+    pixels = noise_images()[:1]
     boxes, scores = model.decode(model(pixels))
     expected_boxes, expected_scores = fused.decode(fused(pixels))
     torch.testing.assert_close(boxes, expected_boxes, rtol=1e-3, atol=1e-2)
@@ -78,10 +84,10 @@ def test_every_family(tmp_path: Path, packages: None, family: str | dict):
 
 
 def test_half_stores_float16(tiny, tmp_path: Path):
-    write_all(tmp_path, lively(TINY_MODEL, NAMES), (FOLDER,), half=True)
+    write_all(tmp_path, calibrated_detector(TINY_MODEL, NAMES), (FOLDER,), half=True)
     size, half_size = ((folder / WEIGHTS_FILE).stat().st_size for folder in (tiny[0], tmp_path / FOLDER))
     assert half_size < 0.6 * size
-    pixels = noise()[:1]
+    pixels = noise_images()[:1]
     exact, rounded = (open_model(folder, device=CPU, trust=True)(pixels)[0] for folder in (tiny[0], tmp_path / FOLDER))
     assert not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded[:, 4:], exact[:, 4:], rtol=0, atol=0.02)
@@ -149,7 +155,7 @@ def test_modules_in_the_working_folder_are_not_run(tiny, tmp_path: Path, monkeyp
 
 def test_export_val_and_detect(packages: None, tmp_path: Path, capsys: pytest.CaptureFixture):
     data = write_dataset(tmp_path / "set", train=4, val=4)
-    weights = write_detector(tmp_path / "best.pt", lively(TINY_MODEL, ("light", "dark")))
+    weights = write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, ("light", "dark")))
     call(export.main, "--weights", weights, "--format", "ncnn", "torchscript", "--data", data)
     assert capsys.readouterr().out.count("0 without a counterpart") == 2
     exported = tmp_path / "best_ncnn_model"

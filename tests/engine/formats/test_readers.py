@@ -15,7 +15,7 @@ from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
 from tests.engine.formats.test_formats import NAMES, write_all
-from tests.helpers.exports import lively, noise, options, tiny_graph
+from tests.helpers.exports import calibrated_detector, noise_images, options, tiny_graph
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
@@ -34,7 +34,7 @@ def documented_code() -> str:
 
 @pytest.fixture(scope="module")
 def detector():
-    return lively(TINY_MODEL, NAMES).fuse()
+    return calibrated_detector(TINY_MODEL, NAMES).fuse()
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def test_readme_runs_an_onnx_file(detector, layout, changes, tmp_path: Path, mon
         end2end=layout == "end2end",
     )
     OnnxFormat().write(tiny_graph(NAMES, layout, **changes), tmp_path / "best.onnx", metadata)
-    picture = (noise()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
+    picture = (noise_images()[0, :, :32].permute(1, 2, 0) * 255).byte().numpy()  # half as high as the canvas
     cv2.imwrite(str(tmp_path / "a.png"), cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     monkeypatch.chdir(tmp_path)
     program: dict = {}
@@ -107,7 +107,7 @@ def test_model_api_needs_nothing_but_the_path(detector, tmp_path: Path):
     model = DetectionModel.create_model(str(tmp_path / "a_openvino_model" / "a.xml"), device="CPU")
     assert model.params.confidence_threshold == pytest.approx(metadata.confidence)
     assert model.params.iou_threshold == pytest.approx(0.7)
-    picture = (noise()[0].permute(1, 2, 0) * 255).byte().numpy()
+    picture = (noise_images()[0].permute(1, 2, 0) * 255).byte().numpy()
     found = model(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     pixels = torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 255
     boxes, scores, classes = best(detector, pixels, confidence=0.3, iou=0.7)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.formats.test_formats import NAMES, write_all
 from tests.helpers.documents import blocks
-from tests.helpers.exports import lively
+from tests.helpers.exports import calibrated_detector
 from tests.helpers.tiny import TINY_MODEL, write_detector
 
 ROOT = Path(__file__).parents[3]
@@ -83,7 +83,7 @@ def environment_with(folder: Path, package: str) -> Path:
 )
 def test_a_recipe(tmp_path: Path, title: str, package: str, source: str, target: str, compare: str):
     (recipe,) = [block.text for block in blocks("docs/export.md") if block.title == title]
-    detector = lively(TINY_MODEL, NAMES)
+    detector = calibrated_detector(TINY_MODEL, NAMES)
     write_all(tmp_path, detector, (source,))
     write_detector(tmp_path / "best.pt", detector)
     python = environment_with(tmp_path / "venv", package)

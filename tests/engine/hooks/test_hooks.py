@@ -22,7 +22,7 @@ from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.optim.schedule import StepPlan
 from engine.parallel.step_values import NO_FLAGS, StepValues
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import claim_after_earlier_run
+from tests.helpers.run_checkpoints import replace_earlier_run
 from tests.helpers.training import hook_training, started_from
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -126,7 +126,7 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
 @pytest.mark.parametrize("is_used", [True, False])
 def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, monkeypatch, is_used):
     """Other hooks and the checkpointer then replace what the earlier run needs."""
-    claim_after_earlier_run(tmp_path)
+    replace_earlier_run(tmp_path)
     if not is_used:
         (tmp_path / "last.pt").unlink()
     waits = []
@@ -186,7 +186,7 @@ LOADER = SimpleNamespace(index=SimpleNamespace(pixels=RGB8))
 def test_a_run_that_skips_step_after_step_ends(tmp_path, monkeypatch):
     """The last.pt in its folder is that of an earlier run."""
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 2)
-    claim_after_earlier_run(tmp_path)
+    replace_earlier_run(tmp_path)
     trainer = hook_training(tmp_path, loader=LOADER)
     hook = NonFiniteSteps()
 

@@ -16,7 +16,7 @@ from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import claim, claim_after_earlier_run
+from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
 from tests.helpers.training import HookTraining, hook_training, started_from
@@ -82,7 +82,7 @@ def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     path = tmp_path / "results.csv"
     add(results_csv(path), [(1, {"loss": 1.0}), (2, {"loss": 2.0})])
     earlier = path.read_bytes()
-    claim_after_earlier_run(tmp_path)
+    replace_earlier_run(tmp_path)
     new_run = results_csv(path)
     new_run.start(trainer_at(folder=tmp_path))
     assert path.read_bytes() == earlier
@@ -90,7 +90,7 @@ def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
     continued = results_csv(path)
     continued.start(trainer_at(2, folder=tmp_path))
     assert path.read_bytes() == earlier
-    claim(tmp_path, "earlier")  # it continues from a checkpoint of its first epoch
+    name_newest_run(tmp_path, "earlier")  # it continues from a checkpoint of its first epoch
     results_csv(path).start(trainer_at(folder=tmp_path))
     assert not path.exists()
 

@@ -16,7 +16,7 @@ from engine.inference import video as video_module
 from engine.inference.frames import FileProblem, Frame, SourceOptions
 from engine.inference.open_source import open_source
 from engine.inference.video import newest_frames
-from tests.helpers.http_server import served
+from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
@@ -152,7 +152,7 @@ def test_video_frames_follow_stride_and_limit(video):
 
 
 def test_a_video_can_be_read_from_a_url(video, monkeypatch):
-    with served(video.parent, monkeypatch) as address:
+    with serve_folder(video.parent, monkeypatch) as address:
         try:
             frames = list(open_source(f"{address}/clip%20%C3%A4.mp4"))
         except UserError:
@@ -175,7 +175,7 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
         cv2.imwrite(str(written), (values >> 8).astype(np.uint8) if written.suffix == ".jpg" else values)
         written.rename(tmp_path / name)
     pixels = RGB8 if name in ("a b.jpg", "photo") else PixelFormat(bits=16)
-    with served(tmp_path, monkeypatch) as address:
+    with serve_folder(tmp_path, monkeypatch) as address:
         (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))
     assert (frame.is_video, frame.is_live, frame.total) == (False, False, 1)
     assert frame.path == f"{address.replace('me:s%20cret@', '')}/{asked}"
@@ -194,7 +194,7 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
 def test_urls_without_an_image_are_one_line(tmp_path, monkeypatch, asked, message):
     for name in ("page.jpg", "page"):
         (tmp_path / name).write_text("<html>")
-    with served(tmp_path, monkeypatch) as address, pytest.raises(UserError, match=f"^{message}"):
+    with serve_folder(tmp_path, monkeypatch) as address, pytest.raises(UserError, match=f"^{message}"):
         list(open_source(f"{address}/{asked}"))
 
 

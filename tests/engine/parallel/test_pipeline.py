@@ -14,7 +14,7 @@ from engine.assembly.starting_model import freeze_layers
 from engine.train.step import TrainStep
 from models.detector import build_detector
 from tests.helpers.ranks import run_ranks
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
@@ -92,7 +92,7 @@ def test_two_processes_end_with_the_bits_of_one(model, bounds, settings):
     assert not all(torch.equal(expected[name], expected[f"ema.{name}"]) for name in expected if name[:4] != "ema.")
     for got, got_values in run_ranks(2, _share, model, bounds, settings):
         assert got_values == values
-        same_content(got, expected)
+        assert_same_content(got, expected)
 
 
 HALVES = [[(0, 1), (3, 4)], [(1, 3), (4, 6)]]  # micro-batches of two copies, three images each
@@ -119,7 +119,7 @@ def test_four_processes_are_two_copies():
                 mean = (alone[0][name] + alone[1][name]) / 2
                 torch.testing.assert_close(first[0][name], mean, rtol=1e-9, atol=1e-9)
         for other in others:
-            same_content(other[0], first[0])
+            assert_same_content(other[0], first[0])
 
 
 class _Saved:
@@ -182,4 +182,4 @@ def test_a_killed_run_resumes_and_ends_with_the_bits_of_one_process(tmp_path):
     last = tmp_path / "runs" / "two" / "last.pt"
     assert 0 < read_checkpoint(last)["progress"]["updates"] < 4
     run("--resume", str(last), "--callbacks", "", "--spawn", "2")
-    same_content(read_checkpoint(last), read_checkpoint(tmp_path / "runs" / "one" / "last.pt"))
+    assert_same_content(read_checkpoint(last), read_checkpoint(tmp_path / "runs" / "one" / "last.pt"))

@@ -10,7 +10,7 @@ import torch
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
@@ -108,7 +108,7 @@ def test_one_two_and_four_processes_end_with_the_same_bits(tmp_path, model, more
     write_dataset(tmp_path / "set")
     more = ["--model", str(write_model(tmp_path / "model.yaml", model)), *more]
     one = train(1, tmp_path, "one", *more)
-    same_content(one, train(2, tmp_path, "two", *more, workers=1))
-    same_content(one, train(4, tmp_path, "four", *more))
+    assert_same_content(one, train(2, tmp_path, "two", *more, workers=1))
+    assert_same_content(one, train(4, tmp_path, "four", *more))
     whole = train(1, tmp_path, "whole", *more, "--virtual-ranks", "1")
     assert not torch.equal(whole["model"]["model.0.conv.weight"], one["model"]["model.0.conv.weight"])

@@ -8,7 +8,7 @@ import pytest
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import Progress
 from engine.run.best_epoch import keep_best_epoch
-from tests.helpers.run_checkpoints import STORED, saved
+from tests.helpers.run_checkpoints import STORED, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
@@ -46,8 +46,8 @@ OTHER_VAL = replace(STORED["identity"], val_labels="other")
 )
 def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, files, changes, best, aside):
     for name, progress in files.items():
-        saved(tmp_path / f"{name}.pt", progress)
-    checkpoint = saved(tmp_path / "epoch4.pt", BEFORE)
+        save_checkpoint(tmp_path / f"{name}.pt", progress)
+    checkpoint = save_checkpoint(tmp_path / "epoch4.pt", BEFORE)
     description = replace(checkpoint.description, **changes)
     single = DistributedContext.single()
     checkpointer = Checkpointer(tmp_path, ctx=single, description=description)
@@ -61,9 +61,9 @@ def test_the_best_epoch_of_a_resumed_run_is_that_of_its_best_pt(tmp_path: Path, 
 
 
 def test_a_best_pt_is_kept_when_a_run_goes_back_to_before_its_first_validation(tmp_path: Path):
-    saved(tmp_path / "best.pt", LATER)
+    save_checkpoint(tmp_path / "best.pt", LATER)
     start = Progress(epoch=1)
-    checkpoint = saved(tmp_path / "epoch1.pt", start)
+    checkpoint = save_checkpoint(tmp_path / "epoch1.pt", start)
     changes = {"config": TrainConfig(epochs=20)}
     description = replace(checkpoint.description, **changes)
     single = DistributedContext.single()
@@ -77,8 +77,8 @@ def test_a_best_pt_is_kept_when_a_run_goes_back_to_before_its_first_validation(t
 @pytest.mark.parametrize(("run_id", "best"), [("run", 3), ("other", -1)])
 def test_the_best_pt_of_another_run_with_the_same_scores_is_not_taken(tmp_path: Path, run_id, best):
     """It stays until this run has a better epoch."""
-    checkpoint = saved(tmp_path / "last.pt", BEFORE, run_id="run")
-    saved(tmp_path / "best.pt", replace(BEFORE, epoch=3), run_id=run_id)
+    checkpoint = save_checkpoint(tmp_path / "last.pt", BEFORE, run_id="run")
+    save_checkpoint(tmp_path / "best.pt", replace(BEFORE, epoch=3), run_id=run_id)
     single = DistributedContext.single()
     checkpointer = Checkpointer(tmp_path, ctx=single, description=checkpoint.description)
     progress = replace(BEFORE)

@@ -22,7 +22,7 @@ from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import STORED, claim, saved
+from tests.helpers.run_checkpoints import STORED, name_newest_run, save_checkpoint
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -98,7 +98,7 @@ def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, c
     ],
 )
 def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, progress, settings, epochs):
-    saved(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
+    save_checkpoint(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
     plan = plan_of(folder.parent, **settings)
     assert isinstance(plan, ContinuedRun)
     assert plan.only_reports == (epochs is None)
@@ -114,7 +114,7 @@ def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, pro
 def test_a_run_that_has_stopped_early_is_not_revived_by_other_epochs_to_validate(folder, epoch):
     """Whether its newest epoch was validated is a fact of the past."""
     config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
-    saved(folder / "last.pt", Progress(epoch=epoch, best_epoch=epoch - 2, best_fitness=0.5), config=config)
+    save_checkpoint(folder / "last.pt", Progress(epoch=epoch, best_epoch=epoch - 2, best_fitness=0.5), config=config)
     with refused("--val-every=2: the run in ...exp has ended, with 1; start a new run with ..."):
         plan_of(folder.parent, {"val_every"}, val_every=2)
 
@@ -124,7 +124,7 @@ def test_a_run_gets_each_setting_that_may_change_and_keeps_what_it_has_chosen(fo
         project="elsewhere", exist_ok=True, batch_size=48, optimizer="SGD", cache="ram", workers=3, tracker=["wandb"],
         save_period=2, stage="/tmp/stage", threads=2, export=["onnx"], patience=5, seed=3,
     )  # fmt: skip
-    saved(folder / "last.pt", Progress(epoch=3), config=stored)
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), config=stored)
     config = plan_of(folder.parent, batch_size=-1).settings.config
     command = TrainConfig(project=str(folder.parent), resume=AUTO, exist_ok=True, batch_size=48, optimizer="SGD")
     assert config == command
@@ -143,7 +143,7 @@ def test_a_run_continues_from_another_working_folder(folder, monkeypatch, name):
     settings = {name: "file.yaml"}
     begun = plan_of(project, name="new", **settings).settings.config
     location = {"source": str(project / "file.yaml")}
-    saved(folder / "last.pt", Progress(epoch=3), config=begun, data=location if name == "data" else {})
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), config=begun, data=location if name == "data" else {})
     monkeypatch.chdir(project / "below")
     for value in ("../file.yaml", str(project / "file.yaml")):
         plan = plan_of(Path(".."), {name}, **{name: value})
@@ -152,8 +152,8 @@ def test_a_run_continues_from_another_working_folder(folder, monkeypatch, name):
 
 
 def test_an_earlier_run_in_the_folder_does_not_count(folder):
-    saved(folder / "last.pt", Progress(epoch=3), run_id="earlier")
-    claim(folder, "new")
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), run_id="earlier")
+    name_newest_run(folder, "new")
     assert isinstance(plan_of(folder.parent), NewRun)
 
 
@@ -175,7 +175,7 @@ def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, i
     data.touch()
     config = TrainConfig(project=str(folder.parent), data=str(data), epochs=3)
     if has_last:
-        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": str(data)})
+        save_checkpoint(folder / "last.pt", Progress(epoch=3), config=config, data={"source": str(data)})
     if is_reported:
         report(folder, config, 3)
     if has_last or is_reported:
@@ -205,7 +205,7 @@ def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, monkeypa
     stored = stored.format(folder=project)
     config = TrainConfig(project=str(project), data=stored, epochs=3)
     if state != "no last.pt":
-        saved(folder / "last.pt", Progress(epoch=3), config=config, data={"source": stored})
+        save_checkpoint(folder / "last.pt", Progress(epoch=3), config=config, data={"source": stored})
     if state != "no report":
         report(folder, config, 3)
     plan = plan_of(project, {"resume", "data"}, data=given.format(folder=project))
@@ -217,7 +217,7 @@ def test_a_run_that_has_ended_knows_its_data_by_name_and_folder(folder, monkeypa
 def test_the_built_in_data_set_is_no_folder_of_its_name(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     (folder.parent / "demo").mkdir()
-    saved(folder / "last.pt", Progress(epoch=3), config=TrainConfig(epochs=3))
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), config=TrainConfig(epochs=3))
     assert plan_of(folder.parent, {"resume", "data", "epochs"}, epochs=3).settings.config.data == "demo"
 
 
@@ -241,7 +241,7 @@ def test_some_settings_let_a_run_that_has_ended_train_on(stored, trained, more, 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):
     """``--export`` of a run that has trained. It has as many epochs as it has trained, if fewer are asked for."""
     config = TrainConfig(project=str(folder.parent), epochs=3)
-    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), config=config)
     for is_reported in (False, True):
         if is_reported:
             report(folder, config, 3)
@@ -267,7 +267,7 @@ def test_a_run_that_has_ended_needs_no_last_pt_but_to_train_on(folder):
             "continue, or repeat the command with the earlier --epochs, --time and --patience"
         ):
             plan_of(folder.parent, given, **given)
-    claim(folder, "new")
+    name_newest_run(folder, "new")
     with refused(".../exp: has results of 3 epochs, but no last.pt ..."):
         plan_of(folder.parent)
 
@@ -279,7 +279,7 @@ def test_a_run_that_has_ended_may_be_in_a_read_only_folder(folder, monkeypatch, 
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
     config = TrainConfig(project=str(folder.parent), epochs=3)
-    saved(folder / "last.pt", Progress(epoch=3), config=config)
+    save_checkpoint(folder / "last.pt", Progress(epoch=3), config=config)
     if has_ended:
         report(folder, config, 3)
         assert isinstance(plan_of(folder.parent, {"epochs"}, epochs=3), EndedRun)
@@ -292,7 +292,7 @@ def test_a_run_that_has_ended_may_be_in_a_read_only_folder(folder, monkeypatch, 
 def test_a_rank_on_another_disk_does_what_rank_0_has_decided(folder, monkeypatch, state):
     config = TrainConfig(project=str(folder.parent), epochs=3, workers=1)
     if state in ("trains", "reports", "ended"):
-        saved(folder / "last.pt", Progress(epoch=2 if state == "trains" else 3), config=config)
+        save_checkpoint(folder / "last.pt", Progress(epoch=2 if state == "trains" else 3), config=config)
     if state in ("ended", "without last.pt"):
         report(folder, config, 3)
     plan = plan_of(folder.parent, {"resume", "device"}, device="cpu")
@@ -306,12 +306,12 @@ def test_a_rank_on_another_disk_does_what_rank_0_has_decided(folder, monkeypatch
 
 @pytest.mark.parametrize("run_id", ["exp", "another"])
 def test_the_ranks_read_one_checkpoint(folder, monkeypatch, run_id):
-    saved(folder / "last.pt", Progress(epoch=2), run_id="exp")
+    save_checkpoint(folder / "last.pt", Progress(epoch=2), run_id="exp")
     plan = plan_of(folder.parent, ())
     facts: list[Any] = []
     monkeypatch.setattr(restore, "check_agreement", lambda _, own: facts.append(own))
-    saved(folder / "last.pt", Progress(epoch=2), run_id=run_id)
+    save_checkpoint(folder / "last.pt", Progress(epoch=2), run_id=run_id)
     for _ in range(2):
         read_run_checkpoint(DistributedContext.single(), plan)
-        saved(folder / "last.pt", Progress(epoch=2), run_id="exp")
+        save_checkpoint(folder / "last.pt", Progress(epoch=2), run_id="exp")
     assert (facts[0] == facts[1]) == (run_id == "exp")

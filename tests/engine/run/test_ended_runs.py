@@ -17,7 +17,7 @@ from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
 from engine.run.run import EndedRun, NewRun, RunSettings
 from tests.helpers.messages import matches
-from tests.helpers.run_checkpoints import STORED, claim, saved
+from tests.helpers.run_checkpoints import STORED, name_newest_run, save_checkpoint
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -166,11 +166,11 @@ def make_run(folder: Path, state: State) -> TrainConfig:
     settings = {"project": str(folder.parent), "epochs": 10, "patience": 5, "callbacks": "hooks:Hooks"}
     config = TrainConfig(**{**settings, **state.settings})
     folder.mkdir()
-    claim(folder, "run")
+    name_newest_run(folder, "run")
     note_launch(folder, "run", [LAUNCHER])
     if state.progress is not None:
         pending = PendingEpoch(row={}, is_closing=False, progress=state.progress, ema={})
-        saved(
+        save_checkpoint(
             folder / "last.pt",
             state.progress,
             config=config,

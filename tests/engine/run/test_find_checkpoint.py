@@ -13,7 +13,7 @@ from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, StartedFrom
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import checkpoint_of, claim, saved
+from tests.helpers.run_checkpoints import checkpoint_of, name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import write_checkpoint
@@ -41,11 +41,11 @@ def test_an_older_checkpoint_does_not_overwrite_later_epochs(tmp_path, monkeypat
 def test_a_checkpoint_of_an_earlier_run_does_not_overwrite_the_newest(tmp_path: Path, last_of):
     """This holds for one of a later epoch, and if the newest run has not saved its last.pt yet, or the user has moved
     that file away."""
-    saved(tmp_path / "epoch9.pt", Progress(epoch=9), run_id="earlier")
-    saved(tmp_path / "epoch1.pt", Progress(epoch=1), run_id="newest")
+    save_checkpoint(tmp_path / "epoch9.pt", Progress(epoch=9), run_id="earlier")
+    save_checkpoint(tmp_path / "epoch1.pt", Progress(epoch=1), run_id="newest")
     if last_of:
-        saved(tmp_path / "last.pt", Progress(epoch=9 if last_of == "earlier" else 1), run_id=last_of)
-    claim(tmp_path, "newest")
+        save_checkpoint(tmp_path / "last.pt", Progress(epoch=9 if last_of == "earlier" else 1), run_id=last_of)
+    name_newest_run(tmp_path, "newest")
     check_is_newest(StartedFrom.of(Checkpoint.read(tmp_path / "epoch1.pt")))
     with refused(
         "epoch9.pt: is from an earlier run than the newest one in ..., which resuming here would overwrite; to "
@@ -80,9 +80,9 @@ def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Pa
     project = tmp_path / "runs"
     for name in ("other", "exp"):
         (project / name).mkdir(parents=True)
-        saved(project / name / "last.pt", Progress(epoch=4), run_id=name)
-        claim(project / name, name)
-    claim(project / "exp", "new")
+        save_checkpoint(project / name / "last.pt", Progress(epoch=4), run_id=name)
+        name_newest_run(project / name, name)
+    name_newest_run(project / "exp", "new")
 
     def resumed_path(resume: str | Path) -> Path:
         config = TrainConfig(project=str(project), resume=str(resume))

@@ -20,8 +20,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
 from engine.run.launchers import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.run import NewRun, RunSettings, TrainingRun
-from tests.helpers.run_checkpoints import claim as name_newest_run
-from tests.helpers.run_checkpoints import saved
+from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -190,6 +189,6 @@ def test_a_run_that_begins_again_keeps_its_id_unless_it_is_another_one(tmp_path,
     first = claim_again(tmp_path / "exp")
     if saved_by:
         run_id = first.run_id if saved_by == "itself" else saved_by
-        saved(first.folder / "best.pt", Progress(epoch=9), run_id=run_id)
+        save_checkpoint(first.folder / "best.pt", Progress(epoch=9), run_id=run_id)
     again = claim_again(first.folder, lr0=lr0)
     assert (again.run_id == first.run_id) == is_kept

@@ -24,7 +24,7 @@ from engine.run import plan as plan_module
 from engine.run.complete_record import note_reported
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
-from tests.helpers.run_checkpoints import saved
+from tests.helpers.run_checkpoints import save_checkpoint
 from tests.helpers.tiny import write_dataset
 from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext
@@ -57,7 +57,7 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
             spec = spec.extended(["old"], "best.pt")
         stored["identity"] = DataIdentity.of(load_index(spec, "train"), load_index(spec, "val"))
         stored["names"] = list(spec.names)
-    checkpoint = saved(folder / "last.pt", Progress(epoch=3), run_id="exp", **stored)
+    checkpoint = save_checkpoint(folder / "last.pt", Progress(epoch=3), run_id="exp", **stored)
     write_checkpoint(weights_part(checkpoint.content()), folder / "best.pt")
     if not has_last:
         (folder / "last.pt").unlink()
@@ -69,7 +69,7 @@ def begin_run(settings: RunSettings) -> None:
     """Makes runs/exp the folder of a run with these settings that has trained one epoch."""
     Path("runs/exp").mkdir(parents=True)
     stored = {"config": settings.config, "hyp": settings.hyp, "files": settings.files}
-    saved(Path("runs/exp/last.pt"), Progress(epoch=1), **stored, data={"source": settings.config.data})
+    save_checkpoint(Path("runs/exp/last.pt"), Progress(epoch=1), **stored, data={"source": settings.config.data})
 
 
 def outcome_of(name: str, typed: str) -> str:

@@ -10,7 +10,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun
-from tests.helpers.run_checkpoints import claim, saved
+from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
@@ -18,7 +18,7 @@ from utils.errors import UserError
 
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
     """``--resume epochN.pt``, whose last.pt has been moved away."""
-    claim(tmp_path, "run")
+    name_newest_run(tmp_path, "run")
     note_launch(tmp_path, "run", ["job node0 1"])
     (tmp_path / "epoch2.pt").write_bytes(b"damaged")
     ctx = dataclasses.replace(DistributedContext.single(), launcher="job node0 1")
@@ -42,12 +42,12 @@ def test_a_plan_says_what_the_run_has_already(
 ):
     monkeypatch.chdir(tmp_path)
     Path("exp").mkdir()
-    claim(Path("exp"), "run")
+    name_newest_run(Path("exp"), "run")
     note_launch(Path("exp"), "run", ["job"])
     Path("other.yaml").touch()
     if is_saved:
         config = TrainConfig(data="set.yaml", epochs=10)
-        saved(
+        save_checkpoint(
             Path("exp/last.pt"),
             Progress(epoch=4),
             run_id="run",

@@ -10,7 +10,7 @@ import pytest
 
 from engine.checkpoint.newest_run import newest_run_id, run_id_of
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_run
+from tests.helpers.same_content import assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_part
@@ -63,7 +63,7 @@ def check_earlier_run(world: Path, project: Path) -> None:
         assert "the newest run in this folder has saved nothing yet" in output
     status, output = train(project, "--resume", folder / "last.pt", "--epochs", 3)
     assert status == 0, output
-    same_run(world / "longer" / "exp", folder)
+    assert_same_run(world / "longer" / "exp", folder)
 
 
 def check_new_run(world: Path, project: Path) -> None:
@@ -73,7 +73,7 @@ def check_new_run(world: Path, project: Path) -> None:
     is_over = read_part(folder / "last.pt", "progress")["epoch"] == 2
     status, output = train(project, "--resume", folder)
     assert status == (REFUSED if is_over else 0), output
-    same_run(world / "new" / "exp", folder)
+    assert_same_run(world / "new" / "exp", folder)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from engine.run.run import RunSettings
 from engine.train.validation import LocalValidator, build_setup
 from models.detector import build_detector
 from tests.helpers.processes import Processes
-from tests.helpers.same_content import same_content, same_run
+from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 from utils.config.parser import parse_command
@@ -94,7 +94,7 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
         assert run.codes() == [0] * (1 + evaluating), run.output()
         run.wait_gone()
         assert "c10d" not in run.output()  # warnings about the store, which ends last
-    same_run(alone, tmp_path / "exp")
+    assert_same_run(alone, tmp_path / "exp")
     found = scorers(counts)
     assert len(found) == 1 + evaluating * (EPOCHS - 1)  # the last epoch is validated at once
     assert len(set(found)) == 1 + evaluating
@@ -111,7 +111,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
         run.wait_gone()
         (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]
         assert "has ended; the training processes validate from now on" in line
-    same_run(alone, tmp_path / "exp")
+    assert_same_run(alone, tmp_path / "exp")
 
 
 def test_the_wait_for_late_scores_ends_before_the_collective_in_which_the_others_wait():
@@ -125,7 +125,7 @@ def test_a_slow_evaluating_process_is_left_out_until_it_has_caught_up(world, alo
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         assert run.codes() == [0, 0], run.output()
         assert "no scores for epoch 1 in time" in run.output()
-    same_run(alone, tmp_path / "exp")
+    assert_same_run(alone, tmp_path / "exp")
     assert len(scorers(tmp_path / "scored")) > EPOCHS
 
 
@@ -143,7 +143,7 @@ def test_a_stopped_run_resumes_with_the_epoch_that_had_no_scores_yet(world, alon
     with Processes(tmp_path / "resumed.txt", odd="rated") as run:
         run.ranks(2 if more else 1, "--resume", str(tmp_path / "exp"), *more)
         assert set(run.codes()) == {0}, run.output()
-    same_run(alone, tmp_path / "exp")
+    assert_same_run(alone, tmp_path / "exp")
 
 
 def _position(project: Path) -> tuple[int, int] | None:
@@ -160,7 +160,7 @@ def test_a_run_that_a_callback_ends_counts_its_newest_epoch(world, tmp_path, mon
         with Processes(tmp_path / f"{name}.txt", odd=odd) as run:
             run.ranks(world_size, *flags(world, tmp_path / name, "--callbacks", "hooks:on_epoch", *more))
             assert set(run.codes()) == {0}, run.output()
-    same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
+    assert_same_run(tmp_path / "a" / "exp", tmp_path / "b" / "exp")
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_spawn_goes_on_without_an_evaluating_process(world, alone, tmp_path, is_
         run.wait_gone()
     one, two = (read_checkpoint(folder / "last.pt") for folder in (alone, tmp_path / "exp"))
     for name in ("model", "ema", "optimizer"):
-        same_content(one[name], two[name])
+        assert_same_content(one[name], two[name])
 
 
 @pytest.mark.parametrize("amp", ["off", "auto", "bf16", "fp16"])
@@ -282,7 +282,7 @@ def test_messages_of_any_size_arrive_and_leave_the_store_empty():
     post_message(store, "m", message)
     assert store.num_keys() > 2
     for _ in range(2):
-        same_content(read_message(store, "m"), message)
+        assert_same_content(read_message(store, "m"), message)
     discard_message(store, "m")
     assert store.num_keys() == 0
     assert read_message(store, "m") is None

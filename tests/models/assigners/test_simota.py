@@ -9,7 +9,7 @@ import torch
 from models.assigners import simota
 from models.assigners.simota import Cells, Predictions, SimOtaAssigner, SimOtaAssignment, TargetSlots
 from models.box_coding import cell_centers
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.models.assigners.test_assigners import CANVAS, STRIDES, inside_by_hand, scene
 
 
@@ -66,7 +66,7 @@ def assign_by_loops(objectness, logits, predicted, centers, strides, labels, box
                 near = all(abs(center[i] - middle[i]) < 2.5 * stride for i in (0, 1))
                 if not (inside or near):
                     continue
-                overlaps[n] = iou_by_hand(rows[n], box)
+                overlaps[n] = reference_iou(rows[n], box)
                 entropy = -sum(math.log(p if c == labels[b, k] else 1 - p) for c, p in enumerate(scores[n]))
                 costs[n] = entropy - 3 * math.log(overlaps[n] + 1e-8) + (0 if inside and near else 1e5)
             count = max(1, int(sum(sorted(overlaps.values(), reverse=True)[:10])))

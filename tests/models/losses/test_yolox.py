@@ -9,7 +9,7 @@ import torch
 from models.assigners.simota import Cells, Predictions, SimOtaAssigner, TargetSlots
 from models.box_coding import cell_centers
 from models.losses.base import pad_targets
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.helpers.tiny import as_targets
 from tests.models.assigners.test_simota import sigmoid
 from tests.models.losses.test_losses import CANVAS, HYP, STRIDES, raw_maps, some_targets, tiny_head
@@ -64,7 +64,7 @@ def test_the_loss_equals_loops(eps: float, closing: bool) -> None:
             obj += bce(out[4], float((b, n) in owner))
             if (b, n) in owner:
                 k = owner[b, n]
-                overlap = iou_by_hand(predicted, boxes[b, k].double().tolist())
+                overlap = reference_iou(predicted, boxes[b, k].double().tolist())
                 box += 1 - overlap**2
                 wanted = [overlap * (eps / classes + (1 - eps) * (c == int(padded[b, k, 0]))) for c in range(classes)]
                 if closing:

@@ -9,7 +9,7 @@ import torch
 from models.postprocess import box_voting
 from models.postprocess.detections import select_with_and_without_voting
 from models.postprocess.selection import PostprocessSettings
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.helpers.selection import select
 from tests.models.postprocess.test_detections import brute_force
 
@@ -44,7 +44,7 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
         for score, label, n in candidates if votes else []:
             if score <= 0.01:
                 continue
-            near = iou_by_hand(boxes[own], boxes[n])
+            near = reference_iou(boxes[own], boxes[n])
             is_own = (label, n) == (own_class, own)
             if not is_own and near > settings["iou_thres"] and (settings.get("agnostic") or label == own_class):
                 weight = score * math.exp(-((1 - near) ** 2) / 0.02)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from models.postprocess import box_voting, nms, suppression
-from tests.helpers.crowd import make_input
+from tests.helpers.dense_detections import make_detections
 from tests.helpers.kernel_count import KernelCount
 from tests.helpers.messages import refused
-from tests.helpers.scoring import iou_by_hand
+from tests.helpers.scoring import reference_iou
 from tests.helpers.selection import select
 
 
@@ -31,7 +31,7 @@ def brute_force(boxes, scores, *, conf_thres, iou_thres, max_det, agnostic=False
     kept = []
     for score, n, c in candidates:
         rivals = [other for _, other_c, other in kept if agnostic or other_c == c]
-        if not any(iou_by_hand(boxes[n], boxes[other]) > iou_thres for other in rivals):
+        if not any(reference_iou(boxes[n], boxes[other]) > iou_thres for other in rivals):
             kept.append((score, c, n))
     return kept[:max_det]
 
@@ -215,7 +215,7 @@ def test_the_number_of_simultaneous_comparisons_is_bounded(monkeypatch, max_det)
 @pytest.mark.parametrize("classes", [80, 1])
 def test_a_batch_takes_few_kernels_and_host_syncs(monkeypatch, sizes, classes):
     """With the block sizes of CPUs, a validation batch of 64 took 13,000 operations and 1,400 host syncs."""
-    given = make_input(batch=16, boxes=8400, classes=classes, objects=30)
+    given = make_detections(batch=16, boxes=8400, classes=classes, objects=30)
     with KernelCount() as count:
         select(**given, conf_thres=0.001, iou_thres=0.7, max_det=300, box_voting=False)
     on_gpu = sizes is nms.ON_GPU

@@ -7,7 +7,7 @@ from models.detector import build_detector
 from models.weights.load import load_detector
 from models.weights.transfer import for_channels, transfer_weights
 from tests.helpers.messages import refused
-from tests.helpers.tiny import TINY_MODEL, scatter_norms, write_detector
+from tests.helpers.tiny import TINY_MODEL, randomize_batch_norms, write_detector
 
 NAMES = ("disc", "ring")
 
@@ -16,7 +16,7 @@ NAMES = ("disc", "ring")
 def rgb(tmp_path_factory):
     """A detector of RGB images, and its file."""
     detector = build_detector(TINY_MODEL, 2, names=NAMES, seed=3)
-    scatter_norms(detector)
+    randomize_batch_norms(detector)
     return detector.eval(), write_detector(tmp_path_factory.mktemp("weights") / "rgb.pt", detector)
 
 

@@ -16,7 +16,7 @@ from engine.inference.open_model import open_model
 from models.detector import Detector, build_detector
 from models.weights.layouts import ungrouped
 from models.weights.load import load_detector, names_for
-from tests.helpers.exports import lively, noise
+from tests.helpers.exports import calibrated_detector, noise_images
 from tests.helpers.public_layouts import grouped, write_public
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset
@@ -72,7 +72,7 @@ def outputs(detector: Detector, images: Tensor, eps: float) -> Tensor:
 def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str):
     data = write_dataset(tmp_path / "set", train=4, val=2)
     data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": NAMES}))
-    original = lively(name, names_for(80, None, name))
+    original = calibrated_detector(name, names_for(80, None, name))
     if name.startswith("yolov9"):  # the public files have box layers in four groups
         for first, second, last in original.head.cv2:
             for layer, channels in ((second.conv, len(first.conv.weight)), (last, len(second.conv.weight))):
@@ -80,7 +80,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     weights = write_public(original, tmp_path)
     common = ["--project", str(tmp_path), *SMALL]
     states, norms = recorded
-    norms.clear()  # those of `lively`
+    norms.clear()  # those of `calibrated_detector`
     given = ["--data", str(data), "--weights", str(weights), "--epochs", "1", "--optimizer", "SGD", "--name", "run"]
     run_main(train.main, [*given, *common])
 
@@ -107,7 +107,7 @@ def test_a_file_of_full_size_is_fine_tuned(tmp_path, capsys, recorded, name: str
     assert len(moved) > 0.9 * len([*trained.parameters()])
     run_main(val.main, ["--weights", str(best), *common])
     run_main(export.main, ["--weights", str(best), "--format", "torchscript", "--imgsz", "64", "96", "--no-check"])
-    images = noise()[:1]
+    images = noise_images()[:1]
     expected, other = (outputs(trained, images, eps) for eps in (EPS, 1e-5))
     for path in (best, best.with_suffix(".torchscript")):
         model = open_model(path, device=torch.device("cpu"), trust=True)

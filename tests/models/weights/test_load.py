@@ -24,7 +24,7 @@ from models.weights.transfer import transfer_weights
 from tests.helpers.hostile_files import Touch, opcode_call, tensor_program, zip_around
 from tests.helpers.messages import refused
 from tests.helpers.public_layouts import save_module
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.tiny import write_detector, write_weights
 from utils.boxes import xyxy_to_cxcywh
 from utils.files.pickle_program import Name
@@ -108,7 +108,7 @@ def test_the_default_device_of_the_program_does_not_matter(tmp_path: Path) -> No
     expected = load_detector(path)[0].state_dict()
     with torch.device("meta"):
         detector, _ = load_detector(path)
-    same_content(detector.state_dict(), expected)
+    assert_same_content(detector.state_dict(), expected)
     assert detector(torch.zeros(1, 3, 64, 64))
 
 

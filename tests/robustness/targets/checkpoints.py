@@ -25,7 +25,7 @@ from engine.run.run import RunSettings
 from models.weights.load import load_detector
 from models.weights.read import read_weights
 from tests.helpers.hostile_files import opcode_call, tensor_program, zip_around
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.robustness import fuzz_inputs
 from tests.robustness.fuzz_inputs import change_bytes
 from tests.robustness.targets.case import REFUSED, Case
@@ -53,11 +53,11 @@ def checkpoints(case: Case) -> str:
     original = case.folder / "original.pt"
     original.write_bytes(files[path.name])
     if is_damage and own not in (None, REFUSED):
-        same_content(own, read_checkpoint(original))
+        assert_same_content(own, read_checkpoint(original))
     stored = read_weights(path)
     if is_damage:
         assert own is not REFUSED
-        same_content(stored.tensors, read_weights(original).tensors)
+        assert_same_content(stored.tensors, read_weights(original).tensors)
     load_detector(path)
     return "what was saved" if is_damage else "loaded"
 

@@ -20,7 +20,7 @@ from models.postprocess.detections import select_detections
 from models.postprocess.selection import PostprocessSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
-from tests.helpers.http_server import served
+from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from tests.helpers.scripts import call
 from tests.helpers.selection import select
@@ -96,7 +96,7 @@ def test_a_quiet_detection_prints_its_summary_and_what_went_wrong(weights, pictu
 
 
 def test_detection_writes_an_image_for_the_address_of_an_image(weights, pictures, tmp_path, monkeypatch):
-    with served(pictures, monkeypatch) as address:
+    with serve_folder(pictures, monkeypatch) as address:
         folder = run(weights, f"{address}/a.png?size=full", tmp_path, "--save-json", "--conf-thres", "0")
     assert {path.name for path in folder.iterdir()} >= {"a.png", "predictions.json"}
     assert not [*folder.glob("*.mp4")]

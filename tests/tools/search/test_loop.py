@@ -15,7 +15,7 @@ from engine.evaluation.metrics import Fitness
 from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
 from tests.helpers.scripts import ROOT, call, error_of
-from tests.helpers.searches import RANGES, table
+from tests.helpers.searches import RANGES, read_trials
 from tests.helpers.tiny import write_dataset
 from tools.runs import training
 from tools.search.__main__ import main
@@ -256,7 +256,7 @@ def test_a_trial_that_alone_cannot_begin_fails_alone(world, tmp_path, trainings,
     _, flags = world
     trainings += [({1: 0.5}, SCORED), *[({}, result) for result in results], ({}, BEGUN), ({1: 0.5}, SCORED)]
     main([*flags, "--project", str(tmp_path), "--name", "alone", "--trials", "3"])
-    rows = table(tmp_path / "alone")
+    rows = read_trials(tmp_path / "alone")
     assert [row["state"] for row in rows] == ["complete", "failed", "complete"]
     assert results[0].reason in rows[1]["reason"]
     assert hyperparameters_from(str(tmp_path / "alone" / "base.yaml")) == replace(Hyperparameters(), ema_tau=2.0)
@@ -298,7 +298,7 @@ def test_rows_that_a_power_cut_has_destroyed_still_count(world, tmp_path, traini
     with pytest.raises(SystemExit, match="75"):
         call(main, *flags)
     main(flags)
-    (row,) = table(tmp_path / "cut")
+    (row,) = read_trials(tmp_path / "cut")
     assert (row["recall"], row["epochs"]) == ("0.900000", "3")
 
 

@@ -12,7 +12,7 @@ import torch
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
 from tests.helpers.scripts import error_of
-from tests.helpers.searches import RANGES, SMALL, table
+from tests.helpers.searches import RANGES, SMALL, read_trials
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.__main__ import main
 from train import main as train
@@ -70,12 +70,12 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     assert not (broken / "trials.csv").exists()
     main([*flags, "--name", "broken"])
     assert "continuing" in capsys.readouterr().out
-    assert table(broken) == table(whole)
-    assert [row["state"] for row in table(broken)] == ["complete"] * 2
+    assert read_trials(broken) == read_trials(whole)
+    assert [row["state"] for row in read_trials(broken)] == ["complete"] * 2
     assert created(broken) == 2
     best = hyperparameters_from(str(whole / "best.yaml"))
     assert best.ema_tau == 2.0
-    assert best.lr0 == pytest.approx(float(max(table(whole), key=lambda row: float(row["recall"]))["lr0"]))
+    assert best.lr0 == pytest.approx(float(max(read_trials(whole), key=lambda row: float(row["recall"]))["lr0"]))
     assert best.box == Hyperparameters().box
     assert "(baseline)" in printed
     assert (whole / "trials.png").stat().st_size > 5000
@@ -104,7 +104,7 @@ def test_two_processes_share_the_trials(world, tmp_path):
         for _ in range(2):
             processes.start([python(), "-m", "tools.search", *flags])
         assert processes.codes() == [0, 0], processes.output()
-    rows = table(folder)
+    rows = read_trials(folder)
     assert [row["trial"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["state"] for row in rows] == ["complete"] * 4
     assert len({row["lr0"] for row in rows}) == 4
@@ -160,7 +160,7 @@ def test_a_hopeless_trial_ends_early(world, pruner):
     study_of(folder, 5, 2.0, 12)  # no fitness can reach it
     more = ["--trials", "6", "--epochs", "12", "--prune-after", "2", "--pruner", pruner, "--name", folder.name]
     main([*flags, *more])
-    row = table(folder)[5]
+    row = read_trials(folder)[5]
     with open(folder / "trials" / "0005" / "run" / "results.csv", newline="") as file:
         epochs = len(list(csv.DictReader(file)))
     if pruner == "none":
@@ -177,7 +177,7 @@ def test_failed_trials_do_not_end_the_search(world, capsys):
     (root / "explosive.yaml").write_text("cls: {choice: [0.5, 1.0e+38]}\nema_tau: 2\n")
     flags = [*flags, "--hyp", str(root / "explosive.yaml"), "--epochs", "3", "--batch-size", "1"]
     main([*flags, "--trials", "4", "--name", "explosive"])
-    rows = table(root / "explosive")
+    rows = read_trials(root / "explosive")
     assert rows[0]["cls"] == "0.5"  # the recipe's own value comes first
     for row in rows:
         assert row["state"] == ("complete" if row["cls"] == "0.5" else "failed")
@@ -212,7 +212,7 @@ def on_epoch(run):
     assert (tmp_path / "full" / "trials" / "0001" / "run" / "last.pt").exists()
     (tmp_path / "has space").touch()
     main(flags)
-    assert [row["state"] for row in table(tmp_path / "full")] == ["complete"] * 3
+    assert [row["state"] for row in read_trials(tmp_path / "full")] == ["complete"] * 3
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_training_with_the_base_recipe_tells_whose_fault_it_is(tmp_path, monke
     assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []  # a new start is possible
     hooks.write_text("def on_epoch(run): pass\n")
     assert "no trial is complete" in error_of(capsys, main, *flags)
-    (row,) = table(folder)
+    (row,) = read_trials(folder)
     assert (row["state"], row["epochs"]) == ("failed", "0")
     assert "no tile shows 98% of an object" in row["reason"]
     assert hyperparameters_from(str(folder / "base.yaml")) == Hyperparameters()
@@ -247,7 +247,7 @@ def test_trials_are_scored_by_cross_validation(world, capsys):
     root, flags = world
     flags = [*flags, "--trials", "2", "--epochs", "1", "--folds", "2", "--name", "folds"]
     main(flags)
-    for number, row in enumerate(table(root / "folds")):
+    for number, row in enumerate(read_trials(root / "folds")):
         with open(root / "folds" / "trials" / f"{number:04}" / "results.csv", newline="") as file:
             pooled = list(csv.DictReader(file))[-1]
         assert (pooled["fold"], int(pooled["images"])) == ("pooled", 12)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers.messages import refused
-from tests.helpers.scripts import said
+from tests.helpers.scripts import flag_error
 from utils.config.flags import flag_actions
 from utils.config.other_programs import table as table_module
 from utils.config.other_programs.arguments import _RULES, _Argument, flags_of_argument
@@ -98,7 +98,7 @@ def test_only_exact_names_are_arguments(name):
 def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
     assert "--imgsz" in flag_actions(cls)
     for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
-        assert "settings are flags here, such as --imgsz 640" in said(cls, arguments)
+        assert "settings are flags here, such as --imgsz 640" in flag_error(cls, arguments)
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
@@ -125,7 +125,7 @@ def test_the_documentation_says_what_a_flag_becomes(script: str, typed: str, her
     text = ""
     become = typed.split()
     if is_flag:
-        text = said(cls, [*required, *become])
+        text = flag_error(cls, [*required, *become])
     elif typed.startswith(("model=", "pretrained=", "resume=")):  # which mean different flags by their values
         return
     else:
@@ -171,7 +171,7 @@ def test_the_documentation_names_many_flags_of_both_programs():
     ],
 )  # fmt: skip
 def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str, typed: str, line: str):
-    assert re.fullmatch(f"error: {line}.*\n" if line else "", said(PROGRAMS[script], shlex.split(typed)))
+    assert re.fullmatch(f"error: {line}.*\n" if line else "", flag_error(PROGRAMS[script], shlex.split(typed)))
 
 
 def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.scripts import said
+from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS, Command
 from utils.config.flags import build_parser, flag_actions, flags_of, shown_name
 from utils.config.other_programs.table import table_of
@@ -110,7 +110,7 @@ def test_control_characters_in_names_are_one_line(flag, odd, escaped):
     ],
 )
 def test_wrong_flags_are_one_line(argv, line):
-    assert said(TrainConfig, argv).startswith(f"error: {line}")
+    assert flag_error(TrainConfig, argv).startswith(f"error: {line}")
 
 
 def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monkeypatch):
@@ -119,9 +119,9 @@ def test_a_pattern_that_the_shell_has_expanded_belongs_in_quotes(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     with refused("unrecognized arguments: b.jpg c.jpg (if you meant a pattern such as '*.jpg', put it in quotes)"):
         parse_config(DetectConfig, ["--weights", "a.pt", "--source", "a.jpg", "b.jpg", "c.jpg"])
-    assert said(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
+    assert flag_error(TrainConfig, ["--data", "a.yaml", "a.jpg"]) == "error: unrecognized arguments: a.jpg\n"
     for words in (["--weights", "a.pt", "b.jpg"], ["--source", "a.jpg", "--weights", "a.pt", "b.jpg"]):
-        assert "pattern" not in said(DetectConfig, words)
+        assert "pattern" not in flag_error(DetectConfig, words)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

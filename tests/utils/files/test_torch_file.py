@@ -17,7 +17,7 @@ from models.weights.safe_torch_file import ForeignFile
 from tests.helpers.hostile_files import greedy_programs, write_greedy_files
 from tests.helpers.preloaded import python
 from tests.helpers.run_checkpoints import checkpoint_of
-from tests.helpers.same_content import same_content
+from tests.helpers.same_content import assert_same_content
 from tests.helpers.tiny import TINY_MODEL
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
@@ -129,7 +129,7 @@ def test_our_content_keeps_types_strides_and_what_is_shared(tmp_path):
     write_checkpoint(written, tmp_path / "x.pt")
     found = read_checkpoint(tmp_path / "x.pt")
     expected = torch.load(tmp_path / "x.pt", weights_only=True)
-    same_content(found, expected)
+    assert_same_content(found, expected)
     assert [found[key].stride() for key in ("x", "part")] == [base.stride(), base[:1].stride()]
     assert found["x"] is found["again"]
     assert found["values"] is found["more"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def make_input(batch: int, boxes: int, classes: int, objects: int) -> dict[str, Tensor]:
+def make_detections(batch: int, boxes: int, classes: int, objects: int) -> dict[str, Tensor]:
     """Returns ``boxes_xyxy`` (B, N, 4) on a 640 px canvas and ``scores`` (B, N, C)."""
     generator = torch.Generator().manual_seed(0)
 
