@@ -10,6 +10,7 @@ import importlib
 import itertools
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -99,11 +100,17 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tmp_path(_folders: Iterator[Path]) -> Path:
-    """An empty folder. pytest's own takes milliseconds, as it looks through those of all tests before."""
+def tmp_path(_folders: Iterator[Path], request: pytest.FixtureRequest) -> Iterator[Path]:
+    """An empty folder, which is removed unless the test fails: those of a session hold a hundred thousand files.
+
+    pytest's own takes milliseconds, as it looks through those of all tests before.
+    """
     folder = next(_folders)
     folder.mkdir()
-    return folder
+    failed_before = request.session.testsfailed
+    yield folder
+    if request.session.testsfailed == failed_before:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
