@@ -150,6 +150,7 @@ def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
     assert f"'train': {HALF}" in said
 
 
+@pytest.mark.usefixtures("preloaded")
 def test_python_gives_the_same_refusal(half_lost, tmp_path):
     """The command runs in a process of its own, like those of the other functions."""
     path = describe(half_lost, "coco")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import detect
 import train
 import val
 from tests.helpers.preloaded import python
@@ -72,10 +73,9 @@ def flags(world: Path, project: Path) -> list[str]:
     return ["--data", data, "--model", model, *SMALL, "--epochs", "1", "--project", str(project / "runs")]
 
 
-def run(program: str, *argv: str, **environment: str) -> subprocess.CompletedProcess:
-    command = [python() if "PYTHONPATH" not in environment else sys.executable, "-c", program, *argv]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=120)
+def run(program: str, *argv: str) -> subprocess.CompletedProcess:
+    command = [python(), "-c", program, *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
 def line_of(ended: subprocess.CompletedProcess) -> str:
@@ -113,15 +113,17 @@ def test_a_killed_loader_worker_is_one_line(world, tmp_path):
     assert "a loader process was killed by the signal 'Killed': most likely the machine ran out of memory" in line
 
 
-def test_a_missing_libgl_is_one_line(tmp_path):
+def test_a_missing_libgl_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "cv2.py").write_text(
         'raise ImportError("libGL.so.1: cannot open shared object file: No such file or directory")'
     )
-    program = "import detect; from utils.process.entrypoint import run_main; run_main(detect.main)"
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("cv2", "engine.commands.detect", "engine.inference.detection_writer"):  # are imported again
+        monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("x.pt", "y.jpg"):
         (tmp_path / name).touch()
-    given = ["--weights", str(tmp_path / "x.pt"), "--source", str(tmp_path / "y.jpg"), "--device", "cpu"]
-    line = line_of(run(program, *given, PYTHONPATH=str(tmp_path)))
+    given = ["--weights", tmp_path / "x.pt", "--source", tmp_path / "y.jpg", "--device", "cpu"]
+    line = error_of(capsys, detect.main, *given)
     assert "libGL.so.1 is missing: apt install libgl1" in line
     assert "pip install opencv-python-headless" in line
 
