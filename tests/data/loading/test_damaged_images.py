@@ -90,13 +90,13 @@ def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, m
 @pytest.mark.parametrize(("workers", "cache"), [("0", "none"), ("2", "none"), ("0", "ram"), ("0", "disk")])
 def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers, cache):
     """After a scan that did not find the damage; each process names each once."""
-    data = write_set(tmp_path / "set", damaged=3, kind="other")
+    data = write_set(tmp_path / "set", 8, damaged=3, kind="other")
     monkeypatch.setattr(read_images, "SAMPLED", 0)
     model = write_model(tmp_path / "tiny.yaml")
     flags = ["--data", data, "--model", model, "--project", tmp_path / "runs", *SMALL, "--workers", workers]
     train.main([*map(str, flags), "--epochs", "2", "--cache", cache])
     out, err = capfd.readouterr()
-    assert "24 images, 0 backgrounds" in out
+    assert "8 images, 0 backgrounds" in out
     for i in range(3):
         line = f"{tmp_path}/set/images/train/{i:03}.jpg: is damaged (Corrupt JPEG data: "
         assert 1 <= out.count(line) <= max(int(workers), 1), out

@@ -66,33 +66,50 @@ def train(
     return {name: tensor.clone() for name, tensor in (model.state_dict() | ema).items()}, values
 
 
-def _share(ctx, model, bounds, settings):
-    return train(ctx, model, bounds, pipeline=True, **settings)
+# A model, the bounds of its micro-batches, and settings of `train`.
+CASES = {
+    "one micro-batch": (TINY_MODEL, WHOLE, {}),
+    "float64": (TINY_MODEL, UNEQUAL, {}),
+    "anchors": (TINY_ANCHOR_MODEL, UNEQUAL, {"dtype": torch.float32}),
+    "skips": (SKIPPING, WHOLE, {}),
+    "frozen": (SKIPPING, UNEQUAL, {"freeze": [0, 1, 2]}),
+    "yolov5n": ("yolov5n", UNEQUAL, {"dtype": torch.float32}),
+    "bf16": (TINY_MODEL, UNEQUAL, {"dtype": torch.float32, "amp_dtype": torch.bfloat16}),
+    "fp16": (TINY_MODEL, WHOLE, {"dtype": torch.float32, "amp_dtype": torch.float16}),
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "bounds", "settings"),
-    [
-        pytest.param(TINY_MODEL, WHOLE, {}, id="one micro-batch"),
-        pytest.param(TINY_MODEL, UNEQUAL, {}, id="float64"),
-        pytest.param(TINY_ANCHOR_MODEL, UNEQUAL, {"dtype": torch.float32}, id="anchors"),
-        pytest.param(SKIPPING, WHOLE, {}, id="skips"),
-        pytest.param(SKIPPING, UNEQUAL, {"freeze": [0, 1, 2]}, id="frozen"),
-        pytest.param("yolov5n", UNEQUAL, {"dtype": torch.float32}, id="yolov5n"),
-        pytest.param("yolo26n", UNEQUAL, {"freeze": [0, 2]}, id="yolo26n", marks=pytest.mark.slow),
-        pytest.param(TINY_MODEL, UNEQUAL, {"dtype": torch.float32, "amp_dtype": torch.bfloat16}, id="bf16"),
-        pytest.param(TINY_MODEL, WHOLE, {"dtype": torch.float32, "amp_dtype": torch.float16}, id="fp16"),
-    ],
-)
-def test_two_processes_end_with_the_bits_of_one(model, bounds, settings):
-    """Losses, gradients, weights and statistics, of one micro-batch or of four, one smaller and one empty: a sum with
-    zeros does not round."""
+def _shares(ctx, cases):
+    return [train(ctx, model, bounds, pipeline=True, **settings) for model, bounds, settings in cases]
+
+
+@pytest.fixture(scope="module")
+def shares() -> dict[str, tuple]:
+    """What each of two processes has trained, by case. One pair trains all, because its start takes longer."""
+    return dict(zip(CASES, zip(*run_ranks(2, _shares, list(CASES.values())))))
+
+
+def check_shares(shares, model, bounds, settings) -> None:
     expected, values = train(SINGLE, model, bounds, **settings)
     assert any(finite for *_, finite in values)
     assert not all(torch.equal(expected[name], expected[f"ema.{name}"]) for name in expected if name[:4] != "ema.")
-    for got, got_values in run_ranks(2, _share, model, bounds, settings):
+    assert len(shares) == 2
+    for got, got_values in shares:
         assert got_values == values
         assert_same_content(got, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_end_with_the_bits_of_one(shares, case):
+    """Losses, gradients, weights and statistics, of one micro-batch or of four, one smaller and one empty: a sum with
+    zeros does not round."""
+    check_shares(shares[case], *CASES[case])
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_bits_of_one_with_two_heads():
+    case = ("yolo26n", UNEQUAL, {"freeze": [0, 2]})
+    check_shares([share for (share,) in run_ranks(2, _shares, [case])], *case)
 
 
 HALVES = [[(0, 1), (3, 4)], [(1, 3), (4, 6)]]  # micro-batches of two copies, three images each
