@@ -29,9 +29,9 @@ SKIPPED = 10  # batches that may have been prefetched during the other side's tu
 def take_turns(measure: Callable[..., dict]) -> None:
     """Serves a measuring process that is set up: for each line of standard input, until its end, calls ``measure`` with
     the arguments in the line."""
-    say({})
+    _send({})
     for line in sys.stdin:
-        say(measure(**json.loads(line)))
+        _send(measure(**json.loads(line)))
 
 
 def seconds_of(action: Callable[[], None], times: int, device: str) -> float:
@@ -66,7 +66,8 @@ def rate_of(counts: Iterator[int], seconds: float) -> float:
     return images / elapsed
 
 
-def say(values: dict) -> None:
+def _send(values: dict) -> None:
+    """Writes a line that `Side.result` reads."""
     print(MARK + json.dumps(values), flush=True)
 
 
