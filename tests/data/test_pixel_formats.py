@@ -19,7 +19,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
-from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_dataset
+from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_rectangles
 from tools.check.checks.scan import scan_dataset
 from tools.shard.write_shards import write_set as write_shards
 from utils.batches import SampleKey
@@ -34,7 +34,7 @@ SEVEN16 = PixelFormat(7, 16)
 
 @pytest.fixture(scope="module")
 def rgb(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("rgb"), SIZES, objects=3)
+    return write_rectangles(tmp_path_factory.mktemp("rgb"), SIZES, objects=3)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_16_bits_keep_contrasts_that_8_bits_lose(tmp_path):
     y, x = np.mgrid[:64, :64]
     dark = np.where((x // 16 + y // 16) % 2, 100, 60).astype(np.uint16)  # both are 0 in 8 bits
     cv2.imwrite(str(tmp_path / "a.png"), dark)
-    index = write_dataset(tmp_path / "one", [(64, 64)])
+    index = write_rectangles(tmp_path / "one", [(64, 64)])
     index = replace(index, paths=type(index.paths).of([str(tmp_path / "a.png")]))
     hyp = Hyperparameters(mosaic=0.0, mixup=0.0, scale=0.3, degrees=8.0, fliplr=0.5, **NO_COLOR)
     wide = rendered(

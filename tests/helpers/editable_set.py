@@ -27,10 +27,12 @@ class EditableSet:
         self.describe(NAMES)
 
     def describe(self, names: list[str]) -> None:
+        """Writes the YAML, with these classes."""
         content = {"train": "images/train", "val": "images/val", "names": names}
         self.yaml.write_text(yaml.safe_dump(content), encoding="utf-8")
 
     def add(self, name: str, image: np.ndarray, rows: str | None = ROWS) -> None:
+        """Writes an image (H, W, 3) BGR, and its label file unless ``rows`` is None. ``name``: such as train/0."""
         path = self.image(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
@@ -41,6 +43,7 @@ class EditableSet:
         return self.root / "images" / f"{name}.png"
 
     def write(self, name: str, rows: str) -> None:
+        """Writes the label file of an image."""
         path = self.root / "labels" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(rows, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checkpoints, exported files and JPEGs that an attacker, or an accident, could have made."""
+"""Checkpoints and exported files that an attacker could have made, and what may stand where a file is expected."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -167,10 +165,10 @@ def write_hostile_programs(folder: Path, marker: Path) -> dict[str, Path]:
     return written
 
 
-TAKEN = ("bytes", "pipe", "link", "folder", "another user's")
+OCCUPANTS = ("bytes", "pipe", "link", "folder", "another user's")
 
 
-def take_name(path: Path, kind: str, size: int = 0) -> None:
+def occupy(path: Path, kind: str, size: int = 0) -> None:
     """Puts something at ``path`` that another process could have put there: a file of ``size`` random bytes, ... A
     link leads to such a file beside it. Skips the test if another user's file needs root."""
     path.unlink(missing_ok=True)
@@ -190,30 +188,6 @@ def take_name(path: Path, kind: str, size: int = 0) -> None:
         if os.geteuid():
             pytest.skip("only root can give a file away")
         os.chown(path, 65534, 65534)
-
-
-def photo(seed: int, side: int = 320, quality: int = 90) -> bytes:
-    """Returns a JPEG with some thousand bytes of coded data."""
-    rng = np.random.default_rng(seed)
-    picture = cv2.resize(rng.integers(0, 256, (side // 4, side // 4, 3), dtype=np.uint8), (side, side))
-    return cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, quality])[1].tobytes()
-
-
-def with_middle(data: bytes, kind: str) -> bytes:
-    """Returns the content of a file with its middle third replaced. ``kind``: of the replacement."""
-    rng = np.random.default_rng(0)
-    first = len(data) // 3
-    last = 2 * len(data) // 3
-    count = last - first
-    middle = {
-        "zeros": bytes(count),
-        "ones": b"\xff" * count,
-        "pattern": (b"\x12\x34" * count)[:count],
-        "text": (b"the quick brown fox " * count)[:count],
-        "random": rng.integers(0, 256, count, np.uint8).tobytes(),
-        "other": photo(77)[first:last],
-    }[kind]
-    return data[:first] + middle + data[last:]
 
 
 def _text(value: str) -> bytes:

@@ -38,6 +38,7 @@ def without_times(rows: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def assert_same_batch(a: Batch, b: Batch, *, but: str = "") -> None:
+    """Fails unless two batches are equal, except for the field ``but``."""
     for name in {"images", "indices", "original_hw", "letterbox"} - {but}:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(a.targets.rows, b.targets.rows)
@@ -50,8 +51,8 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def assert_same_run(a: Path, b: Path) -> None:
-    """Compares all checkpoints of two folders bitwise, except for where their data is, and the tables except for
-    times."""
+    """Fails unless two run folders have equal checkpoints, bitwise except for where their data is, and equal tables
+    except for times."""
     names = sorted(path.name for path in a.glob("*.pt"))
     assert names == sorted(path.name for path in b.glob("*.pt"))
     for name in names:

@@ -15,6 +15,8 @@ from utils.labels import GroundTruth
 
 
 def make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes, ids=None):
+    """Returns ground truth with objects in any order: ``boxes`` (N, 4) x, y, w, h in pixels, ``image`` (N,) their
+    images."""
     order = np.argsort(image, kind="stable")
     return GroundTruth(
         offsets=np.searchsorted(image[order], np.arange(num_images + 1)).astype(np.int64),
@@ -29,6 +31,7 @@ def make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classe
 
 
 def make_table(image, boxes, scores, classes):
+    """Returns detections: ``boxes`` (N, 4) x1, y1, x2, y2 in pixels, ``image`` (N,) the images that they are in."""
     return DetectionTable(
         np.asarray(image, dtype=np.int64),
         np.asarray(boxes, dtype=np.float64).reshape(-1, 4),

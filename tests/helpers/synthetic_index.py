@@ -67,10 +67,11 @@ def smooth_image(rng: np.random.Generator, height: int, width: int) -> np.ndarra
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
-def write_dataset(
+def write_rectangles(
     folder: Path, sizes: list[tuple[int, int]], *, objects: int = 2, classes: int = 3, seed: int = 0
 ) -> DatasetIndex:
-    """PNG files of the given heights and widths, each with up to ``objects`` labeled rectangles."""
+    """Writes PNG files of the given heights and widths, each with up to ``objects`` labeled rectangles. Returns their
+    index."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -111,7 +112,7 @@ def draw_plan(key: SampleKey, **settings: Any) -> SamplePlan:
 
 
 def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> MappedImages | DiskCache:
-    """``kind``: ram, or disk, in ``folder``."""
+    """Opens an empty cache of kind "ram", or of kind "disk" in ``folder``."""
     if kind == "ram":
         return open_ram_cache(None, index, imgsz, Decoding())
     return open_disk_cache(None, index, imgsz, Decoding(), cache_dir=str(folder))

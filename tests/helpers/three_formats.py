@@ -14,12 +14,14 @@ Rows = Sequence[tuple[int, int, int, int, int]]  # class, x1, y1, x2, y2 in whol
 
 
 def write_image(path: Path, height: int, width: int) -> None:
+    """Writes an image of noise, which depends on its size alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(height * width).integers(0, 255, (height, width, 3), np.uint8)
     path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
 
 
 def yolo_text(rows: Rows, height: int, width: int) -> str:
+    """Returns the content of a YOLO txt file."""
     text = ""
     for c, x1, y1, x2, y2 in rows:
         shares = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
@@ -28,6 +30,7 @@ def yolo_text(rows: Rows, height: int, width: int) -> str:
 
 
 def voc_text(rows: Rows, names: Sequence[str], height: int, width: int) -> str:
+    """Returns the content of a Pascal VOC file."""
     objects = ""
     for c, *corners in rows:
         box = "".join(f"<{tag}>{v}</{tag}>" for tag, v in zip(("xmin", "ymin", "xmax", "ymax"), corners))

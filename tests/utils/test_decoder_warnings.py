@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import cv2
 import numpy as np
 
-from tests.helpers.hostile_files import photo, with_middle
+from tests.helpers.damaged_jpegs import make_jpeg, replace_middle
 from utils.decoder_warnings import pass_on, watched
 
 
 def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
-    sound = photo(1)
-    damaged = with_middle(photo(2), "other")
+    sound = make_jpeg(1)
+    damaged = replace_middle(make_jpeg(2), "other")
 
     def decode(data):
         return watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))

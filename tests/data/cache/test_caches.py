@@ -29,11 +29,11 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.hostile_files import OCCUPANTS, occupy
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
-from tests.helpers.synthetic_index import open_cache, write_dataset
+from tests.helpers.synthetic_index import open_cache, write_rectangles
 from tests.helpers.three_formats import write_three_formats
 from utils.distributed.context import gather_arrays, torch_distributed_zero_first
 from utils.distributed.groups import one_per_node_group
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def index(tmp_path):
-    return write_dataset(tmp_path / "images", SIZES)
+    return write_rectangles(tmp_path / "images", SIZES)
 
 
 @pytest.fixture
@@ -133,13 +133,13 @@ def test_the_ranks_of_a_node_map_one_file(index):
 @pytest.mark.parametrize(
     ("kind", "imgsz", "message"), [("disk", 64, "not a file"), ("full", 0, "is a folder, not a file")]
 )
-@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("taken", OCCUPANTS)
 def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, message, taken, index, cached):
     """Nothing of it is used, and nothing is waited for."""
     path = cached(kind, index, imgsz).path
     size = path.stat().st_size
     path.unlink()
-    take_name(path, taken, size - 1)
+    occupy(path, taken, size - 1)
     if taken == "folder":
         with refused(f"...: cannot be used ({message}), nor removed (Is a directory)"):
             cached(kind, index, imgsz)

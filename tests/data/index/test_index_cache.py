@@ -11,7 +11,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.small_set import NAMES, assert_same, load, take_messages, write_yaml
-from tests.helpers.hostile_files import TAKEN, take_name
+from tests.helpers.hostile_files import OCCUPANTS, occupy
 from tests.helpers.three_formats import write_image
 from tests.helpers.tiny import write_dataset
 
@@ -95,12 +95,12 @@ def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp
 
 
 @pytest.mark.parametrize("kind", ["index", "txt"])
-@pytest.mark.parametrize("taken", TAKEN[:-1])
+@pytest.mark.parametrize("taken", OCCUPANTS[:-1])
 def test_what_is_not_our_file_but_has_its_name_is_neither_read_nor_waited_for(root, tmp_path, kind, taken):
     index = load(root, tmp_path / "cache")
     (path,) = (tmp_path / "cache").glob("*.index")
     path.unlink()
-    take_name(path.with_suffix(f".{kind}"), taken, 500)
+    occupy(path.with_suffix(f".{kind}"), taken, 500)
     assert_same(index, load(root, tmp_path / "cache"))
     assert taken == "folder" or (path.is_file() and not path.is_symlink())
     assert taken != "link" or (path.parent / "target").stat().st_size == 500

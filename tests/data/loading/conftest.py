@@ -8,7 +8,7 @@ from data.loading.build import build_run_val_loader, build_train_loader, build_v
 from data.loading.checks import check_loader_settings, check_shards
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
-from tests.helpers.synthetic_index import write_dataset
+from tests.helpers.synthetic_index import write_rectangles
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -19,7 +19,7 @@ SINGLE = DistributedContext.single("cpu")
 
 @pytest.fixture(scope="package")
 def index(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
+    return write_rectangles(tmp_path_factory.mktemp("images"), SIZES, objects=3)
 
 
 @pytest.fixture

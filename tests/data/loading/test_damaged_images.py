@@ -18,7 +18,7 @@ from data.image_io.verify import HiddenDamageError, check_image, coded_data_defe
 from data.index import read_images
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.small_set import load, take_messages
-from tests.helpers.hostile_files import photo, with_middle
+from tests.helpers.damaged_jpegs import make_jpeg, replace_middle
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_model
@@ -30,9 +30,9 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
         for folder in ("images", "labels"):
             (root / folder / split).mkdir(parents=True)
         for i in range(images if split == "train" else 2):
-            data = photo(i)
+            data = make_jpeg(i)
             if split == "train" and i < damaged:
-                data = with_middle(data, kind)
+                data = replace_middle(data, kind)
             (root / "images" / split / f"{i:03}.jpg").write_bytes(data)
             (root / "labels" / split / f"{i:03}.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     path = root / "d.yaml"
@@ -43,10 +43,10 @@ def write_set(root: Path, images: int = 24, *, damaged: int = 0, kind: str = "ze
 @pytest.mark.parametrize("kind", ["zeros", "ones", "pattern", "text", "random"])
 def test_a_damaged_middle_is_detected_from_the_bytes(kind):
     for seed in range(8):
-        data = photo(seed, 1024)
+        data = make_jpeg(seed, 1024)
         start = read_header(data, "").coded_at
         assert coded_data_defect(data, start) == ""
-        assert coded_data_defect(with_middle(data, kind), start)
+        assert coded_data_defect(replace_middle(data, kind), start)
 
 
 def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):
@@ -180,7 +180,7 @@ def test_a_file_that_is_not_regular_is_named_at_once(tmp_path, kind, name):
 
 def test_a_stray_marker_at_the_end_is_reported_as_damage(tmp_path):
     """OpenCV does not report it: it invents the blocks that are lost after the marker."""
-    data = photo(0)
+    data = make_jpeg(0)
     path = tmp_path / "x.jpg"
     path.write_bytes(data[:-2] + b"\xff\xa9" + data[-2:])
     read_image(path, lambda *_: pytest.fail("the decoder complains"))

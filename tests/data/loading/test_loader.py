@@ -364,9 +364,10 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.loading.loader import InfiniteDataLoader, WorkerSettings
 from data.loading.sampler import EpochOrder, KeyedDistributedSampler, TrainCanvases
-from tests.data.loading.conftest import HYP, SIZES, write_dataset
+from tests.data.loading.conftest import HYP, SIZES
+from tests.helpers.synthetic_index import write_rectangles
 if __name__ == "__main__":
-    index = write_dataset(Path(sys.argv[2]), SIZES)
+    index = write_rectangles(Path(sys.argv[2]), SIZES)
     dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, run_epochs=20)
     order = EpochOrder(dataset.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
     sampler = KeyedDistributedSampler(order, rank=0, world_size=1)

@@ -21,7 +21,7 @@ from tests.data.loading.conftest import SINGLE, SIZES
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_batch
-from tests.helpers.synthetic_index import write_dataset
+from tests.helpers.synthetic_index import write_rectangles
 from utils.config.settings import Hyperparameters
 from utils.errors import PeerFailure, UserError
 from utils.logger import get_logger
@@ -137,7 +137,7 @@ def _out_of_memory() -> NoReturn:
 
 def test_each_rank_decodes_a_part_and_receives_all_images(index, tmp_path):
     """Any failure of one process ends all of them, and only that process reports it."""
-    damaged = write_dataset(tmp_path, SIZES[:6])
+    damaged = write_rectangles(tmp_path, SIZES[:6])
     Path(damaged.path(5)).write_bytes(b"\x89PNG")
     (alone,) = _caches_on_a_rank(SINGLE, index)
     results = run_ranks(4, _caches_on_a_rank, index, damaged, index, local_world=2)

@@ -16,7 +16,7 @@ from data.samples.dataset import AugmentedImages, LoadImagesAndLabels
 from data.samples.readers import ImageReader
 from tests.helpers.messages import refused
 from tests.helpers.scripts import run_python
-from tests.helpers.synthetic_index import OBJECT, open_cache, write_dataset
+from tests.helpers.synthetic_index import OBJECT, open_cache, write_rectangles
 from utils.batches import SampleKey
 from utils.boxes import cxcywh_to_xyxy, scale_boxes, xywh_to_xyxy
 from utils.config.settings import Hyperparameters
@@ -32,7 +32,7 @@ BUSY = [
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("images"), SIZES, objects=3)
+    return write_rectangles(tmp_path_factory.mktemp("images"), SIZES, objects=3)
 
 
 def dataset_of(index, *, augment=True, imgsz=96, hyp=None, image_cache=None, **more):
