@@ -167,6 +167,12 @@ def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
     assert flags_of_keywords("train", {"freeze": layer}) == [f"--freeze={layer}"]
 
 
+def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
+    """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
+    flags_of_keywords("train", {"freeze": [3]})
+    assert capsys.readouterr().out == "freeze=[3]: layer 3 alone; freeze=3 freezes the layers before it\n"
+
+
 def test_negative_numbers_in_lists_are_numbers():
     """The model, which has no such layer, says so; the parser said that '["-1", "2"]' is no number."""
     for values in ([-1, 2], [-1]):
