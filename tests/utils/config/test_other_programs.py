@@ -118,6 +118,8 @@ def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cl
     assert "--imgsz" in flag_actions(cls)
     for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
         assert "settings are flags here, such as --imgsz 640" in said(cls, arguments)
+    message = "unrecognized arguments: batch_size=8 x=1 (settings are flags here, such as --batch-size 8)"
+    assert message in said(cls, ["--imgsz", "640", "--offline", "batch_size=8", "x=1"])
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
