@@ -116,6 +116,8 @@ def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bo
         if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
             raise UserError(f"{name}={values!r}: must contain only text and numbers")
         if name == "freeze" and len(values) == 1:
+            (layer,) = values
+            print(f"freeze={values!r}: layer {layer} alone; freeze={layer} freezes the layers before it", flush=True)
             return _flags_of_ultralytics_keyword(command, name, values)
         return words_of_flag(name, values) if values else []
     if name not in _LISTS_IN_ULTRALYTICS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import struct
 from enum import IntEnum
@@ -143,10 +144,14 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
     logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
+            if len(file.pages) == 0:
+                raise ValueError("it has no pages")
             pages = [file.pages.first.aspage()] if pixels == RGB8 else _channel_pages(file)
             images = [_read_page(page, pixels) for page in pages]
     except _UnsupportedMeaning as error:
         raise UserError(f"{path}: TIFF of kind {error} is not supported; save it as RGB or PNG") from None
+    except struct.error:
+        raise UserError(f"{path}: cannot be decoded (it is truncated in the header)") from None
     except Exception as error:  # the codecs raise errors of their own
         raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
     if len(images) == 1:
@@ -186,14 +191,26 @@ def _channel_pages(file: TiffFile) -> list[TiffPage]:
     return [first, *channels]
 
 
+def _check_page(page: TiffPage) -> None:
+    """Raises ValueError for a page without pixels, or with fewer strips or tiles than its size takes: tifffile would
+    fill the others with zeros, gigabytes of them if the size is damaged."""
+    if page.ndim not in (2, 3) or page.size == 0:
+        raise ValueError(f"its pixels have the shape {page.shape}")
+    num_chunks = math.prod(page.chunked)
+    if len(page.dataoffsets) < num_chunks:
+        raise ValueError(f"it has {len(page.dataoffsets):,} of the {num_chunks:,} strips or tiles of its size")
+
+
 class _UnsupportedMeaning(Exception):
     """Samples whose meaning is not supported. The message names it."""
 
 
 def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
-    """Returns the channels of a page, (H, W) or (H, W, c). Raises `_UnsupportedMeaning`, and the errors of tifffile."""
+    """Returns the channels of a page, (H, W) or (H, W, c). Raises ValueError for a damaged page, `_UnsupportedMeaning`,
+    and the errors of tifffile."""
     from tifffile import COMPRESSION, PHOTOMETRIC
 
+    _check_page(page)
     values = page.asarray()
     if page.axes == "SYX":
         values = np.moveaxis(values, 0, -1)

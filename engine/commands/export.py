@@ -76,7 +76,7 @@ def open_exporter(config: ExportConfig) -> Exporter:
     weights = fetch_weights(config.weights, ctx=ctx, offline=config.offline)
     detector, info = load_detector(weights)
     if config.nms and not detector.head.is_dual:
-        raise UserError(f"--nms: {weights} has one branch; leave it out")
+        raise UserError(f"--nms: {weights} has one branch; leave it out, or write --layout end2end for NMS in the file")
     fused = detector.fuse(one_to_one=not config.nms)
     options = resolve_options(config, fused, info["imgsz"])
     model = CheckpointModel(fused, info, weights, CPU)

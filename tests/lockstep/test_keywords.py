@@ -17,6 +17,7 @@ from lockstep.keywords import flags_of_keywords, keyword_fields
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name, given_values
+from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.parser import parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters, TrainConfig
@@ -73,6 +74,12 @@ OTHERS: tuple[Any, ...] = (
     [{"a": 1}],
 )
 COMMAND_NAMES = ("train", "val", "export", "check")
+REQUIRED = {
+    "val": ["--weights=a.pt"],
+    "detect": ["--weights=a.pt", "--source=b"],
+    "export": ["--weights=a.pt"],
+    "check": ["a.yaml"],
+}
 
 
 def keyword_names(command: str) -> list[str]:
@@ -95,9 +102,8 @@ def words_of(name: str, value: str | list[str]) -> list[str]:
 @functools.cache
 def settings_or_error(command: str, words: tuple[str, ...]) -> tuple[str, str]:
     """Returns the settings of a command line as text, and the message if it is refused."""
-    required = {"val": ["--weights=a.pt"], "export": ["--weights=a.pt"], "check": ["a.yaml"]}.get(command, [])
     mistakes = Mistakes()
-    values = given_values(COMMANDS[command].settings, [*required, *words], mistakes)
+    values = given_values(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words], mistakes)
     with mistakes.collecting():
         values["hyp"] = with_overrides(Hyperparameters(), values.pop("override", ()))
     return "" if mistakes else str(values), "; ".join(mistakes.messages)
@@ -161,6 +167,12 @@ def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
     assert flags_of_keywords("train", {"freeze": layer}) == [f"--freeze={layer}"]
 
 
+def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
+    """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
+    flags_of_keywords("train", {"freeze": [3]})
+    assert capsys.readouterr().out == "freeze=[3]: layer 3 alone; freeze=3 freezes the layers before it\n"
+
+
 def test_negative_numbers_in_lists_are_numbers():
     """The model, which has no such layer, says so; the parser said that '["-1", "2"]' is no number."""
     for values in ([-1, 2], [-1]):
@@ -204,3 +216,37 @@ def test_only_exact_names_are_keywords(name):
 def test_objects_are_refused_with_the_reason_why_ultralytics_takes_them():
     with refused("augmentations=[<...>]: there is no such augmentation; configs/hyp/scratch.yaml lists all, ..."):
         flags_of_keywords("train", {"augmentations": [object()]})
+
+
+HABITS = {  # what scripts for Ultralytics write although it is the default there, and what it is here
+    "train": "task=detect mode=train tracker=botsort.yaml amp=True save_period=-1 val=True save=True dropout=0.0 "
+    "split=val half=False plots=True verbose=True iou=0.7 max_det=300 fraction=1.0 close_mosaic=10 copy_paste=0.0",
+    "val": "task=detect mode=val tracker=botsort.yaml amp=False half=False plots=True split=val save_txt=False "
+    "dnn=False",
+    "detect": "task=detect mode=predict amp=False half=False save=True show=False stream=False augment=False batch=1 "
+    "visualize=False retina_masks=False show_labels=True show_boxes=True verbose=True save_txt=False vid_stride=1",
+    "export": "task=detect mode=export tracker=botsort.yaml max_det=300 fraction=1.0 simplify=True keras=False "
+    "half=False optimize=False int8=False verbose=True batch=1 workspace=None nms=False",
+}
+HABITS["kfold"] = HABITS["search"] = "task=detect mode=train tracker=botsort.yaml amp=True iou=0.7 dnn=False"
+
+
+def parsed(command: str, words: list[str]) -> tuple[dict[str, Any], Hyperparameters]:
+    """Returns the settings of a command line, and its hyper-parameters."""
+    settings = vars(parse_config(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words])).copy()
+    return settings, with_overrides(Hyperparameters(close_mosaic=10), settings.pop("override", []))
+
+
+@pytest.mark.parametrize(("command", "argument"), [(c, word) for c, words in HABITS.items() for word in words.split()])
+def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(command, argument):
+    """``tracker=``, ``task=detect`` and ``mode=predict`` were accepted by some commands, in some of these ways."""
+    name, _, value = argument.partition("=")
+    unset = parsed(command, [])
+    assert parsed(command, flags_of_argument(command, name, value)) == unset
+    is_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
+    if not is_hyperparameter(name) and (not is_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
+        assert parsed(command, [flag_name(name), value]) == unset
+        assert parsed(command, [f"{flag_name(name)}={value}"]) == unset
+    if command in COMMAND_NAMES:
+        plain = {"True": True, "False": False, "None": None}.get(value, value)
+        assert parsed(command, flags_of_keywords(command, {name: plain})) == unset

@@ -50,8 +50,11 @@ class Parser(argparse.ArgumentParser):
         shown = " ".join(words[:_MAX_SHOWN_WORDS])
         if len(words) > _MAX_SHOWN_WORDS:
             shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
-        if words[0].startswith("-"):
-            return shown + self._hint(words[0].partition("=")[0])
+        name, separator, value = words[0].partition("=")
+        if name.startswith("-"):
+            return shown + self._hint(name)
+        if separator and name.isidentifier():  # as in the yolo command
+            return f"{shown} (settings are flags here, such as {flag_name(name)} {value})"
         # The shell may have replaced a pattern by matching files.
         if words[0] in _words_after("--source", arguments)[1:] and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"

@@ -214,3 +214,45 @@ def test_unmarked_pages_of_several_sizes_are_refused(tmp_path):
             file.write(np.zeros((size, size), np.uint8), photometric="minisblack", metadata=None)
     with refused("a.tif: its 3 pages are not gray images of one size and type; save one page per channel"):
         read_image(tmp_path / "a.tif", pixels=PixelFormat(2))
+
+
+HEADER = struct.pack("<2sHI", b"II", 42, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (HEADER[:4], "it is truncated in the header"),
+        (HEADER, "it has no pages"),
+        (struct.pack("<2sHI", b"II", 42, 0), "it has no pages"),
+        (HEADER + bytes(8), "its pixels have the shape ()"),
+    ],
+)
+@pytest.mark.parametrize("pixels", FORMATS)
+def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, content, reason, pixels):
+    """The reason was "0", "unpack requires a buffer of 4 bytes" or "float64 pixels", or there was an IndexError."""
+    path = tmp_path / "a.tif"
+    path.write_bytes(content)
+    with refused(f"a.tif: cannot be decoded ({reason})"):
+        read_image(path, pixels=pixels)
+
+
+@pytest.mark.parametrize("options", [{"tile": (32, 32)}, {"rowsperstrip": 8}], ids=str)
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_a_damaged_size_takes_no_memory(tmp_path, options, compression):
+    """tifffile filled an image of the stated size, of gigabytes, with zeros."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.ones((*HW, 3), np.uint16), photometric="rgb", compression=compression, **options)
+    content = bytearray(path.read_bytes())
+    field = content.index(struct.pack("<HHII", 257, 4, 1, HW[0]))  # ImageLength
+    struct.pack_into("<HHII", content, field, 257, 4, 1, 1 << 29)
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (it has ... of the ... strips or tiles of its size)"):
+        read_image(path, pixels=PixelFormat(3, 16))
+
+
+@pytest.mark.parametrize("hw", [(1, 1), (1, 9), (9, 1)])
+def test_images_of_one_row_or_column_are_read(tmp_path, hw):
+    image = np.arange(hw[0] * hw[1] * 3, dtype=np.uint16).reshape(*hw, 3)
+    tifffile.imwrite(tmp_path / "a.tif", image, photometric="rgb", metadata=None)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif", pixels=PixelFormat(3, 16)), image)

@@ -10,14 +10,15 @@ import yaml
 
 from tests.helpers.messages import refused
 from tests.helpers.scripts import flag_error
-from utils.config.flags import flag_actions
+from utils.config.commands import COMMANDS
+from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.other_programs import table as table_module
 from utils.config.other_programs.arguments import _RULES, _Argument, flags_of_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.errors import UserError
+from utils.errors import Mistakes, UserError
 
 ROOT = Path(__file__).parents[3]
 YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
@@ -41,9 +42,10 @@ YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
         ("train", {"freeze": [3], "imgsz": [640, 480]}, "--freeze 3 3 --imgsz 640"),
         ("train", {"freeze": 3, "nbs": 64, "device": None, "classes": []}, "--freeze 3 --nominal-batch 64"),
         ("train", {"classes": "0,2", "fraction": 0.5}, "--classes 0 2 --fraction 0.5"),
-        ("train", {"copy_paste": 0, "erasing": 0.4, "iou": 0.7, "verbose": True, "save_period": -1}, ""),
+        ("train", {"copy_paste": 0, "erasing": 0.4, "iou": 0.7, "verbose": True}, ""),
+        ("train", {"save_period": -1, "amp": True}, "--save-period 0 --amp auto"),
         ("val", {"split": "test", "half": True, "rect": False}, "--task test --amp fp16 --no-rect"),
-        ("val", {"augment": True, "plots": True, "nms": True}, "--tta"),
+        ("val", {"augment": True, "plots": True}, "--tta"),
         ("detect", {"show_labels": False, "line_width": 2, "classes": [0, 2], "save": False},
          "--hide-labels --line-thickness 2 --classes 0 2 --nosave"),
         ("detect", {"tracker": "botsort.yaml", "persist": True}, "--track botsort"),
@@ -87,6 +89,23 @@ def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: st
         flags_of_argument(command, key, value)
 
 
+@pytest.mark.parametrize("command", ["train", "kfold", "search", "val", "detect", "export"])
+def test_no_value_that_our_flag_takes_has_another_meaning_in_the_table(command):
+    """Else the meaning would depend on whether another word of the line is in the table."""
+    translations = table_module.table_of(command)
+    cls = COMMANDS[command].settings
+    listed = [*translations.default_arguments.items()]
+    listed += [(name, value) for name, by_value in translations.arguments_to_flags.items() for value in by_value]
+    for name, pattern in listed:
+        action = flag_actions(cls).get(flag_name(name))
+        if action is not None and action.nargs != 0:
+            value = pattern.replace(r"\d+", "7").replace("\\", "")
+            mistakes = Mistakes()
+            given_values(cls, [f"{flag_name(name)}={value}"], mistakes)
+            assert any(flag_name(name) in message and value in message for message in mistakes.messages), name
+    assert not any(flag_name(name) in flag_actions(cls) for name in translations.ignored_arguments)
+
+
 @pytest.mark.parametrize("name", ["epochs_", "weights_", "from_", "_epochs", "Epochs"])
 def test_only_exact_names_are_arguments(name):
     """``weights_`` was ``weights``: only a name that Python reserves, such as ``from``, has an underscore for it."""
@@ -99,6 +118,8 @@ def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cl
     assert "--imgsz" in flag_actions(cls)
     for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
         assert "settings are flags here, such as --imgsz 640" in flag_error(cls, arguments)
+    message = "unrecognized arguments: batch_size=8 x=1 (settings are flags here, such as --batch-size 8)"
+    assert message in flag_error(cls, ["--imgsz", "640", "--offline", "batch_size=8", "x=1"])
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
@@ -179,6 +200,29 @@ def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: py
     monkeypatch.setattr(table_module, "CONFIGS", None)
     parse_config(TrainConfig, ["--img", "64", "--no-cos-lr", "--set", "lr0=0.1", "--freeze", "0", "1"])
     read_recipe("finetune", pretrained=True)
+
+
+def test_a_word_after_a_translated_value_is_not_dropped():
+    """``extra`` was, in silence."""
+    required = REQUIRED["detect.py"]
+    assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
+    assert "unrecognized arguments: extra" in flag_error(DetectConfig, [*required, "--tracker", "bytetrack.yaml", "extra"])
+
+
+@pytest.mark.parametrize(
+    ("cls", "typed", "ours"),
+    [
+        (TrainConfig, "--save-period -1 --plots False --val False", "--save-period 0 --noplots --val-every 0"),
+        (TrainConfig, "--batch 0.7 --amp False --half False --profile=False", "--batch-size -1 --amp off"),
+        (ValConfig, "--half True --augment --split val", "--amp fp16 --tta --task val"),
+        (ValConfig, "--half False --end2end False --amp True", "--nms --amp auto"),
+        (DetectConfig, "--show True --save False --show-conf False --embed None", "--view-img --nosave --hide-conf"),
+        (ExportConfig, "--simplify True --workspace None --verbose False --iou 0.5", "--iou-thres 0.5"),
+    ],
+)  # fmt: skip
+def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours):
+    required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
+    assert parse_config(cls, [*required, *typed.split()]) == parse_config(cls, [*required, *ours.split()])
 
 
 def write(path: Path, values: dict) -> str:

@@ -149,7 +149,7 @@ def _flags_with_value(argument: _Argument) -> list[str]:
 # it applies.
 _RULES = (
     _Rule("plots=False", lambda argument: argument.listed_flags is not None, _listed_flags),
-    _Rule("amp=True", lambda argument: argument.is_default, _no_flags),
+    _Rule("pretrained=True", lambda argument: argument.is_default, _no_flags),
     _Rule("device=None", lambda argument: argument.text == "none" and argument.is_ours, _no_flags),
     _Rule("name=", lambda argument: len(argument.value.splitlines()) != 1, _refuse_lines),
     _Rule("lr0=0.1", lambda argument: argument.hyperparameter != "", _flags_with_override),

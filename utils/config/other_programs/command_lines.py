@@ -7,15 +7,18 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import (
     actions_of,
     flags_of_known_value,
     hyperparameter_of,
+    normalized,
+    python_hint,
     same_flag,
     table,
     table_of,
 )
-from utils.errors import Mistakes
+from utils.errors import Mistakes, UserError
 
 _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 
@@ -40,6 +43,13 @@ class _Option:
         following = self.words[1:]
         return [self.words[0].partition("=")[2], *following] if self.is_joined else following
 
+    def in_our_flags(self, command: str) -> _Option:
+        """Returns the option with our flag if the flag has another name here."""
+        _, separator, value = self.words[0].partition("=")
+        words = same_flag(command, self.flag)
+        words[-1] += separator + value
+        return _Option([*words, *self.words[1:]])
+
 
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
@@ -49,24 +59,27 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     | --- | --- | --- |
     | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
     | ``--quiet`` | nothing, and a log line | it has no effect |
+    | ``--save-period -1`` | ``--save-period 0`` | `_flags_of_argument`: the table lists this value |
+    | ``--task detect`` | nothing | `_flags_of_argument`: it says what happens anyway |
     | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
     | ``--epochs 3`` | the same words | it is our flag, or not in the table |
-
-    For detect, ``--tracker botsort.yaml`` becomes ``--track botsort``: the flag is refused, except with this value.
     """
     words: list[str] = []
     log_lines: list[str] = []
-    before_flags, *options = _split_options(command, arguments)
+    before_flags, *options = _split_options(arguments)
     words += before_flags.values
-    for option in options:
+    for typed in options:
+        option = typed.in_our_flags(command)
         reason = table_of(command).without_effect.get(option.flag)
-        flags = _flags_of_option(command, option)
+        flags = _flags_of_argument(command, typed)
         refusal = _refusal(command, option)
-        if reason:
+        if flags is not None:
+            words += [*flags, *typed.values[1:]]
+            if not flags and reason:
+                log_lines.append(f"{option.flag}: {reason}")
+        elif reason:
             log_lines.append(f"{option.flag}: {reason}")
             words += _values_of_others(option)
-        elif flags:
-            words += flags
         elif refusal:
             mistakes.add(refusal)
         else:
@@ -80,26 +93,36 @@ def _values_of_others(option: _Option) -> list[str]:
     return option.values[1:] if has_value else option.values
 
 
-def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
-    """Splits a command line before each flag, and replaces flags that have another name here with ours."""
+def _split_options(arguments: Sequence[str]) -> list[_Option]:
+    """Splits a command line before each flag."""
     options = [_Option([""])]
     for argument in arguments:
-        if not _IS_FLAG(argument):
+        if _IS_FLAG(argument):
+            options.append(_Option([argument]))
+        else:
             options[-1].words.append(argument)
-            continue
-        flag, separator, value = argument.partition("=")
-        words = same_flag(command, flag)
-        words[-1] += separator + value
-        options.append(_Option(words))
     return options
 
 
-def _flags_of_option(command: str, option: _Option) -> list[str]:
-    """Returns our flags for a refused flag with its value, such as ``--tracker bytetrack.yaml``, or an empty list if
-    there are none."""
-    if option.flag not in table_of(command).refused or option.flag in actions_of(command) or not option.values:
-        return []
-    return flags_of_known_value(command, _argument_name(option.flag), option.values[0]) or []
+def _flags_of_argument(command: str, option: _Option) -> list[str] | None:
+    """Returns our flags for a flag with its first value if these are an argument, such as ``mode=train``: the table
+    lists the value, or the flag is not ours and the value is true, false or None. Returns None for other options."""
+    if not option.values:
+        return None
+    name = _argument_name(option.flag)
+    value = option.values[0]
+    if python_hint("keyword", name) or hyperparameter_of(command, name):
+        return None  # these are refused, whatever their value
+    action = actions_of(command).get(option.flag)
+    is_our_switch = action is not None and action.nargs == 0  # the value is another word of the line
+    is_listed = flags_of_known_value(command, name, value) is not None
+    is_switched = action is None and normalized(value) in ("true", "false", "none")
+    if is_our_switch or not (is_listed or is_switched):
+        return None
+    try:
+        return flags_of_argument(command, name, value)
+    except UserError:  # `_refusal` or the parser gives the reason
+        return None
 
 
 def _refusal(command: str, option: _Option) -> str:

@@ -33,7 +33,7 @@ class CommandTable:
     Args:
         same_flags: flag -> the words that mean the same here.
         arguments_to_flags: argument -> value -> the words that mean the same here; "{}" is the value.
-        default_arguments: argument -> the value that requests the default behavior.
+        default_arguments: argument -> the value that requests what the command does anyway, whatever its flags.
         ignored_arguments: arguments without a meaning for this command, whatever their value.
         without_effect: flag -> why it has no effect.
         refused: flag -> why it does not exist, and what to write instead.
