@@ -206,7 +206,9 @@ def test_a_word_after_a_translated_value_is_not_dropped():
     """``extra`` was, in silence."""
     required = REQUIRED["detect.py"]
     assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
-    assert "unrecognized arguments: extra" in flag_error(DetectConfig, [*required, "--tracker", "bytetrack.yaml", "extra"])
+    assert "unrecognized arguments: extra" in flag_error(
+        DetectConfig, [*required, "--tracker", "bytetrack.yaml", "extra"]
+    )
 
 
 @pytest.mark.parametrize(
