@@ -94,11 +94,10 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
 
 def _log_reader(image_list: ImageList, reader: RelocatedRows) -> None:
     """Logs how the rows are read, by the example of the first that names an image."""
-    row = next(row for row in image_list.rows if reader.images(row))
-    get_logger().info(
-        "%s: no row names an image as written; rows are read like line %d: %s is %s",
-        image_list.file,
-        row.line,
-        row.text,
-        relative_name(reader.images(row)[0], image_list.root),
-    )
+    for row in image_list.rows:
+        images = reader.images(row)
+        if len(images) == 1:
+            message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
+            image_name = relative_name(images[0], image_list.root)
+            get_logger().info(message, image_list.file, row.line, row.text, image_name)
+            return

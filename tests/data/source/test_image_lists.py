@@ -185,3 +185,12 @@ def test_a_relocated_list_takes_the_image_that_no_other_split_names(tmp_path, im
     images = [image, "data/1.png", "backup/set/images/val/2.png"]
     write_lists(root, images, {"train": "data/train.txt", "val": file}, {"data/train.txt": ["1.png"], file: [row]})
     assert split_names(root, "val") == [image]
+
+
+def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_path):
+    root = tmp_path / "set"
+    write_lists(root, [], {"train": "train.txt"}, {"train.txt": ["old/images/0.png"]})
+    (root / "images").mkdir()
+    (root / "images/0.png").symlink_to("nowhere.png")
+    with refused("set/train.txt: no images found for 'train' (...)"):
+        split_names(root, "train")
