@@ -55,6 +55,11 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
     return IMAGE_SUFFIXES if pixels == RGB8 else IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 
 
+def is_image(name: str, suffixes: frozenset[str]) -> bool:
+    """Returns whether a file has one of the ``suffixes`` of supported images. For any image, see `is_image_name`."""
+    return os.path.splitext(name)[1].lower() in suffixes
+
+
 def is_image_name(name: str) -> bool:
     """Returns whether a file has the suffix of an image, supported or not."""
     suffix = os.path.splitext(name)[1].lower()

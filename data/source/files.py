@@ -6,8 +6,10 @@ of `listing`; the result is defined in listing.py, and stored for a copy by stor
 
 All splits:
 
-    images.py          finds the images in the folders and .txt lists (image_list.py) of the split, each under one name;
-                       aliases.py finds images that symbolic links show under several names
+    images.py          finds the images in the folders and .txt lists of the split, each under one name
+    aliases.py         finds images that symbolic links show under several names
+    image_list.py      finds the images of a list's rows (list_rows.py): these are exact paths (exact_rows.py), or
+                       for another folder (relocated_rows.py) and not images of other splits (splits_of_images.py)
 
 A split with a label file for each image:
 

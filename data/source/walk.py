@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -109,6 +109,7 @@ class Folders:
         self.root = root
         self._entries: dict[str, dict[str, os.DirEntry]] = {}  # by folder and name
         self._loose: dict[str, dict[str, list[str]]] = {}  # by folder and loose name
+        self._by_stem: dict[str, dict[str, list[str]]] = {}  # by folder and stem
         self._prefixes: dict[str, str] = {}
         self._real: dict[str, str] = {}
         self._first_names: dict[str, str] = {}  # by real path
@@ -141,6 +142,18 @@ class Folders:
             self._loose[folder] = by_name
         names = self._loose[folder].get(loose(name), [])
         return os.path.join(folder, names[0]) if len(names) == 1 else None
+
+    def files_of_stem(self, path: str, suffixes: Collection[str]) -> list[str]:
+        """Returns the sorted paths of the files with the name of ``path`` and one of the ``suffixes``, in any case."""
+        folder, stem = os.path.split(path)
+        if folder not in self._by_stem:
+            by_stem: dict[str, list[str]] = {}
+            for name in sorted(self.entries(folder)):
+                by_stem.setdefault(os.path.splitext(name)[0], []).append(name)
+            self._by_stem[folder] = by_stem
+        names = self._by_stem[folder].get(stem, ())
+        paths = [os.path.join(folder, name) for name in names if os.path.splitext(name)[1].lower() in suffixes]
+        return list(filter(self.exists, paths))
 
     def name_in(self, folder: str) -> str:
         """Returns the prefix, "" or "a/b/", of the names of files in ``folder`` relative to the data set's folder."""

@@ -22,7 +22,7 @@ from data.labels.ledger import Ledger, refusal_message
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
-from data.source.listing.image_list import is_row
+from data.source.listing.list_rows import is_row
 from data.source.yaml_paths import checked_path, is_yaml
 from tools.convert.annotations import AnnotatedImage, Annotations
 from tools.convert.values import image_size

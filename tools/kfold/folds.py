@@ -23,7 +23,7 @@ from data.index.index import DatasetIndex, concatenated
 from data.index.load import load_index
 from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
-from data.source.listing.image_list import is_row
+from data.source.listing.list_rows import is_row
 from engine.evaluation.metrics import Fitness
 from tools.runs.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig

@@ -13,6 +13,7 @@ from data.image_io.file_kinds import (
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     image_suffixes,
+    is_image,
     is_never_image,
     unread_image,
     unread_summary,
@@ -20,7 +21,9 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, is_image, is_list, listed_names, read_image_list
+from data.source.listing.image_list import NO_FILE, find_named_images
+from data.source.listing.list_rows import is_list, read_list, read_rows
+from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
@@ -89,9 +92,9 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    others = _entries_of_others(spec, split)
+    splits = SplitsOfImages(spec, folders)
     for entry in entries:
-        _read_entry(split_images, entry, others)
+        _read_entry(split_images, entry, split, splits)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     split_images.separate_aliases()
@@ -105,10 +108,10 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    others = _entries_of_others(spec, split)
+    splits = SplitsOfImages(spec, folders)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry, others)
+            _read_entry(split_images, entry, split, splits)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
             split_images.missing += _rows_of_unresolved_list(entry)
@@ -119,40 +122,31 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
 def _rows_of_unresolved_list(entry: Path) -> list[str]:
     """Returns the names in a list none of whose rows names an image. A folder, or an unreadable list, has none."""
     try:
-        return listed_names(entry) if is_list(entry) else []
+        return [row.name for row in read_rows(entry)] if is_list(entry) else []
     except UserError:
         return []
 
 
-def _entries_of_others(spec: DatasetSpec, split: str) -> dict[str, list[Path]]:
-    """Returns the folders and lists that only other splits name, by split."""
-    own = spec.listed_splits[split].images
-    return {
-        other: [entry for entry in files.images if entry not in own]
-        for other, files in spec.listed_splits.items()
-        if other != split
-    }
-
-
-def _read_entry(split_images: SplitImages, entry: Path, others: Mapping[str, Sequence[Path]]) -> None:
-    """Adds the images of a folder or list. ``others``: the folders and lists of other splits."""
+def _read_entry(split_images: SplitImages, entry: Path, split: str, splits: SplitsOfImages) -> None:
+    """Adds the images of a folder or list that ``split`` names."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):
-        _add_list(split_images, entry, others)
+        _add_list(split_images, entry, split, splits)
 
 
-def _add_list(split_images: SplitImages, file: Path, others: Mapping[str, Sequence[Path]]) -> None:
-    """Adds the images that a list names, and the findings about its rows."""
-    image_list = read_image_list(file, split_images.folders, split_images.suffixes, others)
-    for row in image_list.images:
+def _add_list(split_images: SplitImages, file: Path, split: str, splits: SplitsOfImages) -> None:
+    """Adds the images that a list of ``split`` names, and the findings about its rows."""
+    image_list = read_list(file, split_images.folders, split_images.suffixes)
+    named = find_named_images(image_list, split, splits)
+    for row in named.images:
         split_images.add(row.image, row.location)
     root = split_images.folders.root
-    for folder in {row.image.name.rpartition("/")[0] for row in image_list.images}:
+    for folder in {row.image.name.rpartition("/")[0] for row in named.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
-    split_images.findings += image_list.findings
-    split_images.missing += image_list.missing
+    split_images.findings += named.findings
+    split_images.missing += named.missing
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:

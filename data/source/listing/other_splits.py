@@ -7,12 +7,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.image_io.file_kinds import image_suffixes
+from data.image_io.file_kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec, ListedSplit
-from data.source.listing.image_list import MAX_LIST_BYTES, is_image
+from data.source.listing.list_rows import is_list, read_rows
 from data.source.walk import walk
 from utils.errors import UserError
-from utils.files.safe_io import read_text
 
 
 def splits_before(spec: DatasetSpec, split: str) -> list[str]:
@@ -55,8 +54,8 @@ def is_missing_or_empty(entry: Path, spec: DatasetSpec) -> bool:
     if entry.is_dir():
         suffixes = image_suffixes(spec.pixels)
         return not any(is_image(file.name, suffixes) for visit in walk(entry) for file in visit.entries)
-    if entry.suffix.lower() == ".txt" and entry.is_file():
-        return not read_text(entry, max_bytes=MAX_LIST_BYTES).strip()
+    if is_list(entry):
+        return not read_rows(entry)
     return not entry.exists()
 
 

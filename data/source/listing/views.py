@@ -50,7 +50,7 @@ def views_of_image(named_images: Sequence[ListedImage], candidates: CandidateFil
     names_of_views = _names_by_labels(files)
     if names_of_views:
         views = _views_under(names_of_views, named_images)
-        return Views(views, [*_unread_files(files, views[0]), *_second_views(views)])
+        return Views(views, [*_files_without_objects(files, views[0]), *_second_views(views)])
     # If a file cannot be read, an empty one beside it doesn't show that the image is a background.
     file = next((file for file in files if file.labels is None), files[0])
     return Views([_united(file.names[0], named_images)], [])
@@ -96,10 +96,15 @@ def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedIm
     return image._replace(aliases=tuple(other.file for other in named_images if other.name != image.name))
 
 
-def _unread_files(files: Sequence[_FoundFile], first_view: ListedImage) -> list[Finding]:
+def _files_without_objects(files: Sequence[_FoundFile], first_view: ListedImage) -> list[Finding]:
     """Returns findings about the files without objects, in place of which those of the first view are used."""
-    message = f"has no labels that can be read; those in {first_view.label.name} are used"
-    return [Finding(file.label_name, SECOND_LABEL, message) for file in files if not file.num_objects]
+    findings: list[Finding] = []
+    for file in files:
+        if not file.num_objects:
+            problem = "cannot be read" if file.labels is None else "has no objects"
+            message = f"{problem}; the labels in {first_view.label.name} are used"
+            findings.append(Finding(file.label_name, SECOND_LABEL, message))
+    return findings
 
 
 def _second_views(views: Sequence[ListedImage]) -> list[Finding]:

@@ -201,8 +201,8 @@ def test_a_name_whose_label_file_is_empty_or_cannot_be_read_makes_no_view(tmp_pa
     assert list(index.paths) == ["left/images/y.png", "right/images/x.png"]
     assert [len(index.labels(i)) for i in range(2)] == [1, 1]
     assert sorted(index.report.lines) == [
-        f"{unread}: second label file of an image: has no labels that can be read; those in {used} are used"
-        for unread, used in (("left/labels/x.txt", "right/labels/x.txt"), ("right/labels/y.txt", "left/labels/y.txt"))
+        "left/labels/x.txt: second label file of an image: has no objects; the labels in right/labels/x.txt are used",
+        "right/labels/y.txt: second label file of an image: cannot be read; the labels in left/labels/y.txt are used",
     ]
 
 
@@ -225,7 +225,7 @@ def test_a_label_file_without_objects_makes_no_view_whatever_its_size(tmp_path):
     index = load_index(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False, max_bad=0.0))
     assert [len(index.labels(i)) for i in range(len(index))] == [1]
     (line,) = index.report.lines
-    assert line.startswith("voc/left/x.xml: second label file of an image: has no labels that can be read")
+    assert line.startswith("voc/left/x.xml: second label file of an image: has no objects; the labels in ")
 
 
 def test_another_name_of_a_folder_adds_no_images(tmp_path):

@@ -1,0 +1,196 @@
+"""Rows of .txt lists are resolved to their images, and never to images of another split in silence."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
+from tests.helpers.messages import matches, refused
+from tests.helpers.three_formats import write_image
+from utils.errors import UserError
+
+RELATIVE = "give paths of images relative to .../set: '{}' if this image is meant"
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "row"),
+    [
+        ("lists/train.txt", "images/val", "images/train/0.png"),
+        ("lists/train.txt", "val/images", "train/images/0.png"),
+        ("lists/train.txt", "val/images", "/home/me/train/images/0.png"),
+        ("lists/train.txt", "images/val", "0.png"),
+        ("train/train.txt", "val/val.txt", "images/0.png"),
+    ],
+)
+def test_a_list_without_images_does_not_take_those_of_another_split(tmp_path, train, val, row):
+    """They would get the labels of the split's own annotations."""
+    root = tmp_path / "set"
+    folder = "val/images" if val == "val/val.txt" else val
+    write_image(root / folder / "0.png", 9, 9)
+    for name, text in ((train, row), (val, "images/0.png")):
+        if name.endswith(".txt"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    (root / "d.yaml").write_text(f"train: {train}\nval: {val}\nnames: [cat]\n")
+    with refused(
+        f"set/{train}:1: '{row}' is not an image, and neither is any other row; {folder}/0.png has the "
+        f"same name, but is an image of 'val'; {RELATIVE.format(f'{folder}/0.png')}"
+    ):
+        list_split(load_dataset_spec(root / "d.yaml"), "train")
+
+
+def split_names(root: Path, split: str) -> list[str]:
+    return sorted(image.name for image in list_split(load_dataset_spec(root / "d.yaml"), split).images)
+
+
+def write_lists(root: Path, images: list[str], splits: dict[str, str], lists: dict[str, list[str]]) -> None:
+    for name in images:
+        write_image(root / name, 9, 9)
+    for name, rows in lists.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("\n".join(rows))
+    (root / "d.yaml").write_text("".join(f"{key}: {name}\n" for key, name in splits.items()) + "names: [cat]\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "train", "train_rows", "val", "val_row"),
+    [
+        ("images", "images", [], "val.txt", "val/images/0.png"),
+        ("images", "train.txt", ["images/0.png"], "val.txt", "val/images/0.png"),
+        (".", "train.txt", ["0.png"], "val.txt", "val/0.png"),
+        ("images/train", "lists/train.txt", ["images/train/0.png"], "lists/val.txt", "0.png"),
+        ("images/train", "lists/train.txt", ["images\\train\\0.png"], "lists/val.txt", "0.png"),
+    ],
+)
+def test_a_relocated_list_is_refused_if_another_split_has_its_images(tmp_path, folder, train, train_rows, val, val_row):
+    root = tmp_path / "set"
+    image = "0.png" if folder == "." else f"{folder}/0.png"
+    lists = {val: [val_row]} | ({train: train_rows} if train_rows else {})
+    write_lists(root, [image], {"train": train, "val": val}, lists)
+    message = f"; {image} has the same name, but is an image of 'train'; give paths of images relative to "
+    with pytest.raises(UserError, match=re.escape(message)):
+        split_names(root, "val")
+
+
+@pytest.mark.parametrize("row", ["old/images/{}.png", "/home/me/set/images/{}.png", "{}"])
+def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp_path, row, lines):
+    """They may also name images that are missing, and numbered like others."""
+    images = [f"images/{number}.png" for number in range(3)]
+    rows = [row.format(number) for number in range(3)]
+    write_lists(
+        tmp_path / "set", images, {"train": "all.txt", "val": "part.txt"}, {"all.txt": rows, "part.txt": rows[1:]}
+    )
+    assert split_names(tmp_path / "set", "train") == images
+    lines.clear()
+    assert split_names(tmp_path / "set", "val") == images[1:]
+    assert matches(
+        lines.messages[0],
+        "set/part.txt: 2 of its images (first: images/1.png) are also in .../set/all.txt of 'train', whose rows can "
+        "be read alike; if they should be other images of the same names, give paths of images relative to .../set",
+    )
+
+
+def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, lines):
+    """Of a missing image, the one of that name is taken, which may be another split's."""
+    images = ["images/train/0.png", "images/train/1.png", "images/val/1.png"]
+    lists = {"train.txt": ["1.png", "0.png"], "val.txt": ["0.png", "1.png"]}
+    write_lists(tmp_path / "set", images, {"train": "train.txt", "val": "val.txt"}, lists)
+    with refused("2 images fit '1.png': ..."):
+        split_names(tmp_path / "set", "train")
+    lines.clear()
+    assert split_names(tmp_path / "set", "val") == ["images/train/0.png", "images/train/1.png"]
+    assert "val.txt: 2 of its images (first: images/train/0.png) are also in " in lines.messages[0]
+
+
+def test_a_list_that_two_splits_name_is_no_reason_for_a_warning(tmp_path, lines):
+    write_lists(
+        tmp_path / "set", ["images/0.png"], {"train": "all.txt", "val": "all.txt"}, {"all.txt": ["old/images/0.png"]}
+    )
+    assert split_names(tmp_path / "set", "val") == ["images/0.png"]
+    assert not [message for message in lines.messages if "are also in" in message]
+
+
+def test_another_split_may_name_a_list_and_the_folder_of_its_images(tmp_path):
+    """The images of its list are still not those of this split."""
+    root = tmp_path / "set"
+    images = [*(f"images/{number}.png" for number in range(10)), "extra/10.png"]
+    rows = [f"old/{image}" for image in images]
+    write_lists(root, images, {"train": "train.txt", "val": "val.txt"}, {"train.txt": rows, "val.txt": ["10.png"]})
+    (root / "d.yaml").write_text("train: [train.txt, images]\nval: val.txt\nnames: [cat]\n")
+    reason = "extra/10.png has the same name, but is an image of 'train'"
+    with refused(f"set/val.txt:1: '10.png' is not an image; {reason}; {RELATIVE.format('extra/10.png')}"):
+        split_names(root, "val")
+
+
+def test_a_relocated_list_may_name_images_in_the_folders_of_its_own_split(tmp_path):
+    root = tmp_path / "set"
+    write_lists(
+        root, ["images/val/0.png"], {"train": "images", "val": "val.txt"}, {"val.txt": ["old/images/val/0.png"]}
+    )
+    (root / "d.yaml").write_text("train: images\nval: [images/val, val.txt]\nnames: [cat]\n")
+    assert split_names(root, "val") == ["images/val/0.png"]
+
+
+def test_each_row_is_read_as_an_exact_path_if_it_is_one(tmp_path, lines):
+    root = tmp_path / "set"
+    images = ["images/0.png", "images/1.png", "images/2.png", "images/3.png", "images/3.jpg", "lists/images/4.png"]
+    rows = ["images/0.png", "images\\1.PNG", "images/2", "images/3", ".\\images\\4.png", "images/5", "images/6.png"]
+    write_lists(root, images, {"train": "lists/train.txt", "val": "images"}, {"lists/train.txt": rows})
+    listing = list_split(load_dataset_spec(root / "d.yaml"), "train")
+    assert [image.name for image in listing.images] == [*images[:3], images[-1]]
+    assert [str(finding) for finding in listing.findings] == [
+        "lists/train.txt:4: bad row of a list: 'images/3' may be any of images/3.jpg, images/3.png",
+        "lists/train.txt:6: bad row of a list: 'images/5' is not the path of an image",
+        "lists/train.txt:7: missing image: images/6.png not found",
+    ]
+
+
+@pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])
+def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
+    images = [f"JPEGImages/{number}.png" for number in range(3)]
+    lists = {"ImageSets/Main/val.txt": ["2"]}
+    if train.endswith(".txt"):
+        lists[train] = ["0", "1", "2"]
+    write_lists(tmp_path / "set", images, {"train": train, "val": "ImageSets/Main/val.txt"}, lists)
+    assert split_names(tmp_path / "set", "train") == images
+    assert split_names(tmp_path / "set", "val") == images[2:]
+
+
+def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):
+    root = tmp_path / "set"
+    rows = [f"/home/me/{number}.png" for number in range(12)]
+    images = [f"{number}.png" for number in range(12)]
+    write_lists(root, images, {"train": "train.txt", "val": "val.txt"}, {"train.txt": ["11.png"], "val.txt": rows})
+    assert split_names(root, "train") == ["11.png"]
+    reason = "11.png has the same name, but is an image of 'train'"
+    with refused(f"set/val.txt:12: '/home/me/11.png' is not an image; {reason}; {RELATIVE.format('11.png')}"):
+        split_names(root, "val")
+
+
+@pytest.mark.parametrize(
+    ("image", "file", "row"),
+    [
+        ("data/0.png", "val.txt", "0"),  # the list of another split is beside the image
+        ("foo/images/0.png", "foo/lists/val.txt", "/old/bar/images/0.png"),
+        ("darknet/data/obj/0.png", "darknet/cfg/val.txt", "C:\\me\\data\\obj\\0.png"),
+        ("images/val/2.png", "val.txt", "/home/me/set/images/val/2.png"),  # a copy ends in more of the row
+        ("data/0.png", "val.txt", "data\\0.png"),
+        ("data/1.png", "val.txt", "data\\1.png"),  # complete, and an image of both splits
+    ],
+)
+def test_a_relocated_list_takes_the_image_that_no_other_split_names(tmp_path, image, file, row):
+    root = tmp_path / "set"
+    images = [image, "data/1.png", "backup/set/images/val/2.png"]
+    write_lists(root, images, {"train": "data/train.txt", "val": file}, {"data/train.txt": ["1.png"], file: [row]})
+    assert split_names(root, "val") == [image]
+
+
+def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_path):
+    root = tmp_path / "set"
+    write_lists(root, [], {"train": "train.txt"}, {"train.txt": ["old/images/0.png"]})
+    (root / "images").mkdir()
+    (root / "images/0.png").symlink_to("nowhere.png")
+    with refused("set/train.txt: no images found for 'train' (...)"):
+        split_names(root, "train")
