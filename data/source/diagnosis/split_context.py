@@ -199,12 +199,12 @@ class SplitContext:
                         folders[self.own.candidates.folders.first_name(folder)] = None
         return folders
 
-    def is_of_image_outside(self, file: Candidate, stems: Iterable[str]) -> bool:
-        """Returns whether a file in the annotations has one of the loose ``stems`` of an image in no split, or in one
-        with another kind of label file. In a folder where a split expects label files, only images count that may have
-        theirs there, too."""
-        folder = file.folder if self.is_expected(file.folder) else str(self.own.candidates.annotations)
-        return not self._stems_outside.get(folder, frozenset()).isdisjoint(stems)
+    def is_of_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
+        """Returns whether an image in no split, or in one with another kind of label file, has one of the loose
+        ``stems`` and may have its label file in a folder of the annotations. In a folder where no split expects label
+        files, these may be of any image."""
+        place = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
+        return not self._stems_outside.get(place, frozenset()).isdisjoint(stems)
 
     def is_expected(self, folder: str) -> bool:
         """Returns whether any split expects label files in a folder."""
