@@ -100,6 +100,13 @@ class UnusedFile:
             similar[labels] = find(self.stem)
         return {labels: images for labels, images in similar.items() if images}
 
+    @property
+    def background_of_other_split(self) -> ListedImage | None:
+        """An unlabeled image of the same name in a split to which the file's folder does not belong. If the name does
+        not tell the split (`SplitContext.tells_split`), the image stays a background."""
+        others = [labels for labels in self.context.splits if labels not in self.owner.splits]
+        return next((image for labels in others for image in labels.unlabeled.named(self.stem)), None)
+
     def _is_searched_by(self, labels: SplitLabels) -> bool:
         """Returns whether a split searches the file's folder for labels of its images. Where it expects no label files,
         it does not search for those of a name that one of its labeled images has."""

@@ -22,7 +22,7 @@ from data.source.diagnosis.unread_labels import unread_labels
 from data.source.diagnosis.unused_file import ImagesOfSplits, UnusedFile
 from data.source.listing.candidate_files import Candidate
 from data.source.listing.listing import ImageStatus, ListedImage
-from utils.files.paths import path_of
+from utils.files.paths import path_of, relative_name
 
 
 class Diagnosis(NamedTuple):
@@ -172,7 +172,7 @@ def _labeled_namesake(file: UnusedFile) -> _Explanation | None:
     if is_copy or split_to_charge(file.owner.splits) is not file.own:
         return _NOT_REPORTED
     image = file.labeled_namesakes[0].name
-    message = f"is named like {image}, which has labels elsewhere; remove one of the two"
+    message = f"is named like {image}, which has labels elsewhere; remove one of the two{_hint_at_unnamed_split(file)}"
     return _Explanation(Finding(file.name, SECOND_LABEL, message))
 
 
@@ -196,7 +196,12 @@ def _lost(file: UnusedFile) -> _Explanation | None:
     splits = file.owner.splits
     if not splits or split_to_charge(splits) is not file.own:
         return None
-    return _Explanation(_without_image(file, "belongs to no image; rename it like its image, or remove it"))
+    remedy = "rename it like its image, or remove it"
+    namesake = file.background_of_other_split
+    if namesake is not None:
+        rename = f"if it labels {namesake.name}, a background of another split, rename it to {namesake.label.name}"
+        remedy = f"{rename}; else {remedy}"
+    return _Explanation(_without_image(file, f"belongs to no image; {remedy}{_hint_at_unnamed_split(file)}"))
 
 
 _EXPLANATIONS = (
@@ -229,10 +234,21 @@ def _leaving_out(images_of: ImagesOfSplits, file: UnusedFile) -> _Explanation:
     finding = Finding(
         where=file.name,
         kind=ORPHAN,
-        text=f"belongs to no image; {rename}",
+        text=f"belongs to no image; {rename}{_hint_at_unnamed_split(file)}",
         lost_objects=file.num_objects if split_to_charge(list(images_of)) is file.own else 0,
     )
     return _Explanation(finding, unlabeled)
+
+
+def _hint_at_unnamed_split(file: UnusedFile) -> str:
+    """Returns a hint for a folder of the annotations that belongs to no split: it may have the labels of a split that
+    the YAML does not name, which must be neither renamed nor removed."""
+    annotations = file.own.candidates.annotations
+    is_of_a_split = any(file.folder in labels.own_folders for labels in file.context.splits)
+    if annotations is None or file.folder == str(annotations) or is_of_a_split:
+        return ""
+    folder = relative_name(file.folder, file.own.candidates.folders.root)
+    return f"; if {folder} has the labels of another split, name this split in the YAML"
 
 
 def _without_image(file: UnusedFile, message: str) -> Finding:
