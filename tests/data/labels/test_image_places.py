@@ -420,6 +420,15 @@ def test_reasons_take_time_in_proportion_to_the_entries():
     assert len(matched.unmatched) == len(entries)
 
 
+def test_images_of_no_split_are_found_in_any_number_of_folders(json_set):
+    for i in range(1010):
+        folder = json_set.root / f"images/seq{i}"
+        folder.mkdir()
+        (folder / f"seq{i}.png").touch()
+        json_set.add(f"images/seq{i}/seq{i}.png", exists=False)
+    assert load(json_set.describe(), "train").report.ledger.lost_objects == 0
+
+
 def test_a_list_of_many_folders_is_listed_in_time_in_proportion_to_them(tmp_path):
     """Each folder combined with the subfolders of all others would be tens of thousands of paths."""
     names = [f"seq{i}/frames{i}/0.png" for i in range(300)]
