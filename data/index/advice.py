@@ -112,6 +112,13 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
             f"{count} not found, which may be in a missing folder or in no split: not counted as lost, first "
             f"{elsewhere[0].where}: {elsewhere[0].message}"
         )
+    in_other_folders = [finding for finding in labels.source.findings if finding.kind == kinds.OTHER_FOLDER]
+    if in_other_folders:
+        count = counted(len(in_other_folders), "image")
+        notes.append(
+            f"the label file names {count} in folders of other splits; unless the data set was split anew, these may "
+            f"be other images, first {in_other_folders[0].where}: {in_other_folders[0].text}"
+        )
     return notes
 
 

@@ -62,6 +62,7 @@ class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
+    in_other_folders: list[int]  # those of these images whose entry names another split's folder, or a missing one
     unmatched: list[UnmatchedEntry]  # entries of no split's images
     are_of_earlier: bool  # whether an earlier split has images in the file
 
@@ -84,7 +85,11 @@ class _EntryWithoutImage(NamedTuple):
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images: first entries whose file name is literally that of an image, then all others by
-    `ImageNames`. If file names repeat, an image gets no entry whose folders are those of another split."""
+    `ImageNames`.
+
+    If file names repeat, an image gets no entry whose folders are those of another split. Else it may get one, and is
+    in `MatchedEntries.in_other_folders`: the data set was split anew, or the entry is of a missing image of that name.
+    """
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
     outer_folders = common_folders(entry.file_name for entry in entries)
@@ -96,13 +101,14 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         if number not in with_literal_name
     }
     places = ImagePlaces(images, request.others, outer_folders)
+    of_other_places = {
+        number
+        for number, matches in matches_of.items()
+        if _is_of_another_place(entries[number].file_name, matches, images, names, places)
+    }
     plausible = matches_of
     if _do_file_names_repeat(entries):
-        plausible = {
-            number: matches
-            for number, matches in matches_of.items()
-            if not _is_of_another_place(entries[number].file_name, matches, images, names, places)
-        }
+        plausible = {number: matches for number, matches in matches_of.items() if number not in of_other_places}
     by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
 
@@ -117,8 +123,10 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         for number, matches in matches_of.items()
         if number not in with_image
     ]
+    of_this = {i: number for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits}
     return MatchedEntries(
-        entry_of={i: entries[number] for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits},
+        entry_of={i: entries[number] for i, number in of_this.items()},
+        in_other_folders=sorted(i for i, number in of_this.items() if number in of_other_places),
         unmatched=[_unmatched(without_image, places, names) for without_image in rest],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -209,13 +217,14 @@ def _is_of_another_place(
     """
     if len(matches) != 1:
         return False
-    is_in_subfolder = any("/" in file.name_in_split for file in images[matches[0]].names)
-    if is_in_subfolder and names.agreement(file_name, matches[0]):
-        return False
+    image = images[matches[0]]
     place = places.closest(file_name, tuple(matches))
     if place.kind is PlaceKind.SPLITS:
-        return images[matches[0]].splits.isdisjoint(place.splits)
-    return place.kind is PlaceKind.ELSEWHERE
+        is_of_another = image.splits.isdisjoint(place.splits)
+    else:
+        is_of_another = place.kind is PlaceKind.ELSEWHERE
+    is_in_subfolder = any("/" in file.name_in_split for file in image.names)
+    return is_of_another and not (is_in_subfolder and names.agreement(file_name, matches[0]))
 
 
 def _match_by_name(

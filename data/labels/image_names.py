@@ -92,6 +92,8 @@ class ImageNames:
         distinguished by as many folders as necessary. If only ``outer_folders`` (`common_folders` of all names, such as
         the path of the data set on another machine) are left, the image without further folders matches.
         """
+        if not self._names:
+            return ()
         usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
         if self._are_one_image(usual):
             return self._images_of(usual)

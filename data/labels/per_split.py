@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from data.labels.categories import Category
-from data.labels.findings import ABSENT, COUNTED_EARLIER, IMAGE_ELSEWHERE, REPEATED_ENTRY, STRAY, UNLISTED, Finding
+from data.labels.findings import (
+    ABSENT,
+    COUNTED_EARLIER,
+    IMAGE_ELSEWHERE,
+    OTHER_FOLDER,
+    REPEATED_ENTRY,
+    STRAY,
+    UNLISTED,
+    Finding,
+)
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
@@ -72,6 +81,7 @@ class LabelsPerSplit:
             *self._stray_annotations(file.strays, matched),
             *self._absent_images(matched.unmatched),
             *self._unlisted_images(request.images, matched),
+            *self._images_with_other_folders(request.images, matched),
         ]
 
     def read(self, i: int) -> RawLabels | None:
@@ -121,6 +131,18 @@ class LabelsPerSplit:
             Finding(image.name, UNLISTED, f"{self._name} doesn't name it", consequence="left out")
             for i, image in enumerate(images)
             if i not in matched.entry_of
+        ]
+
+    def _images_with_other_folders(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
+        """Returns findings about entries that only the file name matches with their image. If the data set was not
+        split anew, they may be of images of the same name that are missing elsewhere."""
+        return [
+            Finding(
+                where=f"{self._name}: image {matched.entry_of[i].image_id}",
+                kind=OTHER_FOLDER,
+                text=f"{matched.entry_of[i].file_name} is used for {images[i].name}, by its file name alone",
+            )
+            for i in matched.in_other_folders
         ]
 
     def _nothing_fits(

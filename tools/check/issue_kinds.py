@@ -59,6 +59,9 @@ ADVICE = {
     scan_kinds.STRAY: Advice("these labels are not used", "correct the image_id, or delete the annotation"),
     scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
     scan_kinds.REPEATED_ENTRY: Advice("its labels are used once", "nothing, or delete the second entry"),
+    scan_kinds.OTHER_FOLDER: Advice(
+        "training uses the labels for the image of this file name", "correct the folders, or delete the entry"
+    ),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
     scan_kinds.IMAGE_ELSEWHERE: Advice(

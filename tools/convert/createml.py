@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.labels.coco import load_json
+from data.labels.json_files import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import image_name, name_of, numbers, objects_in
 from utils.schema import check

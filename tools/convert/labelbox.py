@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from data.labels.coco import load_json
+from data.labels.json_files import load_json
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry, around_polygon
 from tools.convert.values import MAX_FILE_BYTES, image_name, name_of, numbers, objects_in, parse_object, parse_size
 from utils.errors import UserError, one_line

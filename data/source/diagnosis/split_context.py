@@ -4,6 +4,7 @@ file may belong to several splits, `split_to_charge` decides in which of them it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from data.source.listing.other_splits import entries_without_images, share_label
 from data.source.listing.unusual_labels import find_labels
 from utils.files.paths import path_of
 
-_MAX_COMMON_SHARE = 0.05  # of a split's stems that other splits have as well, up to which the others tell the split
+_MAX_COMMON_SHARE = 0.05  # share of a split's stems that other splits have, too, up to which the others tell the split
 
 
 class SplitLabels:
@@ -159,7 +160,11 @@ class SplitContext:
 
     def tells_split(self, stem: str) -> bool:
         """Returns whether the loose stem of a label file tells the split of its image: no two splits have different
-        images of it, and few have images of another common stem, as if each is numbered from 0."""
+        images of it, and in each split, few images have a stem that another split has, as if each is numbered from 0.
+
+        Else a file in the folder of one split says nothing about a background of this name in another: its objects are
+        lost, and the finding names the background.
+        """
         return self._common_stems is not None and stem not in self._common_stems
 
     @cached_property
@@ -171,19 +176,14 @@ class SplitContext:
         num_empty = sum(each is not None for each in formats) - len(self.others)
         if num_empty or self._missing_entries:
             return None
-        names: set[str] = set()
-        stems: set[str] = set()
-        common_stems: set[str] = set()
-        for labels in self.splits:
-            new_names = labels.names - names
-            new_stems = {loose_stem(name.rpartition("/")[2]) for name in new_names}
-            common = stems & new_stems
-            if len(common) > _MAX_COMMON_SHARE * min(len(stems), len(new_stems)):
-                return None
-            names |= new_names
-            stems |= new_stems
-            common_stems |= common
-        return common_stems
+        names_of_splits = [labels.names for labels in self.splits]
+        stems_of_splits = [set(map(_loose_stem_of, names)) for names in names_of_splits]
+        num_splits = Counter(stem for stems in stems_of_splits for stem in stems)
+        num_images = Counter(map(_loose_stem_of, set().union(*names_of_splits)))
+        common = {stem for stem, count in num_splits.items() if count > 1 and num_images[stem] > 1}
+        if any(len(stems & common) > _MAX_COMMON_SHARE * len(stems) for stems in stems_of_splits):
+            return None
+        return common
 
     @cached_property
     def named_label_folders(self) -> dict[str, None]:
@@ -199,12 +199,12 @@ class SplitContext:
                         folders[self.own.candidates.folders.first_name(folder)] = None
         return folders
 
-    def is_of_image_outside(self, file: Candidate, stems: Iterable[str]) -> bool:
-        """Returns whether a file in the annotations has one of the loose ``stems`` of an image in no split, or in one
-        with another kind of label file. In a folder where a split expects label files, only images count that may have
-        theirs there, too."""
-        folder = file.folder if self.is_expected(file.folder) else str(self.own.candidates.annotations)
-        return not self._stems_outside.get(folder, frozenset()).isdisjoint(stems)
+    def is_of_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
+        """Returns whether an image in no split, or in one with another kind of label file, has one of the loose
+        ``stems`` and may have its label file in a folder of the annotations. In a folder where no split expects label
+        files, these may be of any image."""
+        place = folder if self.is_expected(folder) else str(self.own.candidates.annotations)
+        return not self._stems_outside.get(place, frozenset()).isdisjoint(stems)
 
     def is_expected(self, folder: str) -> bool:
         """Returns whether any split expects label files in a folder."""
@@ -290,6 +290,11 @@ def split_to_charge(splits: Sequence[SplitLabels]) -> SplitLabels:
 def _format_per_image(split: ListedSplit) -> FilesPerImage | None:
     """Returns the format of a split with a label file for each image, or None for other splits."""
     return None if split.label_format is None else split.label_format.per_image
+
+
+def _loose_stem_of(name: str) -> str:
+    """Returns the loose stem of an image from its name with folders."""
+    return loose_stem(name.rpartition("/")[2])
 
 
 def folders_of(split: ListedSplit) -> list[str]:

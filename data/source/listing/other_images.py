@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ from data.source.walk import Folders, Visit, none_if_missing, walk
 from data.split_files import NamesOfImage, OtherImages, SplitPlaces
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
-
-_MAX_FOLDERS = 1000  # folders read below each folder that is searched
 
 
 def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImages) -> OtherImages:
@@ -92,15 +89,15 @@ def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: C
 
 
 def _image_names(searched: Iterable[Path], spec: DatasetSpec, folders: Folders) -> set[str]:
-    """Returns the names of all images in or below folders, except in the folders of splits directly in these. Reads at
-    most `_MAX_FOLDERS` below each."""
+    """Returns the names of all images in or below folders, except in the folders of splits directly in these. A folder
+    is read once if ``searched`` names it after those that contain it."""
     suffixes = image_suffixes(spec.pixels)
     names: set[str] = set()
     visited: set[str] = set()
     for folder in searched:
         if str(folder) in visited:
             continue
-        for visit in itertools.islice(_walk_besides_splits(folder, spec, folders), _MAX_FOLDERS):
+        for visit in _walk_besides_splits(folder, spec, folders):
             visited.add(visit.path)
             prefix = folders.name_in(visit.path)
             names |= {prefix + entry.name for entry in visit.entries if is_image(entry.name, suffixes)}

@@ -15,6 +15,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.findings import OTHER_FOLDER
 from data.labels.image_entries import ImageEntry, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
@@ -354,8 +355,16 @@ def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has
     if has_repetition:
         json_set.add("images/old/0.png", 0, exists=False)
     data = json_set.describe()
-    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [10, 10]
+    indexes = {split: load(data, split) for split in SPLITS}
+    assert [index.report.ledger.used_objects for index in indexes.values()] == [10, 10]
     assert lost(data)[1] == (0, 0)
+    for split, numbers in (("train", [8]), ("val", [1, 3, 5, 7])):
+        former = {"train": "val", "val": "train"}[split]
+        lines = [line.split(f"{OTHER_FOLDER}: ")[1] for line in indexes[split].report.lines if OTHER_FOLDER in line]
+        assert lines == [
+            f"images/{former}/{i}.png is used for images/{split}/{i}.png, by its file name alone" for i in numbers
+        ]
+        assert any(f"the label file names {len(numbers)} image" in note for note in indexes[split].report.notes)
 
 
 def test_a_folder_that_was_moved_to_another_split_keeps_its_boxes(tmp_path):
@@ -409,6 +418,15 @@ def test_reasons_take_time_in_proportion_to_the_entries():
     matched = match_entries(entries, request)
     assert time.process_time() - start < 5
     assert len(matched.unmatched) == len(entries)
+
+
+def test_images_of_no_split_are_found_in_any_number_of_folders(json_set):
+    for i in range(1010):
+        folder = json_set.root / f"images/seq{i}"
+        folder.mkdir()
+        (folder / f"seq{i}.png").touch()
+        json_set.add(f"images/seq{i}/seq{i}.png", exists=False)
+    assert load(json_set.describe(), "train").report.ledger.lost_objects == 0
 
 
 def test_a_list_of_many_folders_is_listed_in_time_in_proportion_to_them(tmp_path):

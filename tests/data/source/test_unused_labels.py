@@ -212,6 +212,27 @@ def test_labels_of_deleted_images_say_nothing_about_backgrounds_of_the_same_numb
     indexes = read(tmp_path, TRAIN_AND_VAL, annotations=None if is_yolo else "voc")
     assert losses(indexes) == {"train": (1, 2), "val": (0, 0)}
     assert len(indexes["val"]) == 6
+    (line,) = indexes["train"].report.lines
+    folder = "labels" if is_yolo else "voc"
+    rename = f"if it labels images/val/3.png, a background of another split, rename it to {folder}/val/3{suffix}"
+    assert line.endswith(f"belongs to no image; {rename}; else rename it like its image, or remove it")
+
+
+def test_labels_of_a_split_that_the_yaml_does_not_name_are_not_only_to_be_renamed_or_removed(tmp_path):
+    """Of train/1.png, which has no label file, and of train/0.png, which has one."""
+    for name in "012":
+        image(tmp_path, f"train/{name}.png")
+        label(tmp_path, f"val/{name}.xml", 2)
+        label(tmp_path, f"train/{name}.xml")
+    label(tmp_path, "val/3.xml")
+    (tmp_path / "voc/train/1.xml").unlink()
+    index = read(tmp_path, {"train": "images/train"})["train"]
+    assert reported(index, SECOND_LABEL) == ["voc/val/0.xml", "voc/val/2.xml"]
+    assert reported(index) == ["voc/val/1.xml", "voc/val/3.xml"]
+    hint = "; if voc/val has the labels of another split, name this split in the YAML"
+    lines = [line for line in index.report.lines if line.startswith("voc/val/")]
+    assert len(lines) == 4
+    assert all(line.endswith(hint) for line in lines)
 
 
 def test_one_common_name_does_not_hide_that_labels_are_in_the_folder_of_another_split(tmp_path):
@@ -283,10 +304,10 @@ class RandomSet:
     def splits(self) -> list[str]:
         return [split for split in self.images if split != self.missing_split]
 
-    def splits_of(self, folder: str) -> list[str]:
+    def splits_of(self, folder: str, stem: str) -> list[str]:
         """The splits whose images a file in a folder may label."""
         is_of_list = self.is_yolo and folder in self.missing_rows  # its folder is not searched for other splits
-        if self.are_names_distinct and not is_of_list:
+        if self.tells_split(stem) and not is_of_list:
             return self.splits
         if folder in self.splits:
             return [folder]
@@ -296,11 +317,17 @@ class RandomSet:
         """The label files of an image."""
         return {f"{split}/{stem}"} if self.is_yolo else {f"{split}/{stem}", stem}
 
-    @property
-    def are_names_distinct(self) -> bool:
-        """Whether a stem is that of one split at most, and all splits are known."""
-        stems = [stem for split in self.images for stem in self.images[split] + self.missing_rows.get(split, [])]
-        return not self.missing_split and len(set(stems)) == len(stems)
+    def tells_split(self, stem: str) -> bool:
+        """Whether only one split has a stem, all splits are known, and at most one in twenty of the stems of any split
+        is also in another. No image is in two splits."""
+        if self.missing_split:
+            return False
+        stems_of = {split: {*stems, *self.missing_rows.get(split, [])} for split, stems in self.images.items()}
+        for split, stems in stems_of.items():
+            in_others = [stem for other in stems_of if other != split for stem in stems & stems_of[other]]
+            if 20 * len(set(in_others)) > len(stems):
+                return False
+        return sum(stem in stems for stems in stems_of.values()) <= 1
 
     def expected(self) -> tuple[dict[str, list[str]], dict[str, int], int]:
         """Reads the data set naively: returns the stems of the images that each split uses, its lost objects, and the
@@ -316,7 +343,7 @@ class RandomSet:
         lost = dict.fromkeys(self.splits, 0)
         for file in self.num_objects.keys() - {file for own in files.values() for file in own}:
             folder, _, stem = file.rpartition("/")
-            affected = [split for split in self.splits_of(folder) if files.get((split, stem)) == set()]
+            affected = [split for split in self.splits_of(folder, stem) if files.get((split, stem)) == set()]
             lists = [s for s, rows in self.missing_rows.items() for row in rows if file in self.files(s, row)]
             loser = ""
             if lists:
@@ -361,11 +388,17 @@ def random_set(root: Path, rng: random.Random, *, is_yolo: bool) -> RandomSet:
     splits = ("train", "val", "test")[: rng.randint(2, 3)]
     stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(9)]
     others = ["".join(rng.choices("jklmn", k=8)) for _ in range(6)]
-    if rng.random() < 0.5:  # the same names in each split
+    names = rng.choice(("same", "distinct", "one common"))
+    if names == "same":
         made.images = {split: rng.sample(stems, 4) for split in splits}
     else:
-        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(4 * len(splits) + 3)]
-        made.images = {split: stems[4 * i : 4 * i + 4] for i, split in enumerate(splits)}
+        size = 22 if names == "one common" else 4
+        stems = ["".join(rng.choices("bcdfgh", k=8)) for _ in range(size * len(splits) + 3)]
+        made.images = {split: stems[size * i : size * (i + 1)] for i, split in enumerate(splits)}
+    if names == "one common":
+        for split in splits[1:]:
+            made.images[split][rng.choice((1, 2))] = stems[1]
+        stems = stems[:4] + stems[-4:]
     last = rng.choice(("whole", "whole", "missing", "list"))
     if last == "list":
         made.missing_rows[splits[-1]] = others[:2]
