@@ -129,7 +129,7 @@ class Exporter:
             if output is not None:
                 return Thresholds(output, scores.threshold)
         if self._model.is_unscored_branch:
-            get_logger().info("--nms: the files state no confidence threshold: training's belongs to the other branch")
+            get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
         return trained_thresholds(self._model, options)
 
     def _calibration_batches(self) -> Iterator[np.ndarray]:
