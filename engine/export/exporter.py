@@ -38,7 +38,7 @@ from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.errors import FailedCheck, UserError
+from utils.errors import FailedCheck, UserError, os_reason
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
 
@@ -164,7 +164,7 @@ def _write_errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
+        raise UserError(f"{path}: cannot be written ({os_reason(error)})") from None
 
 
 def _log_outcome(path: Path, parity: Parity | None, seconds: float, *, replaces_file: bool) -> None:
