@@ -35,10 +35,14 @@ def main() -> None:
 
     model = lockstep.load(arguments.weights, color="bgr", conf=arguments.conf)
     capture = cv2.VideoCapture(arguments.video)
+    if not capture.isOpened():
+        parser.error(f"{arguments.video}: cannot be opened as a video")
     width = int(capture.get(cv2.CAP_PROP_FRAME_WIDTH))
     height = int(capture.get(cv2.CAP_PROP_FRAME_HEIGHT))
     fps = capture.get(cv2.CAP_PROP_FPS)
     writer = cv2.VideoWriter(arguments.output, cv2.VideoWriter_fourcc(*"mp4v"), fps, (width, height))
+    if not writer.isOpened():
+        parser.error(f"{arguments.output}: cannot be written as a video of {width}x{height} pixels at {fps:g} frames/s")
 
     last_x: dict[int, float] = {}  # by id, pixels
     crossings = 0

@@ -19,7 +19,7 @@ from data.source.yaml_paths import resolve_root
 from lockstep.command import call_command
 from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
 from lockstep.run import Run
-from lockstep.values import checked_value, plain_value
+from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError

@@ -2,8 +2,8 @@
 
 The command parses them: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line,
 mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are unknown names, names
-that mean something else in Ultralytics, and values that no command line can express (`lockstep.values`) or that are of
-the wrong kind for the flag: mappings, lists, true and false.
+that mean something else in Ultralytics, and values that no command line can express (utils/config/plain_values.py) or
+that are of the wrong kind for the flag: mappings, lists, true and false.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lockstep.values import plain_value
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_for_refusal
+from utils.config.plain_values import plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError

@@ -265,7 +265,7 @@ class ExportSettings(TypedDict, total=False):
     batch: int
     """batch size of the exported model"""
     dynamic: bool
-    """any batch, height and width instead of fixed ones"""
+    """any batch, and any sides that are multiples of the stride"""
     half: bool
     """float16 weights and convolutions"""
     int8: bool

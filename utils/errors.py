@@ -27,6 +27,11 @@ def first_line(error: BaseException) -> str:
     return next(iter(message.splitlines()), type(error).__name__)
 
 
+def os_reason(error: OSError) -> str:
+    """Returns why the system refused, in lower case: ``no such file or directory``."""
+    return (error.strerror or str(error)).lower()
+
+
 class ExplainedError(Exception):
     """An error that its message explains fully. It is not a bug, so no traceback is printed."""
 

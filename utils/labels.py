@@ -40,9 +40,16 @@ def rows_of(offsets: np.ndarray, images: np.ndarray) -> tuple[np.ndarray, np.nda
     ``offsets``: see `LabelArrays`.
     """
     starts = offsets[images]
-    counts = offsets[images + 1] - starts
-    position = np.repeat(np.arange(len(images)), counts)
-    return np.arange(len(position)) + (starts - (np.cumsum(counts) - counts))[position], position
+    position, rows = ragged_ranges(starts, offsets[images + 1] - starts)
+    return rows, position
+
+
+def ragged_ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two arrays, int64 (sum of counts,): each i repeated ``counts[i]`` times, and for each i the numbers
+    ``first[i], first[i] + 1, ...``. ``first``, ``counts``: int64 (n,)."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    begins = np.cumsum(counts) - counts  # position of the first number of each range
+    return owner, np.arange(len(owner)) + (first - begins)[owner]
 
 
 class LabelArrays:

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.cache.decoding import Decoding
 from data.index.index import DatasetIndex
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_descriptor
 from utils.logger import get_logger
 from utils.pixels import PixelFormat
@@ -69,7 +69,7 @@ def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decodin
         else:
             os.truncate(handle, size)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
     pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
 

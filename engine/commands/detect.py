@@ -79,7 +79,7 @@ def _log_threshold(config: DetectConfig, model: InferenceModel, settings: Resolv
     if config.conf_thres is not None:
         return
     if model.is_unscored_branch:
-        threshold = f"{settings.conf:g}: training scores the other branch of {config.weights}"
+        threshold = f"{settings.conf:g}: training scores the one-to-one branch of {config.weights}"
     elif model.confidence is None:
         threshold = f"{settings.conf:g}: {config.weights} does not store a better one"
     else:

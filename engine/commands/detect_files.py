@@ -63,7 +63,7 @@ class ResultFiles:
         self._names = names
         self._class_folders = class_folders(dict(enumerate(names)))
         self._config = config
-        self._stem_of = UniqueStems()
+        self._stem_of = UniqueStems(source_files(config.source))
         self._videos = VideoFiles(run_dir)
         self._written = WrittenFiles(run_dir)
         self._track_stem_of = UniqueStems()
@@ -124,6 +124,20 @@ class ResultFiles:
         last = self._last_index.get(frame.path, frame.index - stride)
         self._last_index[frame.path] = frame.index
         return max(round((frame.index - last) / stride), 1) if frame.is_live else 1
+
+    def warn_of_other_names(self) -> None:
+        """Warns of files whose results have another name: next to the images, labels would belong to none of them, or
+        be missing."""
+        renamed = self._stem_of.renamed()
+        if renamed:
+            path, stem = next(iter(renamed.items()))
+            get_logger().warning(
+                "the results of %s have another name, because another file has the same one or some systems forbid it; "
+                "the first: %s -> %s",
+                counted(len(renamed), "file"),
+                path,
+                stem,
+            )
 
     def close(self) -> None:
         """Finishes the files that hold several frames."""

@@ -13,7 +13,7 @@ from engine.inference.drawing import describe_counts
 from engine.inference.frames import FileProblem
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.logger import get_logger
 from utils.strings import counted
 
@@ -101,7 +101,7 @@ def reason_of(error: Exception, path: str) -> str:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
-        return f"{path}: its results cannot be written ({(error.strerror or str(error)).lower()})"
+        return f"{path}: its results cannot be written ({os_reason(error)})"
     if isinstance(error, MemoryError | cv2.error):
         return f"{path}: detection, drawing or writing failed ({getattr(error, 'err', '') or error})"
     raise error

@@ -42,11 +42,11 @@ def match_tables(first: DetectionTable, second: DetectionTable, min_iou: float) 
     is_second_paired = np.zeros(len(second.scores), bool)
     is_second_paired[partner[is_paired]] = True
 
-    one = first.take(is_paired)
-    other = second.take(partner[is_paired])
-    is_compared = np.maximum(one.scores, other.scores) > MATCHED_SCORE
-    one = one.take(is_compared)
-    other = other.take(is_compared)
+    paired_first = first.take(is_paired)
+    paired_second = second.take(partner[is_paired])
+    is_compared = np.maximum(paired_first.scores, paired_second.scores) > MATCHED_SCORE
+    one = paired_first.take(is_compared)
+    other = paired_second.take(is_compared)
     longer_side = (one.boxes_xyxy_px[:, 2:] - one.boxes_xyxy_px[:, :2]).max(1, initial=0)
     largest = np.abs(one.boxes_xyxy_px - other.boxes_xyxy_px).max(1, initial=0)
     is_missing_in_second = ~is_paired & (first.scores > MATCHED_SCORE)

@@ -38,7 +38,7 @@ from engine.inference.model import CheckpointModel
 from engine.inference.open_model import open_model
 from models.detector import Detector
 from utils.config.export_formats import EXPORT_FORMATS
-from utils.errors import FailedCheck, UserError
+from utils.errors import FailedCheck, UserError, os_reason
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import get_logger
 
@@ -129,7 +129,7 @@ class Exporter:
             if output is not None:
                 return Thresholds(output, scores.threshold)
         if self._model.is_unscored_branch:
-            get_logger().info("--nms: the files state no confidence threshold: training's belongs to the other branch")
+            get_logger().info("--nms: the files state no confidence threshold: training's is of the one-to-one branch")
         return trained_thresholds(self._model, options)
 
     def _calibration_batches(self) -> Iterator[np.ndarray]:
@@ -164,7 +164,7 @@ def _write_errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
+        raise UserError(f"{path}: cannot be written ({os_reason(error)})") from None
 
 
 def _log_outcome(path: Path, parity: Parity | None, seconds: float, *, replaces_file: bool) -> None:

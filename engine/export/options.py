@@ -65,7 +65,7 @@ def resolve_options(config: ExportConfig, detector: Detector, imgsz: int) -> Res
     for flag, is_given in nms_flags.items():
         if is_given and detector.nms_iou is None:
             raise UserError(
-                f"{flag}: the model's detections need no NMS; leave it out, or export the other branch with --nms"
+                f"{flag}: the model's detections need no NMS; leave it out, or export the one-to-many branch with --nms"
             )
     nms_iou = detector.nms_iou if config.iou_thres is None else config.iou_thres
     return ResolvedExport(

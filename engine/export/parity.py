@@ -59,9 +59,9 @@ class Parity:
     def line(self) -> str:
         return (
             f"{counted(self.images, 'image')}: AP {self.ap:.4f} (checkpoint {self.ap_checkpoint:.4f}), F1 at "
-            f"{self.threshold:.3f} {self.f1:.4f} ({self.f1_checkpoint:.4f}); detections: {self.matched} of both, "
-            f"at most {self.box:.1e} of a box's size and {self.score:.1e} in score apart, "
-            f"{self.missing} without a counterpart"
+            f"{self.threshold:.3f} {self.f1:.4f} ({self.f1_checkpoint:.4f}); "
+            f"detections: {self.matched} match, {self.missing} do not; boxes differ by at most {self.box:.1e} of their "
+            f"size, scores by {self.score:.1e}"
         )
 
     def violations(self, allowed: Tolerance) -> list[str]:

@@ -70,7 +70,7 @@ def example_images(module: HasDetector, options: ResolvedExport) -> Tensor:
     batch = options.batch
     if options.dynamic:
         batch = max(batch, 2)  # torch.export treats a side of one cell, or a batch of one, as a constant
-    return torch.zeros(max(batch, 1), module.detector.channels, *options.imgsz_hw)
+    return torch.zeros(batch, module.detector.channels, *options.imgsz_hw)
 
 
 def dynamic_shapes(module: ExportModule, options: ResolvedExport) -> tuple[dict[int, object]] | None:

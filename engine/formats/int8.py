@@ -167,7 +167,7 @@ def silu_inputs(nodes: Sequence[Node]) -> set[str]:
     activated = set()
     for name, reading in readers.items():
         kinds = {node.op_type: node for node in reading}
-        alone = len(reading) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
-        if alone and kinds["Sigmoid"].output[0] in kinds["Mul"].input:
+        only_silu_reads = len(reading) == 2 and kinds.keys() == {"Sigmoid", "Mul"}
+        if only_silu_reads and kinds["Sigmoid"].output[0] in kinds["Mul"].input:
             activated.add(name)
     return activated

@@ -164,12 +164,12 @@ class _Runner:
         self._scale = box_scale(output_shape, (height, width), has_rows=has_rows)
 
     def _check_types(self, path: Path) -> None:
-        taken = self._input["dtype"]
-        returned = self._output["dtype"]
-        if taken != np.float32 or returned != np.float32:
+        input_dtype = self._input["dtype"]
+        output_dtype = self._output["dtype"]
+        if input_dtype != np.float32 or output_dtype != np.float32:
             raise UserError(
-                f"{path}: takes {np.dtype(taken)} and returns {np.dtype(returned)}, not float images and boxes; export "
-                "it without integers at its ends"
+                f"{path}: takes {np.dtype(input_dtype)} and returns {np.dtype(output_dtype)}, not float images and "
+                "boxes; export it without integers at its ends"
             )
 
     def run(self, images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ class ResolvedExport:
     half: bool  # float16
     int8: bool  # 8-bit convolutions
     layout: str  # see `make_layout`
-    nms: bool  # the one-to-many branch of a head with two
+    nms: bool  # the one-to-many branch of an NMS-free head
     nms_iou: float | None  # IoU threshold of the NMS that the detections need, in the file or after it; None: no NMS
     box_voting: bool  # by the NMS in the file
     opset: int  # of ONNX

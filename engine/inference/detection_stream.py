@@ -191,8 +191,6 @@ def open_detection_stream(
 
     Raises UserError like `open_source`.
     """
-    if not isinstance(options.vid_stride, int | np.integer) or options.vid_stride < 1:
-        raise UserError(f"vid_stride: must be at least 1, got {options.vid_stride!r}")
     ahead = ReadAheadLimit(detector.images_at_once() if reads_ahead else 0)
     options = options._replace(
         threads=detector.threads, ahead=ahead, pixels=detector.model.pixels, in_sequences=tracks is not None

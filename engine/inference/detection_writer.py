@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,30 +120,40 @@ class Window:
 class UniqueStems:
     """Assigns a file stem to each source.
 
-    This is the source's own stem, with a number appended if two sources share a stem, or if an image has the name of a
-    video's frame (STEM_000123).
+    This is the source's own stem, made safe (`safe_name`), with a number appended if two sources share a stem, or if an
+    image has the name of a video's frame (STEM_000123). What is numbered or made safe never takes another file's stem.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: Iterable[str | Path] = ()) -> None:
+        """``files``: those that will be named."""
+        self._own = {str(file): Path(file).stem for file in files}  # stems of the files, by path
         self._stems: dict[str, str] = {}  # by source
-        self._taken: set[str] = set()  # case-folded, like the two below
+        # Case-folded, because some file systems ignore case:
+        self._reserved = {stem.casefold() for stem in self._own.values() if safe_name(stem) == stem}
+        self._taken: set[str] = set()
         self._videos: set[str] = set()  # stems of videos
         self._frame_prefixes: set[str] = set()  # STEM of images that are called STEM_000123
 
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         """Returns the stem of ``source``, always the same one."""
         if source not in self._stems:
-            base = safe_name(_base_of(source, is_video=is_video))
-            for number in itertools.count(1):
-                stem = base if number == 1 else f"{base}-{number}"
-                if self._take(stem, is_video=is_video):
+            own = _base_of(source, is_video=is_video)
+            base = safe_name(own)
+            numbered = (f"{base}-{number}" for number in itertools.count(2))
+            for stem in itertools.chain([base], numbered):
+                is_reserved = stem != own and stem.casefold() in self._reserved
+                if not is_reserved and self._take(stem, is_video=is_video):
                     break
             self._stems[source] = stem
         return self._stems[source]
 
+    def renamed(self) -> dict[str, str]:
+        """Returns the stems of the files that did not get their own, by path."""
+        return {path: stem for path, stem in self._stems.items() if stem != self._own.get(path, stem)}
+
     def _take(self, stem: str, *, is_video: bool) -> bool:
         """Reserves a stem, unless another source may have the same file names. Returns True on success."""
-        key = stem.casefold()  # some file systems ignore case
+        key = stem.casefold()
         frame = _FRAME.fullmatch(key)
         if is_video:
             is_free = key not in self._frame_prefixes

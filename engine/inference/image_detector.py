@@ -22,7 +22,6 @@ from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.detections import Detections, DetectionTable
-from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.resources import available_cores
 
@@ -142,8 +141,6 @@ class ImageDetector:
 
     def images_at_once(self, batch_size: int = 0) -> int:
         """Returns the largest batch for the model. ``batch_size``: see `prepare`."""
-        if batch_size < 0:
-            raise UserError(f"batch_size: must be at least 0, got {batch_size}")
         if self.tiles:
             return 1  # the tiles of an image are a batch
         default = 1 if self.model.device.type == "cpu" else BATCH_SIZE

@@ -36,7 +36,7 @@ class InferenceModel(nn.Module):
     batch: int | None  # number of images that the file takes at once; None: any. `forward` takes any number
     nms_iou: float | None  # IoU threshold of NMS in validation; None if the detections need no NMS
     ignores_nms: bool = False  # a checkpoint with one branch, for which ``nms`` of `open_model` does nothing
-    is_unscored_branch: bool = False  # the branch of a head with two that training does not validate (``nms``)
+    is_unscored_branch: bool = False  # the one-to-many branch of an NMS-free head (``nms``): training does not score it
     has_builtin_voting: bool  # box voting is part of the file and cannot be switched off
     validation_iou: float  # as published for the model's head, whether or not NMS is needed
     squares: bool  # images are padded to squares

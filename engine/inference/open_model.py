@@ -12,6 +12,7 @@ from engine.inference.exported_model import open_exported
 from engine.inference.model import CheckpointModel, InferenceModel
 from models.weights.download import fetch_weights
 from models.weights.load import load_detector
+from utils.config.plain_values import checked_value
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
@@ -28,7 +29,7 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
 
     Args:
         path: a checkpoint (.pt, .pth, .safetensors), or a file or folder of one of `EXPORT_FORMATS`.
-        nms: use the one-to-many branch of a head with two; its detections need NMS. Exported files have one branch.
+        nms: use the one-to-many branch of an NMS-free head, whose detections need NMS. Exported files have one branch.
         trust: open files of formats whose files may run code.
 
     Raises UserError for a missing, damaged, unfit or untrusted file, a package that is not installed, and ``nms`` for
@@ -44,9 +45,15 @@ def open_model(path: str | Path, *, device: torch.device, nms: bool = False, tru
 
 
 def open_weights(
-    path: str | os.PathLike[str], *, device: str | int | torch.device = "", offline: bool = False, **options: bool
+    path: str | os.PathLike[str],
+    *,
+    device: str | int | torch.device = "",
+    nms: bool = False,
+    trust: bool = False,
+    offline: bool = False,
 ) -> InferenceModel:
-    """Opens a file, or public weights, which are downloaded unless ``offline``. ``options``: see `open_model`."""
+    """Opens a file, or public weights, which are downloaded unless ``offline``. ``nms``, ``trust``: see `open_model`.
+    Raises UserError for values that are not true or false: "no" must not trust a file."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UserError(f"{path!r}: is not a path; give a checkpoint, an exported file, or the name of public weights")
     devices = parse_devices(str(device))
@@ -57,4 +64,6 @@ def open_weights(
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], **options)
+    return open_model(
+        path, device=devices[0], nms=checked_value("nms", nms, bool), trust=checked_value("trust", trust, bool)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,10 +21,12 @@ from engine.inference.result_boxes import boxes_of
 from engine.inference.results import ResultList, Results
 from engine.inference.settings import DetectionSettings
 from models.postprocess.tiles import Tiles
+from utils.config.plain_values import checked_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
 from utils.pixels import as_rgb8
+from utils.schema import Bounds, Count
 from utils.strings import counted
 
 
@@ -45,7 +47,7 @@ class Predictor:
         *,
         amp: str = "off",
         color: Color | None = None,
-        tiles: Tiles | bool = True,
+        tiles: Tiles | int | None = True,
         **settings: Any,
     ) -> None:
         """See `load` for the arguments. Raises UserError for settings that do not fit the model."""
@@ -54,9 +56,7 @@ class Predictor:
         self.names = dict(enumerate(model.names))
         self.color = color
         self.settings = DetectionSettings.of_model(model, settings)
-        if tiles is True:
-            tiles = model.tile > 0 and Tiles(model.tile, full_image=False, scaled=True)
-        self.image_detector = ImageDetector(model, autocast_type(model, amp), tiles or None)
+        self.image_detector = ImageDetector(model, autocast_type(model, amp), _tiles_of(model, tiles))
 
     def __repr__(self) -> str:
         resolved = self.settings.resolve(self.model)
@@ -101,7 +101,8 @@ class Predictor:
             self.check_device(device)
         resolved = self.settings.changed(settings).resolve(self.model)
         images = as_images(source, color or self.color, self.model.pixels)
-        prepared = self.image_detector.prepare([image.image for image in images], resolved, batch_size)
+        max_images = checked_value("batch_size", batch_size, Count)
+        prepared = self.image_detector.prepare([image.image for image in images], resolved, max_images)
         detected = self.image_detector.detect(prepared, resolved)
         results = ResultList(
             _result(image, table, speed, self.names) for image, (table, speed) in zip(images, detected)
@@ -141,11 +142,7 @@ class Predictor:
         """
         resolved = self.settings.changed(settings).resolve(self.model)
         stream = open_detection_stream(
-            source,
-            self.image_detector,
-            resolved,
-            options=SourceOptions(vid_stride=vid_stride),
-            color=color or self.color,
+            source, self.image_detector, resolved, options=_source_options(vid_stride), color=color or self.color
         )
         return _results_of(stream, self.names)
 
@@ -173,16 +170,26 @@ class Predictor:
         Raises UserError like `stream`, and at the call if the package is missing.
         """
         resolved = self.settings.changed(settings).resolve(self.model)
-        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=vid_stride)
+        options = _source_options(vid_stride)
+        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=options.vid_stride)
         stream = open_detection_stream(
-            source,
-            self.image_detector,
-            resolved,
-            options=SourceOptions(vid_stride=vid_stride),
-            tracks=tracks,
-            color=color or self.color,
+            source, self.image_detector, resolved, options=options, tracks=tracks, color=color or self.color
         )
         return _results_of(stream, self.names)
+
+
+def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
+    """Returns how to cut images; None: not at all. ``tiles``: see `load`."""
+    if tiles is None or isinstance(tiles, Tiles):
+        return tiles
+    if tiles is True:
+        return Tiles(model.tile, full_image=False, scaled=True) if model.tile else None
+    size = 0 if tiles is False else checked_value("tiles", tiles, Count)
+    return Tiles(size) if size else None
+
+
+def _source_options(vid_stride: int) -> SourceOptions:
+    return SourceOptions(vid_stride=checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)]))
 
 
 def _results_of(stream: DetectionStream, names: dict[int, str]) -> Iterator[Results]:
@@ -216,7 +223,7 @@ def load(
     nms: bool = False,
     amp: str = "off",
     color: Color | None = None,
-    tiles: Tiles | bool = True,
+    tiles: Tiles | int | None = True,
     trust: bool = False,
     **settings: Any,
 ) -> Predictor:
@@ -228,7 +235,8 @@ def load(
         nms: use the one-to-many head of NMS-free models, with NMS.
         amp: autocast type of the model: "off", "bf16", "fp16", or "auto" for a fast type on the device.
         color: the order of channels in arrays, "bgr" or "rgb"; None: it is given with each call.
-        tiles: cut large images, as ``Tiles(640)``; True: as the model was trained; False: scale them to ``imgsz``.
+        tiles: cut large images into tiles of this size in pixels, or as `Tiles` describes; True: as the model was
+            trained; False: scale them to ``imgsz``.
         trust: as for `open_model`.
         settings: of `DetectionSettings`.
     """

@@ -7,6 +7,7 @@ image, highest confidence first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -125,15 +126,11 @@ class Boxes:
 
     def _normalized(self, boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
         height, width = self.orig_shape
-        if isinstance(boxes, np.ndarray):
-            return scale_boxes(boxes, 1 / width, 1 / height)
-        return scale_boxes(boxes, 1 / width, 1 / height)
+        return scale_boxes(cast(Tensor, boxes), 1 / width, 1 / height)  # or an array, see `_to_centers`
 
 
 def _to_centers(boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    if isinstance(boxes, np.ndarray):
-        return xyxy_to_cxcywh(boxes)
-    return xyxy_to_cxcywh(boxes)
+    return xyxy_to_cxcywh(cast(Tensor, boxes))  # of either type; for mypy, a union of both is none of them
 
 
 def boxes_of(table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:

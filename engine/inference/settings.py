@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,24 +12,33 @@ from engine.inference.model import InferenceModel
 from models.postprocess.selection import DETECTION_IOU, PostprocessSettings, detection_iou
 from utils.config.checks import check_image_size, class_numbers
 from utils.config.other_programs.table import python_hint
+from utils.config.plain_values import checked_value, plain_value
 from utils.errors import UserError
 from utils.logger import get_logger
-from utils.schema import suggestion
+from utils.schema import Bounds, Count, Fraction, hints_of, suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionSettings:
-    """Settings of detection that a user chooses."""
+    """Settings of detection that a user chooses. Numbers and arrays of NumPy and torch become plain values. Raises
+    UserError for values that no model takes."""
 
-    imgsz: int = 0  # longer side of the canvas, pixels; 0: the model's
+    imgsz: Count = 0  # longer side of the canvas, pixels; 0: the model's
     # Confidence threshold. None: the one with the best F1 in training's last validation, with box voting or without, if
     # the checkpoint stores it, else 0.25.
-    conf: float | None = None
-    iou: float | None = None  # IoU threshold of NMS; None: 0.45, no NMS for NMS-free models
-    max_det: int = 300  # per image
+    conf: Fraction | None = None
+    iou: Fraction | None = None  # IoU threshold of NMS; None: 0.45, no NMS for NMS-free models
+    max_det: Annotated[int, Bounds(1)] = 300  # per image
     classes: Sequence[int | str] | None = None  # return only these, by number or name; empty or None: all
     agnostic: bool = False  # boxes also suppress boxes of other classes
     box_voting: bool = True  # boxes suppressed by NMS refine the kept box and raise its score
+
+    def __post_init__(self) -> None:
+        for name, hint in hints_of(DetectionSettings).items():
+            value = getattr(self, name)
+            checked = _checked_classes(value) if name == "classes" else checked_value(name, value, hint)
+            # The dataclass is frozen.
+            object.__setattr__(self, name, checked)
 
     @classmethod
     def of_model(cls, model: InferenceModel, keywords: Mapping[str, Any]) -> DetectionSettings:
@@ -44,48 +52,28 @@ class DetectionSettings:
         programs are accepted if they are False or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():
-            if name not in known and value not in (False, None):
+            if name not in known and not _is_off(value):
                 hint = python_hint("argument", name) or f"the settings are {', '.join(known)}"
                 raise UserError(f"{name}={value!r}: unknown{suggestion(name, known) or f'; {hint}'}")
         changes = {name: value for name, value in keywords.items() if name in known and value is not None}
-        changes["imgsz"] = changes.get("imgsz") or self.imgsz
-        return replace(self, **changes)
+        changed = replace(self, **changes)
+        return changed if changed.imgsz else replace(changed, imgsz=self.imgsz)
 
     def resolve(self, model: InferenceModel) -> ResolvedSettings:
-        """Fills in the defaults of ``model``. Raises UserError for values that no model takes, or this one does not."""
-        classes, imgsz, max_det = self._checked_numbers(model)
+        """Fills in the defaults of ``model``. Raises UserError for values that the model does not take."""
         check_box_voting(model, box_voting=self.box_voting)
         iou = self.iou
         if iou is None:
             iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
         return ResolvedSettings(
-            imgsz=_resolve_imgsz(imgsz, model),
+            imgsz=_resolve_imgsz(self.imgsz, model),
             conf=model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf,
             iou=iou,
-            max_det=max_det,
-            classes=classes,
+            max_det=self.max_det,
+            classes=class_numbers(self.classes or (), dict(enumerate(model.names)), "the model"),
             agnostic=self.agnostic,
             box_voting=self.box_voting,
         )
-
-    def _checked_numbers(self, model: InferenceModel) -> tuple[Sequence[int], int, int]:
-        """Returns ``classes`` by number, ``imgsz`` and ``max_det``. Raises UserError for values that no model takes,
-        and for classes that ``model`` does not have."""
-        try:
-            if isinstance(self.classes, str):
-                raise TypeError
-            classes = () if self.classes is None else self.classes
-            classes = class_numbers(classes, dict(enumerate(model.names)), "the model")
-        except TypeError:
-            raise UserError(f"classes: must be a list of class numbers or names, got {self.classes!r}") from None
-        imgsz = _whole_number("imgsz", self.imgsz)
-        max_det = _whole_number("max_det", self.max_det)
-        for name, value in (("conf", self.conf), ("iou", self.iou)):
-            if value is not None and not (isinstance(value, int | float | np.number) and 0 <= value <= 1):
-                raise UserError(f"{name}: must be between 0 and 1, got {value!r}")
-        if max_det < 1:
-            raise UserError(f"max_det: must be at least 1, got {max_det}")
-        return classes, imgsz, max_det
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +102,20 @@ class ResolvedSettings:
         )
 
 
-def _whole_number(name: str, value: Any) -> int:
-    """Converts the setting ``name``, which may be a number of NumPy, to an int. Raises UserError if it is not whole."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UserError(f"{name}: must be a whole number, got {value!r}") from None
+def _checked_classes(classes: Any) -> list[int | str] | None:
+    """Converts ``classes`` to a list; a single number or name is a list of one. Raises UserError for anything else."""
+    plain = plain_value("classes", classes)
+    if plain is None:
+        return None
+    chosen = list(plain) if isinstance(plain, list | dict) else [plain]
+    if not all(isinstance(c, int | str) and not isinstance(c, bool) for c in chosen):
+        raise UserError(f"classes: must be a list of class numbers or names, got {classes!r}")
+    return chosen
+
+
+def _is_off(value: Any) -> bool:
+    """Returns whether a keyword asks for nothing: None, False or 0."""
+    return value is None or (isinstance(value, int | float | np.generic) and not value)
 
 
 def check_box_voting(model: InferenceModel, *, box_voting: bool) -> None:

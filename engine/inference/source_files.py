@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data.image_io.file_kinds import ARRAY_SUFFIX, IMAGE_SUFFIXES, unread_image, unread_summary
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.safe_io import read_text
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".ts", ".gif"})
@@ -55,7 +55,7 @@ def list_files(
     try:
         is_file = path.is_file()
     except OSError as error:
-        raise UserError(f"{source}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"{source}: {os_reason(error)}") from None
     if is_file:
         if path.suffix.lower() == ".txt":
             return _read_list(path, suffixes), []

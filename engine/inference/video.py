@@ -17,7 +17,7 @@ import numpy as np
 from data.image_io.channels import to_format
 from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.source_files import is_webcam
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.safe_io import open_regular
 from utils.files.url import without_login
 from utils.machine.threads import iterate_ahead
@@ -32,7 +32,7 @@ def video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
     try:
         open_regular(path).close()  # OpenCV would wait for a pipe's writer
     except OSError as error:
-        reason = f"{path}: cannot be read ({(error.strerror or str(error)).lower()})"
+        reason = f"{path}: cannot be read ({os_reason(error)})"
         yield FileProblem(str(path), reason, is_skipped=True)
         return
     capture = _open_capture(str(path))

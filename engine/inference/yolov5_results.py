@@ -139,7 +139,7 @@ class Yolov5Results(ResultList):
         """Writes each image with its boxes into a new folder: ``save_dir`` or, unless ``exist_ok``, the first of
         SAVE_DIR2, SAVE_DIR3, ... that does not exist."""
         folder = _new_folder(save_dir, exist_ok)
-        stem_of = UniqueStems()
+        stem_of = UniqueStems(result.path for result in self)
         for result in self:
             path = folder / (stem_of(result.path) + written_suffix(result.path))
             write_image(str(path), result.drawn(labels=labels))
@@ -150,7 +150,7 @@ class Yolov5Results(ResultList):
         pixels, uint8 BGR, see `crop_images`. With ``save``, the crops are also written to crops/CLASS/STEM_ROW.jpg in a
         new folder, which is named as by the method `save`."""
         folder = _new_folder(save_dir, exist_ok) if save else None
-        stem_of = UniqueStems()
+        stem_of = UniqueStems(result.path for result in self)
         folder_of_class = class_folders(self.names)
         records: list[dict[str, Any]] = []
         for result in self:

@@ -21,7 +21,8 @@ from utils.drawing.figures import (
     short_label,
 )
 
-MANY_CLASSES = 20  # with more classes, confusion matrices have no numbers, and only `FEW_CLASSES` have curves
+# With more classes, confusion matrices have no numbers, only `FEW_CLASSES` have curves, and scores are folded.
+MANY_CLASSES = 20
 FEW_CLASSES = 8
 MAX_CONFUSED = 60  # classes in a confusion matrix
 

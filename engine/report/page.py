@@ -19,6 +19,7 @@ from engine.evaluation.bootstrap import ap_of_draws
 from engine.report.advice import how_it_went, what_to_do, where_it_is_wrong
 from engine.report.census import CensusSection, census_content, take_census
 from engine.report.environment import machine_facts, settings_table
+from engine.report.figures import MANY_CLASSES
 from engine.report.history import history_charts
 from engine.report.run_facts import FEW_OBJECTS, collect_facts
 from engine.report.subject import ScoredValidation, Subject
@@ -39,7 +40,7 @@ SHEET_COLUMNS = 4  # columns of charts in results.png
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of the page, in their order: the variables of `TEMPLATE` besides the subject."""
+    """The values of `TEMPLATE` besides the subject."""
 
     summary: dict[str, list[str]]  # sentences by title
     changed: page.HtmlTable  # settings that differ from their defaults
@@ -70,7 +71,7 @@ class ReportPage:
         self._subject = subject
         self._is_resumed = is_resumed
         self.path = folder / FILE_NAME
-        self.validation: ScoredValidation | None = None  # the newest
+        self._validation: ScoredValidation | None = None  # the newest
         self._ap_of_draws: dict[int, np.ndarray] = {}  # `ap_of_draws` by epoch, of this process
         self._data: CensusSection | None = None
         self._warning = ""
@@ -79,7 +80,7 @@ class ReportPage:
     def set_validation(self, validation: ScoredValidation) -> None:
         """Sets the newest validation. With few objects, epochs are compared on the same bootstrap draws of the images,
         which takes seconds."""
-        self.validation = validation
+        self._validation = validation
         index = self._subject.validated.index
         if validation.epoch and 0 < validation.result.class_targets.sum() < FEW_OBJECTS:
             self._ap_of_draws[validation.epoch] = ap_of_draws(
@@ -99,10 +100,10 @@ class ReportPage:
         first epoch.
         """
         self.is_written = False
-        if self._is_resumed and self.validation is None:
+        if self._is_resumed and self._validation is None:
             return
         path = self.path
-        validation = self.validation
+        validation = self._validation
         try:
             sections = self._sections(history)
             for name, picture in _figure_files(sections).items():
@@ -114,7 +115,14 @@ class ReportPage:
                 subtitle += f" Detections are those of the newest validation, after epoch {validation.epoch}."
             epochs = len(history.get("epoch", ()))
             page.write_page(
-                path, TEMPLATE, self._subject.title, subtitle, subject=self._subject, epochs=epochs, **vars(sections)
+                path,
+                TEMPLATE,
+                self._subject.title,
+                subtitle,
+                subject=self._subject,
+                epochs=epochs,
+                many_classes=MANY_CLASSES,
+                **vars(sections),
             )
             self.is_written = True
         except Exception as error:
@@ -133,8 +141,8 @@ class ReportPage:
         subject = self._subject
         data = self._data_section()
         validation = None
-        if self.validation is not None:
-            validation = validation_sections(self.validation, subject.validated)
+        if self._validation is not None:
+            validation = validation_sections(self._validation, subject.validated)
         facts = collect_facts(
             subject, history, data, validation, ap_of_draws=self._ap_of_draws, last=self._folder / "last.pt"
         )

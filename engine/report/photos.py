@@ -152,8 +152,8 @@ def _drawn(part: np.ndarray, window: np.ndarray, drawn: Sequence[Outline]) -> np
     boxes = np.array([outline.box_xyxy_px for outline in drawn], np.float64).reshape(-1, 4)
     shown = np.flatnonzero(in_window(boxes, window))[:MAX_OUTLINES]
     boxes = (boxes[shown] - np.tile(window[:2], 2)) * (part.shape[1] / (window[2] - window[0]))
-    lacking = np.maximum(MIN_BOX_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
-    boxes = np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], 1)
+    missing_px = np.maximum(MIN_BOX_SIDE - (boxes[:, 2:] - boxes[:, :2]), 0) / 2
+    boxes = np.concatenate([boxes[:, :2] - missing_px, boxes[:, 2:] + missing_px], 1)
     texts = [drawn[i].text for i in shown]
     colors = np.array([[*bytes.fromhex(COLORS[drawn[i].style][1:])] for i in shown], np.uint8).reshape(-1, 3)
     return draw_boxes(part, boxes, texts, colors, thickness=LINE_PX, text_size=TEXT_PX)
@@ -172,9 +172,9 @@ def _render(source: PhotoFile, window: np.ndarray, side: int) -> np.ndarray:
     left, top = np.floor(window[:2] * gain).astype(int)
     right, bottom = np.ceil(window[2:] * gain).astype(int)
     part = np.ascontiguousarray(pixels[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)])
-    beyond = max(-top, 0), max(bottom - pixels.shape[0], 0), max(-left, 0), max(right - pixels.shape[1], 0)
-    if any(beyond):
-        part = cv2.copyMakeBorder(part, *beyond, cv2.BORDER_CONSTANT, value=(GRAY,) * 3)
+    border_px = max(-top, 0), max(bottom - pixels.shape[0], 0), max(-left, 0), max(right - pixels.shape[1], 0)
+    if any(border_px):
+        part = cv2.copyMakeBorder(part, *border_px, cv2.BORDER_CONSTANT, value=(GRAY,) * 3)
     size = (max(round((x1 - x0) * scale), 1), max(round((y1 - y0) * scale), 1))
     return cv2.resize(part, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR)
 

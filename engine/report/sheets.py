@@ -32,7 +32,7 @@ def write_validation_report(
     if evaluator.scored is None or evaluator.shown is None:
         raise ValueError("the evaluator has no detections on this rank")
     page = ReportPage(folder, subject)
-    page.validation = ScoredValidation(result, evaluator.scored, evaluator.shown, errors=errors)
+    page.set_validation(ScoredValidation(result, evaluator.scored, evaluator.shown, errors=errors))
     page.write({})
     page.log_path()
     write_preview(evaluator, result, subject.validated.index.names, folder / "predictions.jpg")

@@ -23,7 +23,7 @@ from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingR
 from engine.run.stored_run import StoredRun, read_stored_run, write_stored_run
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
 from utils.files.safe_io import open_direct, remove_half_written
 from utils.logger import continue_in_file, get_logger
@@ -121,7 +121,7 @@ def lock_folder(folder: Path, stack: ExitStack, *, patience_s: float = LOCK_PATI
     except OSError as error:
         if error.errno not in _READ_ONLY:
             raise
-        reason = (error.strerror or str(error)).lower()
+        reason = os_reason(error)
         raise ReadOnlyFolder(
             f"{folder}: cannot be written ({reason}), but a run continues in its own folder; copy it, and continue the "
             f"copy: cp -r {shlex.quote(str(folder))} COPY, then {resume_flag('COPY/last.pt')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
@@ -57,5 +57,5 @@ def _explain(base: Path, error: OSError) -> UserError:
     """Returns the error for a run's folder that cannot be created."""
     if isinstance(error, FileExistsError | NotADirectoryError):
         return UserError(f"{base}: a file with this name exists; choose another --project or --name")
-    reason = (error.strerror or str(error)).lower()
+    reason = os_reason(error)
     return UserError(f"{base}: cannot be created ({reason}); choose another --project")

@@ -23,7 +23,7 @@ from models.weights.catalog import catalog_name, known_weights
 from utils.config.flags import flag_name
 from utils.config.settings import WEIGHTS_SUFFIXES, TrainConfig, names_with
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.checksum import sha256_of
 from utils.files.paths import normal_path
 from utils.files.url import is_http
@@ -116,6 +116,6 @@ def with_checksums(files: NamedFiles, config: TrainConfig, names: Collection[str
             try:
                 sha256[name] = sha256_of(Path(path))
             except OSError as error:
-                reason = (error.strerror or str(error)).lower()
+                reason = os_reason(error)
                 raise UserError(f"{flag_name(name)} {path}: cannot be read ({reason})") from None
     return replace(files, sha256=sha256)

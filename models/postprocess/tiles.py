@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from utils.boxes import TILE_OVERLAP
 from utils.config.checks import check_image_size
+from utils.config.plain_values import checked_value
 from utils.config.settings import DetectConfig, ValConfig
 from utils.errors import UserError
+from utils.schema import Bounds, hints_of
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Settings for cutting large images into tiles."""
+    """Settings for cutting large images into tiles. Raises UserError for values that no model takes."""
 
-    size: int  # side, pixels
-    overlap: float = TILE_OVERLAP  # overlap of neighbors, as a fraction of a tile
+    size: Annotated[int, Bounds(1)]  # side, pixels
+    overlap: Annotated[float, Bounds(0, 0.9)] = TILE_OVERLAP  # overlap of neighbors, as a fraction of a tile
     full_image: bool = True  # whether the detector also runs on the whole image, scaled down
     scaled: bool = False  # whether tiles are scaled to the detector's image size, as in training
+
+    def __post_init__(self) -> None:
+        for name, hint in hints_of(Tiles).items():
+            # The dataclass is frozen.
+            object.__setattr__(self, name, checked_value(f"Tiles: {name}", getattr(self, name), hint))
 
     @classmethod
     def from_config(cls, config: DetectConfig | ValConfig, trained_size: int) -> Tiles | None:

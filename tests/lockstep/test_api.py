@@ -494,7 +494,7 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"devices": None}, "devices: must be a whole number, got None"),
         ("train", {"devices": [0, 1]}, "devices: must be a whole number, got [0, 1]"),
         ("train", {"data": None}, "data: must be text, got None"),
-        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text or null, got [1, 2]"),
+        ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text, got [1, 2]"),
         ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),
         ("val", {"weights": 3}, "weights: must be text, got 3"),

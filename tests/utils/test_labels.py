@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from utils.labels import LabelArrays, image_ids_of
+from utils.labels import LabelArrays, image_ids_of, ragged_ranges
 
 
 def test_boxes_know_their_images():
@@ -13,6 +13,14 @@ def test_boxes_know_their_images():
     labels.crowd = np.array([False, False, False, False, True])
     assert labels.image_of_box.tolist() == [0, 0, 2, 2, 2]
     assert labels.images_per_class(4).tolist() == [2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0), (), (1,)])
+def test_ragged_ranges_are_those_of_a_loop(counts):
+    first = np.array([5, 9, 0][: len(counts)], np.int64)
+    owner, numbers = ragged_ranges(first, np.array(counts, np.int64))
+    expected = [(i, first[i] + k) for i, count in enumerate(counts) for k in range(count)]
+    assert list(zip(owner.tolist(), numbers.tolist())) == expected
 
 
 @pytest.mark.parametrize(

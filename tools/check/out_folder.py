@@ -8,7 +8,7 @@ from pathlib import Path
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec, FilesSplit, Split
 from engine.run.new_folder import increment_path
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.paths import is_inside
 from utils.program_folders import cache_folder
 
@@ -23,7 +23,7 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be made ({error.strerror})") from None
+        raise UserError(f"--out {out}: cannot be made ({os_reason(error)})") from None
 
 
 def new_folder(spec: DatasetSpec) -> Path:

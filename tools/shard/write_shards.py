@@ -30,7 +30,7 @@ from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
 from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.array_file import write_arrays
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
@@ -99,7 +99,7 @@ def write_set(
             write_whole(folder / "data.yaml", yaml_text)
             os.rename(folder, out)
     except OSError as error:
-        raise UserError(f"{error.filename or out}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"{error.filename or out}: {os_reason(error)}") from None
     return list(indexes)
 
 

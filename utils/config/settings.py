@@ -497,7 +497,7 @@ class ExportConfig:
         factory=list, aliases=IMGSZ_ALIASES, help="image size, or height and width, pixels; default: the checkpoint's"
     )
     batch: int = setting(1, Bounds(1), aliases=("--batch-size",), help="batch size of the exported model")
-    dynamic: bool = setting(False, help="any batch, height and width instead of fixed ones")
+    dynamic: bool = setting(False, help="any batch, and any sides that are multiples of the stride")
     half: bool = setting(False, help="float16 weights and convolutions")
     int8: bool = setting(
         False, help=f"8-bit convolutions, calibrated on training images ({', '.join(formats_with('--int8'))})"

@@ -29,7 +29,7 @@ class CheckConfig:
     split: list[str] = setting(factory=list, help="splits to check; default: all")
     imgsz: int = setting(
         0,
-        Bounds(0),
+        Bounds(64, sentinel=0),
         aliases=IMGSZ_ALIASES,
         help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
     )

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
-from utils.errors import PeerLost, UserError, first_line
+from utils.errors import PeerLost, UserError, first_line, os_reason
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
 from utils.process.identity import process_identity, this_process
@@ -118,7 +118,7 @@ def _wait_for_address(launch: Launch, timeout_s: float) -> None:
 def _unreachable(launch: Launch, error: OSError) -> str:
     """Explains that nothing answers at the run's address."""
     host = launch.launcher if launch.is_hosted else "process 0"
-    reason = (error.strerror or str(error)).lower()
+    reason = os_reason(error)
     hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
     if isinstance(error, socket.gaierror):
         hint = UNKNOWN_NAME

@@ -16,7 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from utils.decoder_warnings import exit_at_once
-from utils.errors import ExplainedError, FailedCheck, PeerFailure, PeerLost, Stopped, UserError, first_line, one_line
+from utils.errors import (
+    ExplainedError,
+    FailedCheck,
+    PeerFailure,
+    PeerLost,
+    Stopped,
+    UserError,
+    first_line,
+    one_line,
+    os_reason,
+)
 from utils.machine.malloc import keep_freed_memory
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
@@ -162,7 +172,7 @@ def _check_output() -> None:
     if isinstance(error, BrokenPipeError):
         raise _OutputClosed
     if error is not None:
-        raise UserError(f"standard output cannot be written ({(error.strerror or str(error)).lower()})")
+        raise UserError(f"standard output cannot be written ({os_reason(error)})")
 
 
 def _explain_os_error(error: BaseException) -> str | None:
@@ -173,7 +183,7 @@ def _explain_os_error(error: BaseException) -> str | None:
     if error.errno in DISK_FULL:
         disk = "the disk" if location else "the disk or /dev/shm"
         return f"{location}{disk} is full; free some space or choose another folder"
-    return f"{location}{(error.strerror or str(error)).lower()}; fix that or choose another folder"
+    return f"{location}{os_reason(error)}; fix that or choose another folder"
 
 
 def _thread_excepthook(ended: threading.ExceptHookArgs) -> None:

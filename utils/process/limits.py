@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeGuard
 
-from utils.errors import ExplainedError, PeerLost, UserError
+from utils.errors import ExplainedError, PeerLost, UserError, os_reason
 from utils.machine.packages import PACKAGES
 from utils.process.outcome import Cause
 
@@ -158,7 +158,7 @@ def _failed_storage(error: Exception, _: str) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _STORAGE_FAILED:
         return None
     location = f"{error.filename}: " if error.filename else ""
-    reason = (error.strerror or str(error)).lower()
+    reason = os_reason(error)
     return f"{location}{reason}; the disk or network file system has failed"
 
 

@@ -89,7 +89,8 @@ def subject_of(index: DatasetIndex, train: DatasetIndex | None = None, **config)
 
 def write_page(folder: Path, subject: Subject, history: dict, validation: ScoredValidation | None = None) -> HtmlPage:
     report = ReportPage(folder, subject)
-    report.validation = validation
+    if validation is not None:
+        report.set_validation(validation)
     report.write(history)
     return check_self_contained((folder / FILE_NAME).read_text(encoding="utf-8"))
 
@@ -233,7 +234,7 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     report = ReportPage(tmp_path, subject_of(index), is_resumed=True)
     report.write({})
     assert (tmp_path / FILE_NAME).read_text() == "of the former process"
-    report.validation = scored(index, make_detections(index, false_per_image=1), epoch=4)
+    report.set_validation(scored(index, make_detections(index, false_per_image=1), epoch=4))
     report.write({})
     assert "after epoch 4" in (tmp_path / FILE_NAME).read_text(encoding="utf-8")
 

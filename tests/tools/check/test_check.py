@@ -228,7 +228,7 @@ def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     for flags, message in (
         ("--min-score 1.5", "--min-score: must be at most 1, got 1.5"),
         ("--min-score nan", "--min-score: must be at least 0, got nan"),
-        ("--imgsz -1", "--imgsz: must be at least 0, got -1"),
+        ("--imgsz 10", "--imgsz: must be at least 64 or 0, got 10"),
         ("--workers -7", "--workers: must be at least -1, got -7"),
     ):
         assert message in error_of(capsys, main, data.yaml, *flags.split())
@@ -403,4 +403,4 @@ def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     status, text = check(capsys, data.yaml)
     assert status == 0
     assert "the report cannot be written" in text
-    assert "cannot be made" in error_of(capsys, main, data.yaml, "--out", tmp_path / "runs" / "page")
+    assert "cannot be made (not a directory)" in error_of(capsys, main, data.yaml, "--out", tmp_path / "runs" / "page")

@@ -20,7 +20,7 @@ from engine.report.census import take_census
 from tests.helpers.editable_set import EditableSet
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
-from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs, ragged_ranges
+from tools.check.checks.box_pairs import MAX_PARTNERS, SAME_IOU, box_pairs
 from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 from tools.convert.to_coco import convert
@@ -81,14 +81,6 @@ def iou_of(xyxy: np.ndarray) -> np.ndarray:
     overlap = sides.clip(0).prod(2)
     areas = (xyxy[:, 2:] - xyxy[:, :2]).prod(1)
     return overlap / (areas[:, None] + areas[None] - overlap)
-
-
-@pytest.mark.parametrize("counts", [(2, 0, 3), (0, 0), (), (1,)])
-def test_ragged_ranges_are_those_of_a_loop(counts):
-    first = np.array([5, 9, 0][: len(counts)], np.int64)
-    owner, numbers = ragged_ranges(first, np.array(counts, np.int64))
-    expected = [(i, first[i] + k) for i, count in enumerate(counts) for k in range(count)]
-    assert list(zip(owner.tolist(), numbers.tolist())) == expected
 
 
 @pytest.mark.parametrize("comparisons", [1, 100])

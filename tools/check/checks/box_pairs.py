@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
+from utils.labels import ragged_ranges
 
 SAME_IOU = 0.9  # boxes with a higher IoU count as the same object
 MAX_SHIFT = (1 - SAME_IOU) / SAME_IOU  # between the left edges of two such boxes, as a fraction of either width
@@ -102,14 +103,6 @@ def _runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yields the start and stop of each run of equal ``values``, int64 (n,), n at least 1."""
     bounds = np.flatnonzero(np.diff(values)) + 1
     yield from itertools.pairwise([0, *bounds.tolist(), len(values)])
-
-
-def ragged_ranges(first: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two arrays, int64 (sum of counts,): each i repeated ``counts[i]`` times, and for each i the numbers
-    ``first[i], first[i] + 1, ...``. ``first``, ``counts``: int64 (n,)."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    begins = np.cumsum(counts) - counts  # position of the first number of each range
-    return owner, first[owner] + np.arange(len(owner)) - begins[owner]
 
 
 def _coinciding_of(xywh: np.ndarray, a: np.ndarray, b: np.ndarray) -> BoxPairs:

@@ -73,7 +73,7 @@ def _detect_in_split(
         return _SplitDetections(scores.result, scores.result.class_metrics, scores.scored, scores.shown)
     truth = scores.evaluator.ground_truth
     classes = len(split.index.names)
-    of_all = score_detections(replace(truth, max_det=max_det), scores.scored, classes)
+    unlimited = score_detections(replace(truth, max_det=max_det), scores.scored, classes)
     shown = scores.shown.top_per_image(MAX_DETECTIONS)
     result = score_detections(truth, scores.scored.top_per_image(MAX_DETECTIONS), classes, shown=shown)
-    return _SplitDetections(result, of_all.class_metrics, scores.scored, shown)
+    return _SplitDetections(result, unlimited.class_metrics, scores.scored, shown)

@@ -1,22 +1,22 @@
-"""Values of keyword arguments as plain data, which command lines, JSON and YAML can hold."""
+"""Values of keyword arguments as plain data, which command lines, JSON and YAML can hold, and their types."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import KeysView, Mapping, ValuesView
 from typing import Any
 
 from utils.config.yaml_files import MAX_DEPTH
 from utils.errors import UserError
-from utils.schema import TOO_LONG, check, fits_64_bits
+from utils.schema import TOO_LONG, check, fits_64_bits, parse_hint
 
 
 def plain_value(name: str, value: Any, depth: int = 0) -> Any:
     """Converts the value of the keyword ``name`` to None, a bool, a number, text, or a list or dict of these.
 
-    Arrays, numbers and tensors of NumPy and torch become lists and numbers; tuples, ranges and sets, in the order of
-    their text, become lists; paths and torch's devices become text. Raises UserError that begins with ``name`` for any
-    other value. ``depth``: number of lists and dicts around ``value``, at most `MAX_DEPTH`.
+    Arrays, numbers and tensors of NumPy and torch become lists and numbers; tuples, ranges, views of dicts, and sets in
+    the order of their text become lists; paths and torch's devices become text. ``depth``: number of lists and dicts
+    around ``value``, at most `MAX_DEPTH`. Raises UserError that begins with ``name`` for any other value.
     """
     if depth > MAX_DEPTH:
         raise UserError(f"{name}: is nested too deeply, or contains itself")
@@ -25,7 +25,7 @@ def plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return {_plain_scalar(name, key): plain_value(name, item, depth + 1) for key, item in plain.items()}
     if isinstance(plain, set | frozenset):
         plain = sorted(plain, key=str)  # their own order changes from process to process
-    if isinstance(plain, list | tuple | range):
+    if isinstance(plain, list | tuple | range | KeysView | ValuesView):
         return [plain_value(name, item, depth + 1) for item in plain]
     return _plain_scalar(name, plain)
 
@@ -33,7 +33,9 @@ def plain_value(name: str, value: Any, depth: int = 0) -> Any:
 def checked_value(name: str, value: Any, hint: Any) -> Any:
     """Returns the `plain_value` of a keyword, checked against its type ``hint``. Raises UserError that begins with
     ``name``."""
-    return check(plain_value(name, value), hint, name)
+    kind, is_optional, bounds = parse_hint(hint)
+    plain = plain_value(name, value)
+    return None if plain is None and is_optional else check(plain, kind, name, bounds)
 
 
 def _plain_scalar(name: str, value: Any) -> Any:
