@@ -73,7 +73,7 @@ class IndexCache:
         folder = self.path.parent
         meta, arrays = index_content(index)
         try:
-            write_arrays(self.path, meta, arrays)
+            write_arrays(self.path, meta | {"fingerprint": self.fingerprint}, arrays)
             if len(index.report.findings):
                 index.report.write(self.report_path)
         except OSError as error:
@@ -149,7 +149,6 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
             arrays[f"{name}.data"] = flat.data
             arrays[f"{name}.offsets"] = flat.offsets
     meta = {
-        "fingerprint": index.fingerprint,
         "categories": index.categories,
         "category_ids": index.category_ids,
         "totals": report.totals,
@@ -180,7 +179,6 @@ def restored_index(
             advice=tuple(meta["advice"]),
             notes=tuple(meta["notes"]),
         ),
-        fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         categories=tuple(Category(*category) for category in meta["categories"]),
         category_ids=tuple(meta["category_ids"]),

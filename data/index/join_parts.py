@@ -29,11 +29,7 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
     index = indexes[0]
     if len(indexes) > 1:
         index = _concatenate(indexes, origins=_origins(parts))
-    index = replace(
-        index,
-        report=_joined_report(parts, spec, split),
-        fingerprint=digest_of([part.used.fingerprint for part in parts], names),
-    )
+    index = replace(index, report=_joined_report(parts, spec, split))
     scans = tuple(scan for part in parts for scan in part.full.scans)
     return FullSplit(index.recounted(), scans=scans, parts=tuple(parts))
 

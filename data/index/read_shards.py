@@ -14,13 +14,12 @@ import numpy as np
 from data.image_io.shards import Shards, open_shards
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, origins_of_scan
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, origins_of_scan
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
 from data.source.dataset_spec import DatasetSpec
 from data.source.walk import stamp_of
 from utils.errors import UserError
-from utils.pixels import RGB8
 from utils.schema import Count, check
 from utils.strings import class_difference
 
@@ -45,12 +44,8 @@ def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
     meta, arrays = _content_of(shards, spec)
     _check_tar_files(path, meta["shards"])
     index = restored_index(meta, arrays, spec.as_labeled().names, path)
-    index = replace(index, image_files=_image_files(shards))
-    if spec.pixels != RGB8:
-        fingerprint = digest_of(index.fingerprint, spec.pixels.content())
-        index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
+    index = replace(index, image_files=_image_files(shards), pixels=spec.pixels, origins=origins_of_scan(len(index)))
     scan = Scan(spec, root=path, source=None, findings=index.report.findings)
-    index = replace(index, origins=origins_of_scan(len(index)))
     return FullSplit(index, note=" (shards)", scans=(scan,), first_label=path.name)
 
 

@@ -49,7 +49,7 @@ def made(rgb, tmp_path_factory):
             paths.append(str(folder / f"{pixels.channels}-{pixels.bits}-{i:03d}.npy"))
             np.save(paths[-1], (image.astype(np.uint32) << pixels.bits - 8).astype(pixels.dtype))
         flat = type(rgb.paths).of(paths)
-        found[pixels] = replace(rgb, paths=flat, pixels=pixels, fingerprint=f"{pixels.channels}{pixels.bits}")
+        found[pixels] = replace(rgb, paths=flat, pixels=pixels)
     return found
 
 

@@ -97,7 +97,7 @@ def write_dataset(
         boxes_xywh_px=np.array(boxes),
         classes=np.array(labels),
     )
-    return replace(index, fingerprint="synthetic", image_files="synthetic")
+    return replace(index, image_files="synthetic")
 
 
 def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: Any) -> list[SamplePlan]:

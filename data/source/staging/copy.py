@@ -2,7 +2,7 @@
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
 its modification time. Each split keeps the listing of the original: a copy is verified by its files' sizes and times,
-not listed itself. It is therefore used, refused and reported like the original, and its index has the same fingerprint.
+not listed itself. It is therefore used, refused and reported like the original, and they share the cache of the index.
 
 The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``<splits>.json``, which
 names the original; and ``<splits>.<split>.json``, the listing of a split. A file is written to ``incoming/`` and moved

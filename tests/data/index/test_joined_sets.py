@@ -160,7 +160,7 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
     parts = {split: load(spec.hold_out(chosen), split) for split in ("train", "val")}
     assert set(parts["val"].paths) == chosen
     assert set(parts["train"].paths) == {*whole.paths} - chosen
-    assert len({index.fingerprint for index in (whole, half, again, *parts.values())}) == 5
+    assert len({index.label_digest() for index in (whole, half, again, *parts.values())}) == 5
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def boxed_index(seed: int = 0):
         boxes_xywh_px=np.concatenate(boxes),
         classes=rng.integers(2, size=40 * len(SIZES)),
     )
-    return replace(index, crowd=rng.random(len(index.classes)) < 0.1, fingerprint="boxed")
+    return replace(index, crowd=rng.random(len(index.classes)) < 0.1)
 
 
 def tiled(seed: int | None = 0, visibility: float = 0.3) -> TiledIndex:

@@ -189,7 +189,7 @@ def test_a_class_map_is_part_of_the_digest_with_which_a_run_resumes(tmp_path):
         index = load_index(
             load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
         )
-        found.append((index.fingerprint, index.label_digest()))
-    assert len({files for files, _ in found}) == 1
+        found.append((index.image_digest(), index.label_digest()))
+    assert len({images for images, _ in found}) == 1
     assert found[0] == found[1]
     assert len({used for _, used in found}) == 4
