@@ -7,7 +7,6 @@ image treats the index as a folder: ``SET/train.shards/images/a.jpg``. Each read
 from __future__ import annotations
 
 import bisect
-import hashlib
 import os
 import re
 import zlib
@@ -43,7 +42,6 @@ MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_p
 
 
 class _Meta(TypedDict):
-    fingerprint: str
     shards: list[tuple[str, Annotated[int, Bounds(0, SPAN - 1)]]]  # file names and sizes in bytes
 
 
@@ -86,8 +84,6 @@ class Shards:
         _check_positions(arrays, np.array([size for _, size in shards], np.int64))
         _require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
         _check_paths(arrays)
-        # It is part of the names of pixel caches: a wrong one would let a data set replace another's cached images.
-        _require(self.meta["fingerprint"] == fingerprint_of(arrays), "fingerprint")
 
     def find(self, name: str) -> int:
         """Returns the number of the image ``name``. Raises UserError if there is none."""
@@ -159,15 +155,6 @@ def _check_paths(arrays: Mapping[str, np.ndarray]) -> None:
 def _leads_out(name: bytes) -> bool:
     parts = name.split(b"/")
     return b".." in parts or b"" in parts or b"\0" in name
-
-
-def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a digest, 32 hex digits, of the images' labels, paths and checksums."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(arrays.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def open_shards(path: Path) -> Shards:

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from data.image_io.decode import read_bytes
-from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
+from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
 from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
@@ -202,9 +202,7 @@ def _write_index(
     flat = FlatStrings.of(paths)
     meta, labels = index_content(index)
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | members
-    fingerprint = fingerprint_of(arrays)  # unlike the index's, it does not depend on modification times
-    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
-    write_arrays(file, meta, arrays)
+    write_arrays(file, meta | {"version": VERSION, "names": list(index.names), "shards": shards}, arrays)
 
 
 def _suffix(path: str) -> str:
