@@ -78,9 +78,10 @@ class IndexCache:
                 index.report.write(self.report_path)
         except OSError as error:
             get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
-        with contextlib.suppress(OSError):
-            for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+        for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+            with contextlib.suppress(OSError):  # another process may have removed it
                 old.unlink()
+        with contextlib.suppress(OSError):
             remove_half_written(folder)
 
 

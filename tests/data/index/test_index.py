@@ -1054,6 +1054,22 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     assert [p.suffix for p in sorted((tmp_path / "cache").iterdir())] == [".index", ".txt"]  # no temporary files
 
 
+def test_an_old_file_that_cannot_be_removed_does_not_keep_the_others(root, tmp_path):
+    load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    source = path.name.rpartition("-")[0]
+    kept = path.with_name(f"{source}-folder")
+    kept.mkdir()
+    for number in range(9):
+        path.with_name(f"{source}-{number}.index").touch()
+    path.with_name(".train.0123456789abcdef.tmp").touch()  # as a killed process leaves it
+    edit(root / "labels/train/a.txt")
+    load(root, tmp_path / "cache")
+    new, report = sorted({*(tmp_path / "cache").iterdir()} - {kept})
+    assert (new.suffix, report) == (".index", new.with_suffix(".txt"))
+    assert new != path
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_cache_that_cannot_be_written_causes_a_warning_only(root, tmp_path, lines, monkeypatch, is_full):
     def full(_):
