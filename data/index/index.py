@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -66,17 +66,7 @@ class IndexArrays(TypedDict):
 
 def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
     """Returns the arrays of an index from ``arrays``, which may contain others."""
-    return IndexArrays(
-        image_hw=arrays["image_hw"],
-        incomplete=arrays["incomplete"],
-        offsets=arrays["offsets"],
-        boxes_xywh_px=arrays["boxes_xywh_px"],
-        classes=arrays["classes"],
-        crowd=arrays["crowd"],
-        area_px=arrays["area_px"],
-        repeated=arrays["repeated"],
-        row_number=arrays["row_number"],
-    )
+    return cast(IndexArrays, {name: arrays[name] for name in ARRAYS})
 
 
 @dataclass(frozen=True)
