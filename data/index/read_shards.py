@@ -11,13 +11,13 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from data.image_io.shards import Shards, open_shards
+from data.image_io.shards import Shards, open_shards, require
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
 from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, origins_of_scan
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
-from data.source.dataset_spec import DatasetSpec
+from data.source.dataset_spec import IGNORED, DatasetSpec
 from data.source.walk import stamp_of
 from utils.errors import UserError
 from utils.schema import Count, check
@@ -98,30 +98,24 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     num_names = len(meta["names"])
     num_rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}
     for name, (dtype, row) in ARRAYS.items():
-        if (arrays[name].dtype, arrays[name].shape) != (dtype, (num_rows.get(name, num_boxes), *row)):
-            raise ValueError(f"wrong array {name}")
-    offsets = arrays["offsets"]
-    classes = arrays["classes"]
-    column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
-    checks = {
-        "report": len(column_lengths) == 1,
-        "offsets": offsets[0] == 0 and offsets[-1] == num_boxes and (np.diff(offsets) >= 0).all(),
-        "image_hw": (arrays["image_hw"] > 0).all(),
-        "classes": (((classes >= 0) | (arrays["crowd"] & (classes == -1))) & (classes < num_names)).all(),
-        "area_px": np.isfinite(arrays["area_px"]).all(),
-        "totals": meta["totals"]["images"] == count,
-        "category_ids": len(meta["category_ids"]) in (0, num_names),
-        "categories": len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]),
-    }
+        shape = (num_rows.get(name, num_boxes), *row)
+        require(arrays[name].dtype == dtype and arrays[name].shape == shape, f"wrong array {name}")
     for name in ("incomplete", "crowd", "repeated"):  # a file may contain bytes that are not booleans
-        checks[name] = (arrays[name].view(np.uint8) <= 1).all()
-    for name, is_correct in checks.items():
-        if not is_correct:
-            raise ValueError(f"wrong {name}")
-    if not _are_boxes_inside(arrays):
-        raise ValueError("wrong boxes_xywh_px")
-    if "image_ids.data" in arrays and not _are_image_ids(arrays, count):
-        raise ValueError("wrong image_ids")
+        require(bool((arrays[name].view(np.uint8) <= 1).all()), f"wrong {name}")
+    column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
+    require(len(column_lengths) == 1, "wrong report")
+    offsets = arrays["offsets"]
+    require(offsets[0] == 0 and offsets[-1] == num_boxes and bool((np.diff(offsets) >= 0).all()), "wrong offsets")
+    require(bool((arrays["image_hw"] > 0).all()), "wrong image_hw")
+    classes = arrays["classes"]
+    is_class = (classes >= 0) | (arrays["crowd"] & (classes == IGNORED))
+    require(bool((is_class & (classes < num_names)).all()), "wrong classes")
+    require(bool(np.isfinite(arrays["area_px"]).all()), "wrong area_px")
+    require(_are_boxes_inside(arrays), "wrong boxes_xywh_px")
+    require("image_ids.data" not in arrays or _are_image_ids(arrays, count), "wrong image_ids")
+    require(meta["totals"]["images"] == count, "wrong totals")
+    require(len(meta["category_ids"]) in (0, num_names), "wrong category_ids")
+    require(len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]), "wrong categories")
 
 
 def _are_boxes_inside(arrays: dict[str, np.ndarray]) -> bool:
