@@ -86,7 +86,7 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
         names=names,
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
-        category_ids=_category_ids(index, number_of_label, len(names)),
+        category_ids=_ids_of_used_classes(index, number_of_label, len(names)),
     )
     return result.with_boxes(classes != _LEFT_OUT)
 
@@ -100,7 +100,7 @@ def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
     return np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
 
 
-def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
+def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
     """Returns the category id of each used class; for a merged class, by `id_of_merged_class`.
 
     ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
