@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from data.cache.decoding import Decoding, check_space
+from data.cache.decoding import Decoding
 from data.cache.named_files import discard
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
@@ -29,6 +29,7 @@ from utils.files.array_file import CacheError
 from utils.files.locks import FileLock
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger, progress
+from utils.machine.resources import check_space
 from utils.machine.threads import map_ahead
 from utils.strings import format_bytes
 

@@ -12,13 +12,13 @@ import shutil
 
 import numpy as np
 
-from data.cache.decoding import Decoding, check_space
+from data.cache.decoding import Decoding
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.cache.named_files import CacheName, discard
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder
-from utils.machine.resources import available_memory
+from utils.machine.resources import available_memory, check_space
 from utils.program_folders import cache_folder
 
 

@@ -7,7 +7,6 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -291,7 +290,10 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
 
 
 def test_a_disk_without_space_for_an_image_is_named_by_the_output(source: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tarfile.TarFile.addfile", fail)
     with refused(f"{tmp_path}/out: no space left on device"):
         written(source, tmp_path / "out")
 

@@ -407,10 +407,11 @@ def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("ram", "--cache ram: needs 36 kB in memory, but only 1 kB is free; use --cache disk or none"),
+        ("ram", "--cache ram: needs 36 kB in memory, but may use only 98% of the 1 kB free; use --cache disk or none"),
         (
             "disk",
-            "--cache disk: needs 4.2 MB in .../disk, but only 1 kB is free; choose another --cache-dir or --cache none",
+            "--cache disk: needs 4.2 MB in .../disk, but may use only 98% of the 1 kB free; choose another "
+            "--cache-dir or --cache none",
         ),
     ],
 )

@@ -406,8 +406,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1 << 30, 1 << 30, 9000))
         with refused(
-            "--stage: copying 6 files to .../small/data-... needs 52 kB, but only 9 kB is free; free some "
-            "space or name another disk"
+            "--stage, 6 files to copy: needs 52 kB in .../small/data-..., but may use only 98% of the 9 kB free; free "
+            "some space or name another disk"
         ):
             stage(source, tmp_path / "small")
     assert not list((tmp_path / "small").rglob("*.png"))
