@@ -31,13 +31,14 @@ class MappedImages:
         self.source_hw = source_hw
         self.pixels = pixels
         self._offsets = pixel_offsets(source_hw, pixels)
-        handle, status = open_descriptor(path)
+        descriptor, status = open_descriptor(path)
         try:
             if status.st_size != self._offsets[-1]:
-                raise OSError(errno.EINVAL, "not written by this program", str(path))
-            self._mapping = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+                reason = f"has {status.st_size:,} bytes, expected {self._offsets[-1]:,}"
+                raise OSError(errno.EINVAL, reason, str(path))
+            self._mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns an image, (h, w, C), read-only."""
@@ -55,7 +56,7 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
 
 
-def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
+def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
     """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log, and of messages.
 
     Raises UserError if there is not enough space, or an image cannot be decoded.
@@ -65,13 +66,13 @@ def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decodin
     get_logger().info("%s: %s, %s", title, counted(len(index), "image"), format_bytes(size))
     try:
         if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would raise SIGBUS
-            os.posix_fallocate(handle, 0, size)
+            os.posix_fallocate(descriptor, 0, size)
         else:
-            os.truncate(handle, size)
+            os.truncate(descriptor, size)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
-    pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
+    pixels = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
     def decode(i: int) -> None:
         pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)

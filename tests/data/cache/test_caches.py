@@ -152,6 +152,14 @@ def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, img
         assert path.with_name("target").stat().st_size == size - 1
 
 
+def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, caplog):
+    path = cached("full", index).path
+    size = path.stat().st_size
+    os.truncate(path, size - 7)
+    assert same_as_the_files(cached("full", index), index)
+    assert f"{path} cannot be used (has {size - 7:,} bytes, expected {size:,}); it is created again" in caplog.text
+
+
 def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, decoded, tmp_path):
     cached("disk", index)
     decoded.clear()
