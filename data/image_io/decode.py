@@ -6,7 +6,8 @@ Python reads the files, so every path that the system can open works.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
-- The first image of an animation or multi-page file is used; the pages of a TIFF may also be channels.
+- The first image of an animation or multi-page file is used, and the default image of an animated PNG; the pages of a
+  TIFF may also be channels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from data.image_io.channels import check_jpeg_channels, read_npy, resize, to_format, with_channels
 from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
-from data.image_io.header import Header, exif_orientation, read_header
+from data.image_io.header import Header, exif_orientation, read_header, without_animation
 from data.image_io.shards import read_member, shard_index
 from data.image_io.tiff import is_read_by_opencv, prepare_for_opencv, read_tiff
 from utils.decoder_warnings import watched
@@ -188,6 +189,8 @@ def decode_stored(
     misread_kind = kind_misread_by_opencv(data, pixels)
     if misread_kind:
         raise UserError(f"{path}: {misread_kind} is not supported; convert it to PNG")
+    if header.kind == "apng":
+        data = without_animation(data)
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 

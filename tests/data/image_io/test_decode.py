@@ -348,6 +348,16 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
             check_image(path)
 
 
+@pytest.mark.parametrize("is_frame", [False, True])
+def test_an_animated_png_shows_its_default_image(tmp_path, is_frame):
+    """It need not be a frame. Other programs, in which images are labeled, show it."""
+    rng = np.random.default_rng(0)
+    frames = [Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)) for _ in range(3)]
+    path = tmp_path / "a.png"
+    frames[0].save(path, save_all=True, default_image=not is_frame, append_images=frames[1:])
+    np.testing.assert_array_equal(read_image(path), np.asarray(frames[0]))
+
+
 @pytest.mark.parametrize(
     ("at", "message"),
     [
