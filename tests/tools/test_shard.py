@@ -132,10 +132,10 @@ def test_samples_are_those_of_the_files(source: Path, tmp_path: Path):
 
     samples = []
     for path in (source, written(source, tmp_path / "out")):
-        dataset = AugmentedImages(ImageReader(index_of(path), imgsz=64), run_epochs=2)
+        dataset = AugmentedImages(ImageReader(index_of(path), imgsz=64))
         order = EpochOrder(dataset.weights, seed=0, batch_size=4, canvases=TrainCanvases(64, 32), block=4)
-        request = next(KeyedDistributedSampler(order, rank=0, world_size=1).requests(0, 0))
-        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.render(request.keys)])
+        request = next(KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=2).requests(0, 0))
+        samples.append([(s.image.tobytes(), s.labels.tobytes()) for s in dataset.render(request)])
     assert samples[0] == samples[1]
 
 

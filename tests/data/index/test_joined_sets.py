@@ -335,7 +335,10 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     loader = InfiniteDataLoader(
         AugmentedImages(ImageReader(index, imgsz=64)),
         KeyedDistributedSampler(
-            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, canvases=TrainCanvases(64, 32)), rank=0, world_size=1
+            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, canvases=TrainCanvases(64, 32)),
+            rank=0,
+            world_size=1,
+            run_epochs=20,
         ),
         WorkerSettings(),
         weighted=True,

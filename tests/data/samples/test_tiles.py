@@ -219,7 +219,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
         requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:
             assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
-            for sample in loader.samples.render(request.keys):
+            for sample in loader.samples.render(request):
                 seen.append(sample.index)
                 image = int(tiles.image[sample.index])
                 assert image % 2 == rank
