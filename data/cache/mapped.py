@@ -1,11 +1,13 @@
 """Files of raw decoded pixels, mapped by all processes that read them: in memory (ram.py) or on the disk
-(full_size.py). They have no header, because the position of each image follows from the sizes."""
+(full_size.py). They have no header, because the position of each image follows from the sizes; after the pixels, a file
+on the disk ends with its own name."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,20 +24,23 @@ from utils.strings import counted, format_bytes
 class MappedImages:
     """Source images by number, as read-only views of a mapped file. Unpickling maps the file again."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another.
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat, *, end: bytes = b"") -> None:
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another, and then the bytes ``end``.
 
-        Raises OSError if the file cannot be mapped, or has another size.
+        Raises OSError if the file cannot be mapped, or has another size or end.
         """
         self.path = path
         self.source_hw = source_hw
         self.pixels = pixels
+        self.end = end
         self._offsets = pixel_offsets(source_hw, pixels)
+        size = int(self._offsets[-1]) + len(end)
         descriptor, status = open_descriptor(path)
         try:
-            if status.st_size != self._offsets[-1]:
-                reason = f"has {status.st_size:,} bytes, expected {self._offsets[-1]:,}"
-                raise OSError(errno.EINVAL, reason, str(path))
+            if status.st_size != size:
+                raise OSError(errno.EINVAL, f"has {status.st_size:,} bytes, expected {size:,}", str(path))
+            if os.pread(descriptor, len(end), size - len(end)) != end:
+                raise OSError(errno.EINVAL, "was not completed under this name", str(path))
             self._mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)
@@ -48,7 +53,7 @@ class MappedImages:
         return np.ndarray(shape, self.pixels.dtype, buffer=self._mapping, offset=self._offsets[index])
 
     def __reduce__(self) -> tuple:
-        return MappedImages, (self.path, self.source_hw, self.pixels)
+        return partial(MappedImages, end=self.end), (self.path, self.source_hw, self.pixels)
 
 
 def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
