@@ -27,11 +27,11 @@ class Decoding(NamedTuple):
 
     threads: int = 4
     show_progress: bool = False
-    reduces: bool = True  # whether images are reduced as for training; see `read_source`
+    antialias: bool = True  # whether images are reduced as for training; see `read_source`
 
     def read(self, index: DatasetIndex, i: int, source_hw: np.ndarray) -> np.ndarray:
         """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""
-        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, reduces=self.reduces)
+        return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
 
     def map(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
         """Yields the results of ``function`` for ``images``, in order, with a progress bar called ``title``."""

@@ -113,7 +113,7 @@ def open_disk_cache(
     folder.mkdir(parents=True, exist_ok=True)
     source_hw = reduced_sizes(index.image_hw, imgsz)
     name = CacheName.of(index)
-    path = name.path(folder, imgsz, _SUFFIX if decoding.reduces else f"-whole{_SUFFIX}")
+    path = name.path(folder, imgsz, _SUFFIX if decoding.antialias else f"-whole{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         name.remove_older(folder)
         writer = DiskCacheWriter(path, index, source_hw, decoding)

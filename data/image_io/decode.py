@@ -212,21 +212,20 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
 
 
 def read_source(
-    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, reduces: bool = True
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, antialias: bool = True
 ) -> np.ndarray:
     """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C).
 
     Args:
         image_hw: size of the image in the index.
-        reduces: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
-            is decoded at full size and shrinks to half or less is reduced by area, without aliasing. Otherwise every
-            image is reduced bilinearly from its full size, as detection and published evaluations of YOLO models do
-            (benchmarks/LOG.md).
+        antialias: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
+            is decoded at full size and shrinks to half or less is reduced by area. Otherwise every image is reduced
+            bilinearly from its full size, as detection and published evaluations of YOLO models do (benchmarks/LOG.md).
 
     Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
     """
     height, width = (int(side) for side in source_hw)
-    min_h, min_w = (int(side) for side in (source_hw if reduces else image_hw))
+    min_h, min_w = (int(side) for side in (source_hw if antialias else image_hw))
     try:
         image, full_hw = read_reduced(path, (min_h, min_w), log_damage, pixels)
     except UserError as error:
@@ -236,7 +235,7 @@ def read_source(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
             f"set was indexed; it changed during the run; start again"
         )
-    if reduces and image.shape[:2] == full_hw:
+    if antialias and image.shape[:2] == full_hw:
         return resize(image, width, height)
     if image.shape[:2] == (height, width):
         return image

@@ -150,7 +150,7 @@ def test_training_sees_no_aliasing_in_large_images_of_any_format(tmp_path, suffi
     reduced = read_source(*sizes)
     assert reduced.shape == (100, 100, 3)
     assert reduced.std() < 25
-    assert read_source(*sizes, reduces=False).std() > 50
+    assert read_source(*sizes, antialias=False).std() > 50
 
 
 def test_other_formats_are_never_reduced_and_paths_may_be_non_ascii(tmp_path):
