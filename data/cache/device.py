@@ -13,9 +13,8 @@ from data.index.index import DatasetIndex
 from data.render.pyramid import PyramidLayout
 from utils.distributed.context import DistributedContext, leaving_together, shard_bounds
 from utils.distributed.groups import node_group
-from utils.errors import UserError
 from utils.logger import get_logger
-from utils.machine.resources import available_memory
+from utils.machine.resources import available_memory, check_space
 from utils.strings import counted, format_bytes
 
 MAX_FRACTION = 0.7  # largest fraction of the device's free memory for the cache; training needs the rest
@@ -55,11 +54,8 @@ def _check_memory(ctx: DistributedContext, num_bytes: int) -> None:
         free = available_memory()
     else:
         return
-    if num_bytes > MAX_FRACTION * free:
-        raise UserError(
-            f"--cache device: needs {format_bytes(num_bytes)}, but may use only {MAX_FRACTION:.0%} of the "
-            f"{format_bytes(free)} free on {ctx.device}; use --cache ram"
-        )
+    place = f"the memory of {ctx.device}"
+    check_space("--cache device", num_bytes, free=free, place=place, remedy="use --cache ram", fraction=MAX_FRACTION)
 
 
 @dataclass(frozen=True)

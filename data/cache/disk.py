@@ -5,9 +5,9 @@ is read only after it is complete, and is never written again afterwards. On sev
 once in the whole run (`utils.distributed.file_exchange`).
 
 LMDB has no checksums, and follows damaged page numbers beyond the end of its file, which kills the process. Therefore
-a second file records the size and the modification time of the complete file. If either has changed, because the file
-was truncated, copied or written to, the cache is created again. Each image has a checksum, verified on the first read,
-which detects flipped bits in pixels, but not in LMDB's own pages (a thousandth of the file).
+a second file records name, size and modification time of the complete file. If any has changed, because the file was
+renamed, truncated, copied or written to, the cache is created again. Each image has a checksum, verified on the first
+read, which detects flipped bits in pixels, but not in LMDB's own pages (a thousandth of the file).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def open_disk_cache(
     folder.mkdir(parents=True, exist_ok=True)
     source_hw = reduced_sizes(index.image_hw, imgsz)
     name = CacheName.of(index)
-    path = name.path(folder, imgsz, _SUFFIX if decoding.reduces else f"-whole{_SUFFIX}")
+    path = name.path(folder, imgsz, _SUFFIX if decoding.antialias else f"-whole{_SUFFIX}")
     if ctx is None or ctx.is_node_leader:
         name.remove_older(folder)
         writer = DiskCacheWriter(path, index, source_hw, decoding)

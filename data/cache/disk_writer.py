@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from data.cache.decoding import Decoding, check_space
+from data.cache.decoding import Decoding
 from data.cache.named_files import discard
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
@@ -29,6 +29,7 @@ from utils.files.array_file import CacheError
 from utils.files.locks import FileLock
 from utils.files.safe_io import read_text, write_whole
 from utils.logger import get_logger, progress
+from utils.machine.resources import check_space
 from utils.machine.threads import map_ahead
 from utils.strings import format_bytes
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 KEY = struct.Struct(">Q")  # number of an image
 CRC = struct.Struct("<I")  # CRC-32, after the pixels
+_NAME_KEY = b"name"  # key of the file's name, which tells whose images the file holds
 _COMPLETE_SUFFIX = ".complete"
 _BATCH_BYTES = 64 << 20  # pixels committed at once
 _PAGE_BYTES = mmap.PAGESIZE  # an image's value takes whole pages, with a header of 16 bytes
@@ -139,6 +141,7 @@ class DiskCacheWriter:
         try:
             with contextlib.closing(self._open()) as environment:
                 transaction = environment.begin(write=True)
+                transaction.put(_NAME_KEY, os.fsencode(self.path.name))
                 uncommitted = 0
                 for i, pixels in images:
                     transaction.put(KEY.pack(i), b"".join((pixels, CRC.pack(zlib.crc32(pixels)))))
@@ -167,7 +170,7 @@ class DiskCacheWriter:
         )
 
     def _mark_complete(self) -> None:
-        """Records size and modification time of the file, which must hold all images."""
+        """Records name, size and modification time of the file, which must hold all images."""
         if not _is_complete(self.path):
             write_whole(self.path.with_suffix(_COMPLETE_SUFFIX), json.dumps(_stamp(self.path)).encode())
 
@@ -179,9 +182,9 @@ def _gather_states(state: _NodeState, leaders: Subgroup) -> list[_NodeState]:
     return states
 
 
-def _stamp(path: Path) -> dict[str, int]:
+def _stamp(path: Path) -> dict[str, int | str]:
     status = path.stat()
-    return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return {"name": path.name, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _is_complete(path: Path) -> bool:
@@ -228,5 +231,8 @@ def _stored_images(path: Path, count: int) -> Sequence[int]:
         if num_pages * environment.stat()["psize"] > path.stat().st_size:  # reading its pages would raise SIGBUS
             raise lmdb.CorruptedError("truncated")
         with environment.begin() as transaction:
+            name = transaction.get(_NAME_KEY)
             keys = [key for key in transaction.cursor().iternext(keys=True, values=False) if len(key) == KEY.size]
+    if keys and name != os.fsencode(path.name):
+        raise CacheError("was not filled under this name")
     return [KEY.unpack(key)[0] for key in keys]

@@ -1,7 +1,8 @@
 """Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`).
 
-Only the size of the file is checked. Unlike in `--cache disk`, an image has no checksum, because a tile reads a small
-part of it: bytes that change after the file is complete are not found.
+Only the size of the file is checked, and its end, which is its name and written last. Unlike in `--cache disk`, an
+image has no checksum, because a tile reads a small part of it: bytes that change after the file is complete are not
+found.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 
-from data.cache.decoding import Decoding, check_space
+from data.cache.decoding import Decoding
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.cache.named_files import CacheName, discard
 from data.index.index import DatasetIndex
 from utils.files.locks import FileLock
 from utils.files.temporary_folder import temporary_folder
-from utils.machine.resources import available_memory
+from utils.machine.resources import available_memory, check_space
 from utils.program_folders import cache_folder
 
 
@@ -33,12 +35,13 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
     name = CacheName.of(index)
     path = name.path(folder, 0, ".pixels")
     source_hw = index.image_hw.astype(np.int32)
+    open_file = partial(MappedImages, path, source_hw, index.pixels, end=os.fsencode(path.name))
     name.remove_older(folder)
     with contextlib.suppress(OSError):  # before taking the lock, which is impossible in a read-only folder
-        return MappedImages(path, source_hw, index.pixels)
+        return open_file()
     with FileLock(path.with_suffix(".lock")).wait(f"another run that fills {path}"):
         try:
-            return MappedImages(path, source_hw, index.pixels)
+            return open_file()
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -49,9 +52,10 @@ def open_full_size_cache(index: DatasetIndex, decoding: Decoding, *, cache_dir: 
         decoding = _with_memory_for(decoding, index, source_hw)
         with temporary_folder(path) as temporary, open(temporary / "pixels", "x+b") as file:
             decode_into(file.fileno(), index, source_hw, decoding, title=f"tile: {path}")
+            os.pwrite(file.fileno(), os.fsencode(path.name), size)
             os.fsync(file.fileno())
             os.replace(temporary / "pixels", path)
-        return MappedImages(path, source_hw, index.pixels)  # while locked: a run whose images differ removes the file
+        return open_file()  # while locked: a run whose images differ removes the file
 
 
 def _with_memory_for(decoding: Decoding, index: DatasetIndex, source_hw: np.ndarray) -> Decoding:

@@ -1,11 +1,13 @@
 """Files of raw decoded pixels, mapped by all processes that read them: in memory (ram.py) or on the disk
-(full_size.py). They have no header, because the position of each image follows from the sizes."""
+(full_size.py). They have no header, because the position of each image follows from the sizes; after the pixels, a file
+on the disk ends with its own name."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +24,26 @@ from utils.strings import counted, format_bytes
 class MappedImages:
     """Source images by number, as read-only views of a mapped file. Unpickling maps the file again."""
 
-    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat) -> None:
-        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another.
+    def __init__(self, path: Path, source_hw: np.ndarray, pixels: PixelFormat, *, end: bytes = b"") -> None:
+        """Maps ``path``, with images of the sizes ``source_hw`` (N, 2) one after another, and then the bytes ``end``.
 
-        Raises OSError if the file cannot be mapped, or has another size.
+        Raises OSError if the file cannot be mapped, or has another size or end.
         """
         self.path = path
         self.source_hw = source_hw
         self.pixels = pixels
+        self.end = end
         self._offsets = pixel_offsets(source_hw, pixels)
-        handle, status = open_descriptor(path)
+        size = int(self._offsets[-1]) + len(end)
+        descriptor, status = open_descriptor(path)
         try:
-            if status.st_size != self._offsets[-1]:
-                raise OSError(errno.EINVAL, "not written by this program", str(path))
-            self._mapping = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            if status.st_size != size:
+                raise OSError(errno.EINVAL, f"has {status.st_size:,} bytes, expected {size:,}", str(path))
+            if os.pread(descriptor, len(end), size - len(end)) != end:
+                raise OSError(errno.EINVAL, "was not completed under this name", str(path))
+            self._mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         finally:
-            os.close(handle)
+            os.close(descriptor)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns an image, (h, w, C), read-only."""
@@ -47,7 +53,7 @@ class MappedImages:
         return np.ndarray(shape, self.pixels.dtype, buffer=self._mapping, offset=self._offsets[index])
 
     def __reduce__(self) -> tuple:
-        return MappedImages, (self.path, self.source_hw, self.pixels)
+        return partial(MappedImages, end=self.end), (self.path, self.source_hw, self.pixels)
 
 
 def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
@@ -55,7 +61,7 @@ def pixel_offsets(source_hw: np.ndarray, pixels: PixelFormat) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(source_hw.astype(np.int64).prod(axis=1) * pixels.nbytes)])
 
 
-def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
+def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding, *, title: str) -> None:
     """Decodes all images of ``index`` into an open file. ``title``: start of the line in the log, and of messages.
 
     Raises UserError if there is not enough space, or an image cannot be decoded.
@@ -65,13 +71,13 @@ def decode_into(handle: int, index: DatasetIndex, source_hw: np.ndarray, decodin
     get_logger().info("%s: %s, %s", title, counted(len(index), "image"), format_bytes(size))
     try:
         if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a mapped file would raise SIGBUS
-            os.posix_fallocate(handle, 0, size)
+            os.posix_fallocate(descriptor, 0, size)
         else:
-            os.truncate(handle, size)
+            os.truncate(descriptor, size)
     except OSError as error:
         reason = os_reason(error)
         raise UserError(f"{title}: {format_bytes(size)} cannot be allocated ({reason})") from None
-    pixels = np.frombuffer(mmap.mmap(handle, size), np.uint8)
+    pixels = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
 
     def decode(i: int) -> None:
         pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)

@@ -14,7 +14,7 @@ from utils.files.locks import FileLock
 from utils.logger import get_logger
 
 _SUFFIXES = (".lmdb", ".complete", ".pixels")
-_VERSION = 7  # part of each file name; increase it when the layout of a file or `read_source` changes
+_VERSION = 8  # part of each file name; increase it when the layout of a file or `read_source` changes
 
 
 class CacheName(NamedTuple):

@@ -20,13 +20,13 @@ from utils.errors import UserError
 MAX_DECODING_THREADS = 64
 
 
-def decoding_for(ctx: DistributedContext, workers: int, *, reduces: bool = True) -> Decoding:
+def decoding_for(ctx: DistributedContext, workers: int, *, antialias: bool = True) -> Decoding:
     """Returns a `Decoding` with the threads of all processes of this node, because the others wait while one decodes.
 
     ``workers``: number of workers of each process's loader.
     """
     threads = min(max(workers, 2) * ctx.local_world_size, MAX_DECODING_THREADS)
-    return Decoding(threads, ctx.is_main, reduces=reduces)
+    return Decoding(threads, ctx.is_main, antialias=antialias)
 
 
 def open_cache(

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data.cache.decoding import Decoding, check_space
+from data.cache.decoding import Decoding
 from data.cache.mapped import MappedImages, decode_into, pixel_offsets
 from data.image_io.decode import reduced_sizes
 from data.index.index import DatasetIndex
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.machine.resources import available_memory
+from utils.machine.resources import available_memory, check_space
 
 
 def open_ram_cache(ctx: DistributedContext | None, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:
@@ -48,12 +48,12 @@ def _fill_memory(index: DatasetIndex, source_hw: np.ndarray, decoding: Decoding)
         raise UserError("--cache ram: needs Linux; use --cache disk")
     size = int(pixel_offsets(source_hw, index.pixels)[-1])
     check_space("--cache ram", size, free=available_memory(), place="memory", remedy="use --cache disk or none")
-    handle = os.memfd_create("lockstep-images")
+    descriptor = os.memfd_create("lockstep-images")
     try:
-        decode_into(handle, index, source_hw, decoding, title="--cache ram")
-        cache = MappedImages(Path(f"/proc/{os.getpid()}/fd/{handle}"), source_hw, index.pixels)
+        decode_into(descriptor, index, source_hw, decoding, title="--cache ram")
+        cache = MappedImages(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), source_hw, index.pixels)
     except BaseException:
-        os.close(handle)
+        os.close(descriptor)
         raise
-    weakref.finalize(cache, os.close, handle).atexit = False
+    weakref.finalize(cache, os.close, descriptor).atexit = False
     return cache

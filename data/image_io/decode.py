@@ -6,7 +6,8 @@ Python reads the files, so every path that the system can open works.
 - Grayscale is repeated over three channels; palettes are expanded.
 - 16-bit values are divided by 257 and rounded, so 0 stays 0 and 65535 becomes 255.
 - An alpha channel is dropped; colors are not blended with a background.
-- The first image of an animation or multi-page file is used; the pages of a TIFF may also be channels.
+- The first image of an animation or multi-page file is used, and the default image of an animated PNG; the pages of a
+  TIFF may also be channels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from data.image_io.channels import check_jpeg_channels, read_npy, resize, to_format, with_channels
 from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
-from data.image_io.header import Header, exif_orientation, read_header
+from data.image_io.header import Header, exif_orientation, read_header, without_animation
 from data.image_io.shards import read_member, shard_index
 from data.image_io.tiff import is_read_by_opencv, prepare_for_opencv, read_tiff
 from utils.decoder_warnings import watched
@@ -188,6 +189,8 @@ def decode_stored(
     misread_kind = kind_misread_by_opencv(data, pixels)
     if misread_kind:
         raise UserError(f"{path}: {misread_kind} is not supported; convert it to PNG")
+    if header.kind == "apng":
+        data = without_animation(data)
     values, exif = imdecode(data, cv2.IMREAD_UNCHANGED, path, on_warning)
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 
@@ -209,21 +212,20 @@ def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
 
 
 def read_source(
-    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, reduces: bool = True
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, antialias: bool = True
 ) -> np.ndarray:
     """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C).
 
     Args:
         image_hw: size of the image in the index.
-        reduces: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
-            is decoded at full size and shrinks to half or less is reduced by area, without aliasing. Otherwise every
-            image is reduced bilinearly from its full size, as detection and published evaluations of YOLO models do
-            (benchmarks/LOG.md).
+        antialias: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
+            is decoded at full size and shrinks to half or less is reduced by area. Otherwise every image is reduced
+            bilinearly from its full size, as detection and published evaluations of YOLO models do (benchmarks/LOG.md).
 
     Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
     """
     height, width = (int(side) for side in source_hw)
-    min_h, min_w = (int(side) for side in (source_hw if reduces else image_hw))
+    min_h, min_w = (int(side) for side in (source_hw if antialias else image_hw))
     try:
         image, full_hw = read_reduced(path, (min_h, min_w), log_damage, pixels)
     except UserError as error:
@@ -233,7 +235,7 @@ def read_source(
             f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
             f"set was indexed; it changed during the run; start again"
         )
-    if reduces and image.shape[:2] == full_hw:
+    if antialias and image.shape[:2] == full_hw:
         return resize(image, width, height)
     if image.shape[:2] == (height, width):
         return image

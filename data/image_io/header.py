@@ -11,6 +11,7 @@ from data.image_io.channels import NPY_MAGIC
 from utils.errors import UserError
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_ANIMATION_CHUNKS = (b"acTL", b"fcTL", b"fdAT")
 # JPEG markers: the byte after 0xFF (ITU-T T.81, table B.1).
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0..SOF15, without DHT, JPG and DAC
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)  # SOF0, SOF1
@@ -50,7 +51,7 @@ _TIFF_LAYOUTS = {
 class Header(NamedTuple):
     """The header of an image file. Only a JPEG has the fields after ``kind``."""
 
-    kind: str  # "jpeg", "tiff", "npy" or "other"
+    kind: str  # "jpeg", "tiff", "npy", "apng" (a PNG with an animation) or "other"
     orientation: int = 1  # EXIF, 1 to 8
     stored_hw: tuple[int, int] = (0, 0)  # height and width before orientation
     coded_at: int = 0  # byte at which the coded data of a sequential JPEG with one scan begins; 0 for other JPEGs
@@ -72,11 +73,15 @@ def read_header(data: bytes, path: str | os.PathLike) -> Header:
             raise ValueError("the file is empty")
         if data[:2] == b"\xff\xd8":
             return _read_jpeg(data)
+        is_animated = False
         for kind, _, end in png_chunks(data):
             if end + 4 > len(data):  # OpenCV would allocate the stated length
                 raise ValueError(f"truncated in chunk {kind.decode('latin-1')!r}")
+            is_animated |= kind in _ANIMATION_CHUNKS
     except ValueError as error:
         raise UserError(f"{path}: damaged image ({error})") from None
+    if is_animated:
+        return Header("apng")
     if data[:6] == NPY_MAGIC:
         return Header("npy")
     if data[:4] in _TIFF_LAYOUTS:
@@ -138,6 +143,13 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         length, kind = struct.unpack_from(">I4s", data, at)
         yield kind, at + 8, at + 8 + length
         at += length + 12
+
+
+def without_animation(data: bytes) -> bytes:
+    """Returns a PNG without the chunks of its animation, so that it shows its default image, as other programs do. That
+    need not be a frame of the animation, of which OpenCV returns the first one."""
+    kept = [data[start - 8 : end + 4] for kind, start, end in png_chunks(data) if kind not in _ANIMATION_CHUNKS]
+    return b"".join([_PNG_MAGIC, *kept])
 
 
 def exif_orientation(block: bytes) -> int:

@@ -7,7 +7,6 @@ image treats the index as a folder: ``SET/train.shards/images/a.jpg``. Each read
 from __future__ import annotations
 
 import bisect
-import hashlib
 import os
 import re
 import zlib
@@ -43,7 +42,6 @@ MEMBER_ARRAYS = {"position": np.int64, "size": np.int64, "crc": np.uint32, "by_p
 
 
 class _Meta(TypedDict):
-    fingerprint: str
     shards: list[tuple[str, Annotated[int, Bounds(0, SPAN - 1)]]]  # file names and sizes in bytes
 
 
@@ -75,19 +73,17 @@ class Shards:
         """Raises ValueError, or the error of a wrong type, for an index that points outside its shards."""
         arrays = self.arrays
         shards = check(self.meta, _Meta, "metadata")["shards"]
-        _require(all(array.flags.aligned for array in arrays.values()), "alignment")
+        require(all(array.flags.aligned for array in arrays.values()), "alignment")
         for name in {"paths", *(name.removesuffix(".data") for name in arrays if name.endswith(".data"))}:
             _check_strings(arrays, name)
         count = len(arrays["paths.offsets"]) - 1
         for name, dtype in MEMBER_ARRAYS.items():
-            _require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
+            require(arrays[name].dtype == dtype and arrays[name].shape == (count,), name)
         for name, _ in shards:
-            _require(re.fullmatch(r"[\w-]{1,100}\.tar", name, re.ASCII) is not None, "name of a shard")
+            require(re.fullmatch(r"[\w-]{1,100}\.tar", name, re.ASCII) is not None, "name of a shard")
         _check_positions(arrays, np.array([size for _, size in shards], np.int64))
-        _require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
+        require(np.array_equal(np.sort(arrays["by_path"]), np.arange(count)), "by_path")
         _check_paths(arrays)
-        # It is part of the names of pixel caches: a wrong one would let a data set replace another's cached images.
-        _require(self.meta["fingerprint"] == fingerprint_of(arrays), "fingerprint")
 
     def find(self, name: str) -> int:
         """Returns the number of the image ``name``. Raises UserError if there is none."""
@@ -130,19 +126,19 @@ def _check_strings(arrays: Mapping[str, np.ndarray], name: str) -> None:
     """Raises ValueError unless the strings ``name`` are a valid `FlatStrings`."""
     data = arrays[f"{name}.data"]
     offsets = arrays[f"{name}.offsets"]
-    _require(data.dtype == np.uint8 and offsets.dtype == np.int64 and data.ndim == offsets.ndim == 1, name)
-    _require(len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(data), name)
-    _require(bool((np.diff(offsets) >= 0).all()), name)
+    require(data.dtype == np.uint8 and offsets.dtype == np.int64 and data.ndim == offsets.ndim == 1, name)
+    require(len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(data), name)
+    require(bool((np.diff(offsets) >= 0).all()), name)
 
 
 def _check_positions(arrays: Mapping[str, np.ndarray], shard_sizes: np.ndarray) -> None:
     """Raises ValueError unless every image is inside a shard, in ascending order. ``shard_sizes``: int64, bytes."""
     shard, start = np.divmod(arrays["position"], SPAN)
     size = arrays["size"]
-    _require(bool((np.diff(arrays["position"]) > 0).all()), "position")
-    _require(bool(((shard >= 0) & (shard < len(shard_sizes))).all()), "number of a shard")
+    require(bool((np.diff(arrays["position"]) > 0).all()), "position")
+    require(bool(((shard >= 0) & (shard < len(shard_sizes))).all()), "number of a shard")
     is_inside = (size >= 0) & (size <= MAX_MEMBER_BYTES) & (start + size <= shard_sizes[shard])
-    _require(bool(is_inside.all()), "beyond its shard")
+    require(bool(is_inside.all()), "beyond its shard")
 
 
 def _check_paths(arrays: Mapping[str, np.ndarray]) -> None:
@@ -153,21 +149,12 @@ def _check_paths(arrays: Mapping[str, np.ndarray]) -> None:
     # Splits the bytes into names only if one may be at fault, because an index may have millions of names.
     if b".." in encoded or b"//" in encoded or b"\0" in encoded or (first_bytes == ord("/")).any():
         names = (encoded[start:end] for start, end in zip(offsets.tolist(), offsets[1:].tolist()))
-        _require(not any(map(_leads_out, names)), "a path leads out of its folder")
+        require(not any(map(_leads_out, names)), "a path leads out of its folder")
 
 
 def _leads_out(name: bytes) -> bool:
     parts = name.split(b"/")
     return b".." in parts or b"" in parts or b"\0" in name
-
-
-def fingerprint_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """Returns a digest, 32 hex digits, of the images' labels, paths and checksums."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, array in sorted(arrays.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def open_shards(path: Path) -> Shards:
@@ -198,6 +185,7 @@ def read_member(image: str | os.PathLike, index: Path) -> bytes:
     return shards.read(shards.find(os.fspath(Path(image).relative_to(index))))
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raises ValueError with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ValueError(message)

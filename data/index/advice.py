@@ -102,7 +102,7 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
     earlier = [finding for finding in labels.source.findings if finding.consequence == kinds.COUNTED_EARLIER]
     if earlier:
         notes.append(
-            f"{counted(len(earlier), 'loss')} may be of this split or an earlier one, in which they count, first "
+            f"{counted(len(earlier), 'loss')} may belong to an earlier split, which counts them, first "
             f"{earlier[0].where}: {earlier[0].text}"
         )
     elsewhere = [finding for finding in labels.source.findings if finding.kind == kinds.IMAGE_ELSEWHERE]

@@ -73,14 +73,15 @@ class IndexCache:
         folder = self.path.parent
         meta, arrays = index_content(index)
         try:
-            write_arrays(self.path, meta, arrays)
+            write_arrays(self.path, meta | {"fingerprint": self.fingerprint}, arrays)
             if len(index.report.findings):
                 index.report.write(self.report_path)
         except OSError as error:
             get_logger().warning("%s: the index can't be cached (%s); the next run scans again", folder, error.strerror)
-        with contextlib.suppress(OSError):
-            for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+        for old in {*folder.glob(f"{self.source}-*")} - {self.path, self.report_path}:
+            with contextlib.suppress(OSError):  # another process may have removed it
                 old.unlink()
+        with contextlib.suppress(OSError):
             remove_half_written(folder)
 
 
@@ -149,7 +150,6 @@ def index_content(index: DatasetIndex) -> tuple[dict[str, Any], dict[str, np.nda
             arrays[f"{name}.data"] = flat.data
             arrays[f"{name}.offsets"] = flat.offsets
     meta = {
-        "fingerprint": index.fingerprint,
         "categories": index.categories,
         "category_ids": index.category_ids,
         "totals": report.totals,
@@ -180,7 +180,6 @@ def restored_index(
             advice=tuple(meta["advice"]),
             notes=tuple(meta["notes"]),
         ),
-        fingerprint=meta["fingerprint"],
         image_ids=strings("image_ids") if "image_ids.data" in arrays else None,
         categories=tuple(Category(*category) for category in meta["categories"]),
         category_ids=tuple(meta["category_ids"]),

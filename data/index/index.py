@@ -1,4 +1,13 @@
-"""Defines the index of a split (`DatasetIndex`): its images and labels as flat arrays."""
+"""Defines the index of a split (`DatasetIndex`): its images and labels as flat arrays.
+
+An index is identified by
+
+- `source`: data set, split and settings, whatever the content: cache files that it names are replaced by newer ones;
+- `image_files`, `selection` and `image_digest()`: which cache file has its decoded images (data/cache/named_files.py);
+- `label_digest()`: whether a run or an experiment that continues has the same data.
+
+The cache of the index itself is found by a fingerprint of the files (cache_file.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -57,17 +66,7 @@ class IndexArrays(TypedDict):
 
 def select_arrays(arrays: Mapping[str, np.ndarray]) -> IndexArrays:
     """Returns the arrays of an index from ``arrays``, which may contain others."""
-    return IndexArrays(
-        image_hw=arrays["image_hw"],
-        incomplete=arrays["incomplete"],
-        offsets=arrays["offsets"],
-        boxes_xywh_px=arrays["boxes_xywh_px"],
-        classes=arrays["classes"],
-        crowd=arrays["crowd"],
-        area_px=arrays["area_px"],
-        repeated=arrays["repeated"],
-        row_number=arrays["row_number"],
-    )
+    return cast(IndexArrays, {name: arrays[name] for name in ARRAYS})
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ class DatasetIndex(LabelArrays):
     repeated: np.ndarray  # bool (M,) equal to an earlier box of the same image
     row_number: np.ndarray  # int32 (M,), see `data.labels.rows`; -1 for a region that is in no label file
     report: ScanReport
-    fingerprint: str = ""  # identifies the images, the labels and how they were processed
     source: str = ""  # identifies split and settings but not the content, so that caches of older content are replaced
     image_files: str = ""  # digest of the names, sizes and times of all image files of the split, including unused ones
     selection: str = ""  # identifies the settings that select images: held-out images and classes in use
@@ -110,8 +108,8 @@ class DatasetIndex(LabelArrays):
         return digest.hexdigest()
 
     def label_digest(self) -> str:
-        """Returns a digest of the sizes and labels of all images. Unlike a fingerprint, it does not depend on paths and
-        modification times, so that a copy of the files has the same digest."""
+        """Returns a digest of the sizes and labels of all images. It does not depend on paths and modification times,
+        so that a copy of the files has the same digest."""
         digest = hashlib.blake2b(digest_size=16)
         for array in (self.image_hw, self.offsets, self.boxes_xywh_px, self.classes, self.crowd):
             digest.update(np.ascontiguousarray(array).data)

@@ -29,11 +29,7 @@ def join_parts(spec: DatasetSpec, split: str, parts: Sequence[LoadedSplit]) -> F
     index = indexes[0]
     if len(indexes) > 1:
         index = _concatenate(indexes, origins=_origins(parts))
-    index = replace(
-        index,
-        report=_joined_report(parts, spec, split),
-        fingerprint=digest_of([part.used.fingerprint for part in parts], names),
-    )
+    index = replace(index, report=_joined_report(parts, spec, split))
     scans = tuple(scan for part in parts for scan in part.full.scans)
     return FullSplit(index.recounted(), scans=scans, parts=tuple(parts))
 
@@ -96,18 +92,19 @@ def _finding_of_part(finding: Finding, split: str, part: DatasetSpec, spec: Data
 def _with_names(index: DatasetIndex, names: Sequence[str]) -> DatasetIndex:
     """Returns the index with classes numbered as in ``names``. Classes that it lacks are ignored in all its images."""
     position_of = {name: i for i, name in enumerate(names)}
-    number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)  # the last is for -1
+    # The last entry is that of the class -1, which stays.
+    number_of_class = np.array([*(position_of[name] for name in index.names), IGNORED], np.int32)
     missing = np.setdiff1d(np.arange(len(names), dtype=np.int32), number_of_class)
     renumbered = replace(
         index,
         names=tuple(names),
         classes=number_of_class[index.classes],
-        category_ids=_category_ids(index, names) if index.categories else (),
+        category_ids=_ids_of_joined_names(index, names) if index.categories else (),
     )
     return _with_ignored_classes(renumbered, missing)
 
 
-def _category_ids(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
+def _ids_of_joined_names(index: DatasetIndex, names: Sequence[str]) -> tuple[int, ...]:
     """Returns the category id of each of ``names``. A class that the index lacks gets the id of the category with its
     name, or else an unused id above all others."""
     id_of = dict(zip(index.names, index.category_ids))

@@ -38,7 +38,7 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
     if index is None:
         note = ""
         scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
-        index = replace(scanned.index, fingerprint=fingerprint)
+        index = scanned.index
         scans = (Scan(spec, spec.root, scanned.source, scanned.findings),)
         if settings.use_cache:
             cache.write(index)

@@ -11,16 +11,15 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from data.image_io.shards import Shards, open_shards
+from data.image_io.shards import Shards, open_shards, require
 from data.index.cache_file import restored_index
 from data.index.full_split import FullSplit
-from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, digest_of, origins_of_scan
+from data.index.index import ARRAYS, REPORT_COLUMNS, Scan, origins_of_scan
 from data.labels.clean import MIN_SIDE_PX
 from data.labels.ledger import Ledger
-from data.source.dataset_spec import DatasetSpec
+from data.source.dataset_spec import IGNORED, DatasetSpec
 from data.source.walk import stamp_of
 from utils.errors import UserError
-from utils.pixels import RGB8
 from utils.schema import Count, check
 from utils.strings import class_difference
 
@@ -45,12 +44,8 @@ def read_shards(path: Path, spec: DatasetSpec) -> FullSplit:
     meta, arrays = _content_of(shards, spec)
     _check_tar_files(path, meta["shards"])
     index = restored_index(meta, arrays, spec.as_labeled().names, path)
-    index = replace(index, image_files=_image_files(shards))
-    if spec.pixels != RGB8:
-        fingerprint = digest_of(index.fingerprint, spec.pixels.content())
-        index = replace(index, pixels=spec.pixels, fingerprint=fingerprint)
+    index = replace(index, image_files=_image_files(shards), pixels=spec.pixels, origins=origins_of_scan(len(index)))
     scan = Scan(spec, root=path, source=None, findings=index.report.findings)
-    index = replace(index, origins=origins_of_scan(len(index)))
     return FullSplit(index, note=" (shards)", scans=(scan,), first_label=path.name)
 
 
@@ -103,30 +98,24 @@ def _check(meta: dict[str, Any], arrays: dict[str, np.ndarray], count: int) -> N
     num_names = len(meta["names"])
     num_rows = {"image_hw": count, "incomplete": count, "offsets": count + 1}
     for name, (dtype, row) in ARRAYS.items():
-        if (arrays[name].dtype, arrays[name].shape) != (dtype, (num_rows.get(name, num_boxes), *row)):
-            raise ValueError(f"wrong array {name}")
-    offsets = arrays["offsets"]
-    classes = arrays["classes"]
-    column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
-    checks = {
-        "report": len(column_lengths) == 1,
-        "offsets": offsets[0] == 0 and offsets[-1] == num_boxes and (np.diff(offsets) >= 0).all(),
-        "image_hw": (arrays["image_hw"] > 0).all(),
-        "classes": (((classes >= 0) | (arrays["crowd"] & (classes == -1))) & (classes < num_names)).all(),
-        "area_px": np.isfinite(arrays["area_px"]).all(),
-        "totals": meta["totals"]["images"] == count,
-        "category_ids": len(meta["category_ids"]) in (0, num_names),
-        "categories": len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]),
-    }
+        shape = (num_rows.get(name, num_boxes), *row)
+        require(arrays[name].dtype == dtype and arrays[name].shape == shape, f"wrong array {name}")
     for name in ("incomplete", "crowd", "repeated"):  # a file may contain bytes that are not booleans
-        checks[name] = (arrays[name].view(np.uint8) <= 1).all()
-    for name, is_correct in checks.items():
-        if not is_correct:
-            raise ValueError(f"wrong {name}")
-    if not _are_boxes_inside(arrays):
-        raise ValueError("wrong boxes_xywh_px")
-    if "image_ids.data" in arrays and not _are_image_ids(arrays, count):
-        raise ValueError("wrong image_ids")
+        require(bool((arrays[name].view(np.uint8) <= 1).all()), f"wrong {name}")
+    column_lengths = {len(arrays[f"report.{column}.offsets"]) for column in REPORT_COLUMNS}
+    require(len(column_lengths) == 1, "wrong report")
+    offsets = arrays["offsets"]
+    require(offsets[0] == 0 and offsets[-1] == num_boxes and bool((np.diff(offsets) >= 0).all()), "wrong offsets")
+    require(bool((arrays["image_hw"] > 0).all()), "wrong image_hw")
+    classes = arrays["classes"]
+    is_class = (classes >= 0) | (arrays["crowd"] & (classes == IGNORED))
+    require(bool((is_class & (classes < num_names)).all()), "wrong classes")
+    require(bool(np.isfinite(arrays["area_px"]).all()), "wrong area_px")
+    require(_are_boxes_inside(arrays), "wrong boxes_xywh_px")
+    require("image_ids.data" not in arrays or _are_image_ids(arrays, count), "wrong image_ids")
+    require(meta["totals"]["images"] == count, "wrong totals")
+    require(len(meta["category_ids"]) in (0, num_names), "wrong category_ids")
+    require(len({category_id for category_id, *_ in meta["categories"]}) == len(meta["categories"]), "wrong categories")
 
 
 def _are_boxes_inside(arrays: dict[str, np.ndarray]) -> bool:

@@ -135,12 +135,12 @@ def _index_of_all(
         report=ScanReport.of(()),
         image_ids=None if image_ids is None else FlatStrings.of(map(json.dumps, image_ids)),
         categories=source.categories,
-        category_ids=_category_ids(source, spec, single_cls=single_cls),
+        category_ids=_ids_as_labeled(source, spec, single_cls=single_cls),
         origins=origins_of_scan(count),
     )
 
 
-def _category_ids(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
+def _ids_as_labeled(source: LabelSource, spec: DatasetSpec, *, single_cls: bool) -> tuple[int, ...]:
     """Returns `DatasetIndex.category_ids` for a split with the classes of the labels, or with all merged into one."""
     if not source.categories:
         return ()

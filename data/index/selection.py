@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.index.index import DatasetIndex, digest_of
+from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.labels.categories import id_of_merged_class
 from data.labels.findings import NO_LABEL
@@ -23,18 +22,6 @@ from utils.strings import counted
 _LEFT_OUT = -2  # class index of boxes that are not used
 
 
-class _Selection(NamedTuple):
-    """The images of an index that are used."""
-
-    images: np.ndarray  # int64 (n,): positions in the index, ascending
-    fingerprint: str  # of the index with just these images, because caches number the images
-
-    def keep(self, positions: np.ndarray, *facts: Any) -> _Selection:
-        """Narrows the selection to ascending positions in ``images``, int64 (k,). ``facts``: JSON values from which the
-        new fingerprint is computed."""
-        return _Selection(self.images[positions], digest_of(*facts))
-
-
 def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: IndexSettings) -> DatasetIndex:
     """Returns the part of ``index`` that a run uses as ``split``. ``index`` contains all usable images with the classes
     of the labels, or possibly with a single class if ``settings.single_cls`` is set."""
@@ -45,27 +32,27 @@ def select_used(index: DatasetIndex, spec: DatasetSpec, split: str, settings: In
     if has_other_classes:
         index = _with_used_classes(index, spec, single_cls=settings.single_cls)
 
-    selection = _Selection(np.arange(len(index)), index.fingerprint)
+    images = np.arange(len(index))  # positions in the index, ascending
     if is_divided:
-        selection = _divide(selection, index, spec, split)
+        images = _divide(index, spec, split)
     if has_other_classes:
-        selection = _without_unknown(selection, index, spec, split)
+        images = _without_unknown(images, index, spec, split)
     if settings.fraction != 1:
-        selection = _sample(selection, settings)
+        images = _sample(images, settings)
 
     report = index.report
     if is_divided and split == "val":  # the training split has the findings of the scan
         report = ScanReport.of(())
     if is_divided or settings.fraction != 1:  # the number of selected images without a label file is unknown
         report = report.with_totals({NO_LABEL: 0})
-    if len(selection.images) < len(index):  # otherwise all arrays stay views of the cache file
-        index = index.take(selection.images)
-    return replace(index, fingerprint=selection.fingerprint, report=report, tile=spec.tile).recounted()
+    if len(images) < len(index):  # otherwise all arrays stay views of the cache file
+        index = index.take(images)
+    return replace(index, report=report, tile=spec.tile).recounted()
 
 
-def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Selects the training images that are held out ("val"), or the others ("train"). For "val", warns about images
-    that were held out when the run began but are no longer usable. Raises UserError if none of them is."""
+def _divide(index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
+    """Returns the training images that are held out ("val"), or the others ("train"), int64 (n,). For "val", warns
+    about images that were held out when the run began but are no longer usable. Raises UserError if none of them is."""
     is_held_out = np.array([path in spec.held_out for path in index.paths], bool)
     missing = sorted(spec.held_out.difference(index.paths))
     if len(missing) == len(spec.held_out):
@@ -82,8 +69,7 @@ def _divide(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split
             counted(len(spec.held_out), "image"),
             missing[0],
         )
-    positions = np.flatnonzero(is_held_out == (split == "val"))
-    return selection.keep(positions, split, selection.fingerprint, sorted(spec.held_out))
+    return np.flatnonzero(is_held_out == (split == "val"))
 
 
 def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bool) -> DatasetIndex:
@@ -100,7 +86,7 @@ def _with_used_classes(index: DatasetIndex, spec: DatasetSpec, *, single_cls: bo
         names=names,
         classes=classes,
         crowd=index.crowd | (classes == IGNORED),
-        category_ids=_category_ids(index, number_of_label, len(names)),
+        category_ids=_ids_of_used_classes(index, number_of_label, len(names)),
     )
     return result.with_boxes(classes != _LEFT_OUT)
 
@@ -114,7 +100,7 @@ def _numbers_of_labels(spec: DatasetSpec) -> np.ndarray:
     return np.array([number_of_name.get(position, _LEFT_OUT) for position in position_of_label], np.int32)
 
 
-def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
+def _ids_of_used_classes(index: DatasetIndex, number_of_label: np.ndarray, num_classes: int) -> tuple[int, ...]:
     """Returns the category id of each used class; for a merged class, by `id_of_merged_class`.
 
     ``index`` has the L classes of the labels; ``number_of_label``: int32 (L,), the numbers that they have in a run.
@@ -126,32 +112,32 @@ def _category_ids(index: DatasetIndex, number_of_label: np.ndarray, num_classes:
     return tuple(id_of_merged_class(index.categories, ids_of_number[number]) for number in range(num_classes))
 
 
-def _without_unknown(selection: _Selection, index: DatasetIndex, spec: DatasetSpec, split: str) -> _Selection:
-    """Leaves out images that have lost labels and no object. The lost labels, already counted by the ledger, may have
-    been of the used classes, so that the images must not become backgrounds."""
+def _without_unknown(images: np.ndarray, index: DatasetIndex, spec: DatasetSpec, split: str) -> np.ndarray:
+    """Returns ``images``, int64 (n,), without those that have lost labels and no object. The lost labels, already
+    counted by the ledger, may have been of the used classes, so that the images must not become backgrounds."""
     has_object = np.bincount(index.image_of_box[~index.crowd], minlength=len(index)) > 0
-    is_unknown = (index.incomplete & ~has_object)[selection.images]
-    unknown = np.flatnonzero(is_unknown).tolist()
-    if not unknown:
-        return selection
-    is_worth_a_warning = len(unknown) >= WARNED_SHARE * len(is_unknown)
+    is_unknown = (index.incomplete & ~has_object)[images]
+    num_unknown = int(is_unknown.sum())
+    if not num_unknown:
+        return images
+    is_worth_a_warning = num_unknown >= WARNED_SHARE * len(images)
     get_logger().log(
         logging.WARNING if is_worth_a_warning else logging.INFO,
         "%s: '%s': %d of %s left out because of labels that can't be used and no object of the classes in use: they "
         "may not be backgrounds",
         spec.source,
         split,
-        len(unknown),
-        counted(len(is_unknown), "image"),
+        num_unknown,
+        counted(len(images), "image"),
     )
-    return selection.keep(np.flatnonzero(~is_unknown), selection.fingerprint, unknown)
+    return images[~is_unknown]
 
 
-def _sample(selection: _Selection, settings: IndexSettings) -> _Selection:
-    """Selects ``settings.fraction`` of the images at random."""
-    total = len(selection.images)
+def _sample(images: np.ndarray, settings: IndexSettings) -> np.ndarray:
+    """Returns ``settings.fraction`` of ``images``, int64 (n,), chosen at random, in the same order."""
+    total = len(images)
     order = keyed_generator(settings.seed, named_stream("fraction")).permutation(total)
     count = max(round(settings.fraction * total), 1)
     positions = np.sort(order[:count])
     get_logger().info("--fraction %g: %d of %d training images", settings.fraction, len(positions), total)
-    return selection.keep(positions, selection.fingerprint, settings.fraction, settings.seed)
+    return images[positions]

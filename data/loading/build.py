@@ -99,9 +99,7 @@ def open_train_samples(
     check_image_size(config.imgsz, stride)
     reader = open_train_reader(ctx, config, hyp, spec)
     weights = sample_weights(reader, tile_backgrounds=hyp.tile_backgrounds, repeat_factor=config.repeat_factor)
-    return AugmentedImages(
-        reader, hyp=hyp, seed=config.seed, run_epochs=config.epochs, rect=config.rect, weights=weights
-    )
+    return AugmentedImages(reader, hyp=hyp, seed=config.seed, rect=config.rect, weights=weights)
 
 
 def build_train_sampler(
@@ -122,6 +120,7 @@ def build_train_sampler(
         order,
         rank=ctx.rank // config.pipeline,
         world_size=ctx.world_size // config.pipeline,
+        run_epochs=config.epochs,
         quad=config.quad,
         multi_scale=config.multi_scale,
     )

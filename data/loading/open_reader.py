@@ -48,7 +48,7 @@ def open_run_val_reader(
         check_has_images(index, spec, "val", "cut into tiles")
         tiles = TiledIndex(index, index.tile, hyp=hyp)
         return open_tile_reader(ctx, config, tiles, imgsz=config.imgsz, kind=config.cache)
-    decoding = decoding_for(ctx, loader_workers(config.workers, ctx), reduces=False)
+    decoding = decoding_for(ctx, loader_workers(config.workers, ctx), antialias=False)
     kind = "ram" if config.cache == "device" else config.cache  # the device holds only training images
     cache = open_cache(ctx, kind, index, config=config, decoding=decoding)
     return ImageReader(index, imgsz=config.imgsz, image_cache=cache, reduces=False)

@@ -142,10 +142,18 @@ class KeyedDistributedSampler(DistributedSampler):
     """Yields one rank's batch requests, epoch after epoch from ``start`` on; `len` is the number per epoch."""
 
     def __init__(
-        self, order: EpochOrder, *, rank: int, world_size: int, quad: bool = False, multi_scale: float = 0.0
+        self,
+        order: EpochOrder,
+        *,
+        rank: int,
+        world_size: int,
+        run_epochs: int,
+        quad: bool = False,
+        multi_scale: float = 0.0,
     ) -> None:
         """
         Args:
+            run_epochs: length of the whole run, which `InfiniteDataLoader.set_epochs` may change.
             quad: whether four samples make one image of twice the size.
             multi_scale: fraction by which canvas sizes vary up and down from batch to batch.
         """
@@ -154,7 +162,7 @@ class KeyedDistributedSampler(DistributedSampler):
         self.order = order
         self.quad = quad
         self.multi_scale = multi_scale
-        self.run_epochs: int | None = None  # length of the whole run, if it has changed
+        self.run_epochs = run_epochs
         self.start = (0, 0)  # epoch and batch
         self.stops_after_epoch = False  # whether an iteration ends after an epoch, and the next one continues
 

@@ -20,7 +20,7 @@ from data.loading.shared_memory import BatchSlots, SentBatch, new_pixels
 from data.render.device import PlannedBatch, RenderGroup
 from data.render.pyramid import PackedPixels, PyramidLayout
 from data.render.table import RenderTable, build_table
-from data.samples.batch_request import BatchRequest, epoch_of
+from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages, Samples
 from utils.batches import Batch, Sample, Targets
 from utils.errors import UserError
@@ -61,8 +61,8 @@ def render_batch(samples: Samples, slots: BatchSlots | None, request: BatchReque
         shape = (count, *request.canvas_hw, pixel_format.channels)
         pixels = torch.from_numpy(slots.pixels(request.slot, shape, pixel_format.dtype))
     if count < len(request.keys):  # some images consist of four samples
-        return collate_quad(samples.render(request.keys, run_epochs=request.run_epochs), request, pixels)
-    return collate(samples.render(request.keys, list(pixels.numpy()), run_epochs=request.run_epochs), pixels)
+        return collate_quad(samples.render(request), request, pixels)
+    return collate(samples.render(request, list(pixels.numpy())), pixels)
 
 
 def collate(samples: Sequence[Sample], pixels: Tensor) -> Batch:
@@ -105,15 +105,14 @@ def plan_batch(samples: AugmentedImages, layout: PyramidLayout | None, request: 
 
     ``layout``: layout of the device cache that has the images; None if the batch carries the visible pixels.
     """
-    plans = samples.plans(request.keys, run_epochs=request.run_epochs)
+    plans = samples.plans(request)
     members_of_images = request.images
     no_pixels = new_pixels(len(members_of_images), (0, 0), samples.sample_index.pixels)
-    rest = collate_quad(samples.without_pixels(request.keys, plans), request, no_pixels)
-    epoch = epoch_of(request.keys)
+    rest = collate_quad(samples.without_pixels(request, plans), request, no_pixels)
     groups = []
     for canvas_hw, images in _images_by_canvas(request).items():
         plans_of_group = [plans[i] for image in images for i in members_of_images[image]]
-        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw=canvas_hw, epoch=epoch)
+        table, pixels = _table_of(samples, layout, plans_of_group, canvas_hw=canvas_hw, epoch=request.epoch)
         groups.append(RenderGroup(table, pixels, torch.tensor(images, dtype=torch.int64)))
     return PlannedBatch(request.canvas_hw, tuple(groups), rest)
 

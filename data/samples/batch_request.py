@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.batches import SampleKey
@@ -16,7 +15,7 @@ class BatchRequest:
     keys: tuple[SampleKey, ...]
     canvas_hw: tuple[int, int]
     slot: int | None = None  # slot of `data.loading.shared_memory` to render into
-    run_epochs: int | None = None  # length of the whole run, if it has changed since the data set was made
+    run_epochs: int = 1  # length of the whole run, by which training samples are augmented
     samples_per_image: tuple[int, ...] = ()  # number of consecutive samples that form each image; empty: one each
 
     @property
@@ -26,7 +25,7 @@ class BatchRequest:
         bounds = itertools.accumulate(counts, initial=0)
         return [range(start, end) for start, end in itertools.pairwise(bounds)]
 
-
-def epoch_of(keys: Sequence[SampleKey]) -> int:
-    """Returns the epoch that all samples of a batch share; 0 without samples."""
-    return keys[0].epoch if keys else 0
+    @property
+    def epoch(self) -> int:
+        """Epoch that all samples share; 0 without samples."""
+        return self.keys[0].epoch if self.keys else 0

@@ -16,7 +16,7 @@ from data.index.index import DatasetIndex
 from data.render.letterbox import CanvasRule, Letterbox, fit_letterbox, letterbox
 from data.render.opencv import render_plan
 from data.render.user_transforms import UserTransforms
-from data.samples.batch_request import BatchRequest, epoch_of
+from data.samples.batch_request import BatchRequest
 from data.samples.readers import RecentImages, SampleReader
 from data.samples.tiled_index import TiledIndex
 from utils.batches import Sample, SampleKey
@@ -43,24 +43,12 @@ class Samples(ABC):
         """The tiles that are the samples; None if the samples are whole images."""
         return self.reader.tiles
 
-    def __getitem__(self, key: SampleKey) -> Sample:
-        """Renders the sample of ``key``. Raises UserError for a file that cannot be decoded."""
-        return self.render([key])[0]
-
     @abstractmethod
-    def render(
-        self,
-        keys: Sequence[SampleKey],
-        outs: Sequence[np.ndarray | None] | None = None,
-        *,
-        run_epochs: int | None = None,
-    ) -> list[Sample]:
-        """Renders the samples of ``keys``, all of one epoch, each independently of the others.
+    def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
+        """Renders the samples of ``request``, each independently of the others.
 
-        Args:
-            outs: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
-                sample returns another array.
-            run_epochs: length of the whole run, if it has changed since this data set was made; used by augmentation.
+        ``outs``: an array (H, W, C) per sample to render into, which saves a copy. Its content is undefined if the
+        sample returns another array. Raises UserError for a file that cannot be decoded.
         """
 
     def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
@@ -92,15 +80,9 @@ class LoadImagesAndLabels(Samples):
         groups = self.reader.validation_batches(batch_size, canvases)
         return [request for group in groups[rank::world_size] for request in group]
 
-    def render(
-        self,
-        keys: Sequence[SampleKey],
-        outs: Sequence[np.ndarray | None] | None = None,
-        *,
-        run_epochs: int | None = None,
-    ) -> list[Sample]:
+    def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
         """See `Samples`."""
-        return [self._letterboxed(key, out) for key, out in zip(keys, outs or [None] * len(keys))]
+        return [self._letterboxed(key, out) for key, out in zip(request.keys, outs or [None] * len(request.keys))]
 
     def _letterboxed(self, key: SampleKey, out: np.ndarray | None) -> Sample:
         i = key.index
@@ -130,7 +112,6 @@ class AugmentedImages(Samples):
         *,
         hyp: Hyperparameters | None = None,
         seed: int = 0,
-        run_epochs: int = 1,
         rect: bool = False,
         weights: np.ndarray | None = None,
     ) -> None:
@@ -138,7 +119,6 @@ class AugmentedImages(Samples):
         Args:
             reader: reads whole images or tiles.
             hyp: strengths and probabilities of the augmentations; None for the defaults.
-            run_epochs: length of the whole run, for ``hyp.close_mosaic`` and ``hyp.close_scale``.
             rect: whether canvases fit the images' aspect, which disables mosaic and mixup.
             weights: result of `data.samples.sample_weights.sample_weights`, by which the sampler, mosaic and mixup
                 draw; None to draw each sample once per epoch.
@@ -149,52 +129,45 @@ class AugmentedImages(Samples):
         hyp = hyp or Hyperparameters()
         if self.sample_index.pixels.channels != 3:  # color jitter needs RGB
             hyp = replace(hyp, hsv_h=0.0, hsv_s=0.0, hsv_v=0.0)
-        self.run_epochs = run_epochs
         self.weights = np.ones(len(self)) if weights is None else weights
         pool = PartnerPool(self.weights)
         self._planner = SamplePlanner(reader.source_hw, hyp, seed=seed, single_image=rect, pool=pool)
         self._read = reader.read
-        if reader.image_cache is None and hyp.mosaic_block and not rect:  # cached images need no second copy
+        if reader.decodes_files and hyp.mosaic_block and not rect:  # cached images need no second copy
             # Blocks come in order, so the oldest image goes first. An epoch's last block may be twice as long.
             self._read = RecentImages(reader, max_images=2 * hyp.mosaic_block).read
         self._transforms = UserTransforms(hyp.albumentations, seed) if hyp.albumentations else None
 
-    def render(
-        self,
-        keys: Sequence[SampleKey],
-        outs: Sequence[np.ndarray | None] | None = None,
-        *,
-        run_epochs: int | None = None,
-    ) -> list[Sample]:
+    def render(self, request: BatchRequest, outs: Sequence[np.ndarray | None] | None = None) -> list[Sample]:
         """See `Samples`."""
-        plans = self.plans(keys, run_epochs=run_epochs)
-        labels = self._plan_labels(keys, plans)
-        read = self.source_images(epoch_of(keys))
+        plans = self.plans(request)
+        labels = self._plan_labels(request, plans)
+        read = self.source_images(request.epoch)
         samples = []
-        for key, plan, rows, out in zip(keys, plans, labels, outs or [None] * len(keys)):
+        for key, plan, rows, out in zip(request.keys, plans, labels, outs or [None] * len(request.keys)):
             image = render_plan(plan, read, out, self.sample_index.pixels)
             if self._transforms is not None:
                 image, rows = self._transforms(image, rows, key)
             samples.append(self.pack(key, image, rows))
         return samples
 
-    def plans(self, keys: Sequence[SampleKey], *, run_epochs: int | None = None) -> list[SamplePlan]:
-        """Draws the plans by which the samples of ``keys`` are rendered. ``run_epochs``: see `render`."""
-        return self._planner.draw(keys, run_epochs or self.run_epochs)
+    def plans(self, request: BatchRequest) -> list[SamplePlan]:
+        """Draws the plans by which the samples of ``request`` are rendered."""
+        return self._planner.draw(request.keys, request.run_epochs)
 
-    def without_pixels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[Sample]:
-        """Returns the samples that ``plans`` would render for ``keys``, with empty images, (0, 0, C)."""
+    def without_pixels(self, request: BatchRequest, plans: Sequence[SamplePlan]) -> list[Sample]:
+        """Returns the samples that ``plans`` would render for ``request``, with empty images, (0, 0, C)."""
         pixels = self.sample_index.pixels
         empty = np.zeros((0, 0, pixels.channels), pixels.dtype)
-        return [self.pack(key, empty, rows) for key, rows in zip(keys, self._plan_labels(keys, plans))]
+        return [self.pack(key, empty, rows) for key, rows in zip(request.keys, self._plan_labels(request, plans))]
 
     def source_images(self, epoch: int) -> Callable[[int], np.ndarray]:
         """Returns a function that reads the source image of a sample in ``epoch``: (h, w, C)."""
         return partial(self._read, epoch=epoch)
 
-    def _plan_labels(self, keys: Sequence[SampleKey], plans: Sequence[SamplePlan]) -> list[np.ndarray]:
+    def _plan_labels(self, request: BatchRequest, plans: Sequence[SamplePlan]) -> list[np.ndarray]:
         """Returns the labels of each plan; see `place_labels`."""
-        labels, patch = self.reader.labels_of(images_of(plans), epoch_of(keys))
+        labels, patch = self.reader.labels_of(images_of(plans), request.epoch)
         return place_labels(plans, self.reader.source_hw, labels, patch)
 
     def without_augmentation(self) -> LoadImagesAndLabels:

@@ -33,26 +33,20 @@ class SampleReader(ABC):
         sample_index: index of the N samples. It describes each tile as if it were an image.
         imgsz: longer side of a letterboxed sample, pixels; None to keep the size of each.
         source_hw: int (N, 2), sizes of the source images that `read` returns.
-        image_cache: cache of the split's images; None to decode files.
         tiles: the tiles that are the samples; None if the samples are whole images.
+        decodes_files: whether `read` decodes a file, instead of using a cache.
     """
 
+    tiles: TiledIndex | None
+    decodes_files: bool
+
     def __init__(
-        self,
-        index: DatasetIndex,
-        sample_index: DatasetIndex,
-        *,
-        imgsz: int | None,
-        source_hw: np.ndarray,
-        image_cache: ImageCache | None,
-        tiles: TiledIndex | None,
+        self, index: DatasetIndex, sample_index: DatasetIndex, *, imgsz: int | None, source_hw: np.ndarray
     ) -> None:
         self.index = index
         self.sample_index = sample_index
         self.imgsz = imgsz
         self.source_hw = source_hw
-        self.image_cache = image_cache
-        self.tiles = tiles
 
     @abstractmethod
     def read(self, i: int, epoch: int) -> np.ndarray:
@@ -81,15 +75,13 @@ class SampleReader(ABC):
 class ImageReader(SampleReader):
     """Reads whole images, from a cache or from their files."""
 
-    image_cache: ImageCache | None
-
     def __init__(
         self, index: DatasetIndex, *, imgsz: int | None, image_cache: ImageCache | None = None, reduces: bool = True
     ) -> None:
         """
         Args:
             imgsz: longer side of source images and of letterboxed images, pixels; None to keep the size of each file.
-            image_cache: made for the same index and imgsz.
+            image_cache: made for the same index and imgsz; None to decode files.
             reduces: whether source images are reduced to ``imgsz`` when they are decoded, as for training; otherwise
                 letterboxing resizes whole images, as detection does. A cache contains reduced images.
         """
@@ -97,7 +89,10 @@ class ImageReader(SampleReader):
             source_hw = index.image_hw
         else:
             source_hw = reduced_sizes(index.image_hw, imgsz)
-        super().__init__(index, index, imgsz=imgsz, source_hw=source_hw, image_cache=image_cache, tiles=None)
+        super().__init__(index, index, imgsz=imgsz, source_hw=source_hw)
+        self.tiles = None
+        self.image_cache = image_cache
+        self.decodes_files = image_cache is None
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         if self.image_cache is not None:
@@ -144,7 +139,6 @@ class ImageReader(SampleReader):
 class TileReader(SampleReader):
     """Cuts tiles from the cached images of a split."""
 
-    image_cache: ImageCache
     tiles: TiledIndex
 
     def __init__(self, tiles: TiledIndex, *, imgsz: int | None, image_cache: ImageCache) -> None:
@@ -153,14 +147,10 @@ class TileReader(SampleReader):
             imgsz: side of letterboxed tiles, pixels; None to keep the side of the tile.
             image_cache: ``tiles.image_index`` at full size.
         """
-        super().__init__(
-            tiles.image_index,
-            tiles.tile_index,
-            imgsz=imgsz,
-            source_hw=tiles.tile_index.image_hw,
-            image_cache=image_cache,
-            tiles=tiles,
-        )
+        super().__init__(tiles.image_index, tiles.tile_index, imgsz=imgsz, source_hw=tiles.tile_index.image_hw)
+        self.tiles = tiles
+        self.image_cache = image_cache
+        self.decodes_files = False
 
     def read(self, i: int, epoch: int) -> np.ndarray:
         left, top = self.tiles.corners(np.array([i]), epoch)[0].tolist()

@@ -88,7 +88,6 @@ class TiledIndex:
             boxes_xywh_px=boxes,
             crowd=index.crowd | self._is_fragment(visible),
             area_px=index.area_px * visible,
-            fingerprint=f"{index.fingerprint}-tile{self.side}-{self.visibility:g}",
         )
         return tiles.with_boxes(visible > 0)
 

@@ -202,8 +202,12 @@ def visible_boxes(owner: np.ndarray, classes: Sequence[int], areas: Sequence[flo
         visible = owner == number
         if visible.sum() < max(MIN_VISIBLE * area, 1):
             continue
-        columns, rows = np.flatnonzero(visible.any(0)), np.flatnonzero(visible.any(1))
-        x0, y0, x1, y1 = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
-        if min(x1 - x0, y1 - y0) >= MIN_SIDE * SUPERSAMPLE:
-            labels.append([kind, (x0 + x1) / 2 / side, (y0 + y1) / 2 / side, (x1 - x0) / side, (y1 - y0) / side])
+        columns = np.flatnonzero(visible.any(0))
+        rows = np.flatnonzero(visible.any(1))
+        width = columns[-1] + 1 - columns[0]
+        height = rows[-1] + 1 - rows[0]
+        if min(width, height) >= MIN_SIDE * SUPERSAMPLE:
+            center_x = (columns[0] + columns[-1] + 1) / 2
+            center_y = (rows[0] + rows[-1] + 1) / 2
+            labels.append([kind, center_x / side, center_y / side, width / side, height / side])
     return np.array(labels, np.float64).reshape(-1, 5)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from data.index.index import DatasetIndex
+from data.samples.batch_request import BatchRequest
 from data.samples.dataset import AugmentedImages
 from engine.optim.schedule import StepPlan, new_layers_lr_mult
 from models.detector import Detector, build_detector
@@ -154,7 +155,8 @@ def score_on_objects(
     batches = [sampled[first : first + BATCH_IMAGES] for first in range(0, count, BATCH_IMAGES)]
     scores_by_batch = {}
     for number in range(ctx.rank, len(batches), ctx.world_size):
-        samples = [plain[SampleKey(i, 0, 0, (side, side))] for i in batches[number].tolist()]
+        keys = tuple(SampleKey(i, 0, 0, (side, side)) for i in batches[number].tolist())
+        samples = plain.render(BatchRequest(keys, (side, side)))
         scores_by_batch[str(number)] = _object_scores(detector, samples, side)
     shards = broadcast_object(ctx, gather_arrays(ctx, scores_by_batch)) or []
     gathered = {int(number): scores for shard in shards for number, scores in shard.items()}

@@ -85,4 +85,4 @@ def letterboxed(index: DatasetIndex, options: ResolvedExport, stride: int, size:
     canvases = CanvasRule(max(options.imgsz_hw), stride, fixed_hw=None if options.dynamic else options.imgsz_hw)
     for request in samples.requests(size, canvases):
         pixels = new_pixels(len(request.keys), request.canvas_hw, index.pixels)
-        yield collate(samples.render(request.keys, list(pixels.numpy())), pixels)
+        yield collate(samples.render(request, list(pixels.numpy())), pixels)

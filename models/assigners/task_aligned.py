@@ -24,6 +24,7 @@ from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
 # P is a multiple of this. On a CPU every tensor then consists of whole SIMD vectors: a remainder would be computed by
 # other instructions, which may round differently. On an accelerator the allocator can reuse its blocks.
 _BUCKET = 2**12
+_MIN_CANDIDATES = 10  # of a target in one-to-one matching: the best ones may belong to other targets
 
 
 class Assignment(NamedTuple):
@@ -158,8 +159,8 @@ class TaskAlignedAssigner:
     """Assigns to each target its ``topk`` candidates of highest alignment, with CIoU as the overlap.
 
     A cell that several targets select goes to the one with the highest overlap. With ``one_to_one`` a target gets its
-    best candidate that no other target has. Both use the same metric, so that a target's one cell is the best of its
-    many: consistent matching (YOLOv10, Wang et al. 2024).
+    best candidate that no other target has, of at least `_MIN_CANDIDATES`. Both use the same metric, so that a target's
+    one cell is the best of its many: consistent matching (YOLOv10, Wang et al. 2024).
     """
 
     def __init__(self, *, topk: int, one_to_one: bool = False) -> None:
@@ -181,7 +182,8 @@ class TaskAlignedAssigner:
         """
         batch, slots = labels.shape
         num_cells = predicted.shape[1]
-        topk = min(self.topk, num_cells)
+        topk = max(self.topk, _MIN_CANDIDATES) if self.one_to_one else self.topk
+        topk = min(topk, num_cells)
         if batch == 0:
             none = predicted.new_zeros((0, slots, 1 if self.one_to_one else topk))
             return Assignment(none.long(), none)

@@ -40,7 +40,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class Conv(nn.Module):
-    """Convolution without bias, batch norm and activation; padded so that stride 1 keeps the size."""
+    """Convolution without bias, batch norm and activation. By default, odd kernels keep the size at stride 1."""
 
     bn: BatchNorm2d | nn.Identity  # Identity once folded into ``conv``
     act: nn.Module

@@ -182,10 +182,10 @@ class AnchorLoss(Criterion):
         outputs = flatten_levels([raw]).unflatten(-1, (len(anchors), -1))  # (B, h * w, A, 5 + C)
         matches = match_anchors(targets, anchors, (height, width), self.settings.hyp.anchor_t)
         row = (matches.image * (height * width) + matches.cell) * len(anchors) + matches.anchor
-        has_no_loss = None
+        is_ignored = None
         if ignored is not None:
             anchor_cells = ignored.cells[:, :, None].expand(-1, -1, len(anchors), -1)
-            has_no_loss = ignored._replace(cells=anchor_cells).of_best_class(outputs[..., 5:]).flatten()
+            is_ignored = ignored._replace(cells=anchor_cells).of_best_class(outputs[..., 5:]).flatten()
         outputs = outputs.flatten(0, 2)  # (B * h * w * A, 5 + C)
         picked = outputs.index_select(0, row)
         predicted = cxcywh_to_xyxy(anchor_to_cxcywh(picked[:, :4], anchors[matches.anchor]))
@@ -194,7 +194,7 @@ class AnchorLoss(Criterion):
         cls = binary_cross_entropy_with_logits(picked[:, 5:], class_targets, self.class_weights, reduction="none")
         with torch.no_grad():
             score = picked[:, 4].sigmoid() * picked[:, 5:].gather(1, matches.label[:, None])[:, 0].sigmoid()
-        return LevelMatches(matches.valid, row, score, overlap, cls.sum(-1), outputs[:, 4], has_no_loss)
+        return LevelMatches(matches.valid, row, score, overlap, cls.sum(-1), outputs[:, 4], is_ignored)
 
     def _terms(self, level: LevelMatches, objectness_weight: float) -> LevelTerms:
         """Sums the terms of a level; the objectness target of an output is its highest IoU with a matched target."""

@@ -67,10 +67,11 @@ class YOLOXLoss(Criterion):
         outputs = flatten_levels(raw)  # (B, N, 5 + C)
         labels, boxes, mask = canvas_targets(raw[0], self.strides[0], targets.rows, targets.max_targets)
         assigned = self._assign(outputs, TargetSlots(labels, boxes, mask), centers, strides)
-        cells, weight = assigned.cells, assigned.weight
-        cell_center, cell_stride = centers[cells], strides[cells]
+        weight = assigned.weight
+        cell_center = centers[assigned.cells]
+        cell_stride = strides[assigned.cells]
 
-        picked = gather_cells(outputs, cells)  # (B, P, 5 + C)
+        picked = gather_cells(outputs, assigned.cells)  # (B, P, 5 + C)
         predicted = cxcywh_to_xyxy(offsets_to_cxcywh(picked[..., :4], cell_center, cell_stride))
         box = (weight * (1 - iou(predicted, assigned.boxes).square())).sum()
         obj = self._objectness_term(raw, outputs, targets, assigned.is_positive)
@@ -106,6 +107,6 @@ class YOLOXLoss(Criterion):
         objectness = outputs[..., 4]
         ignored = self.ignored_cells(raw, targets)
         if ignored is not None:
-            has_no_loss = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)
-            objectness = torch.where(has_no_loss, NO_OBJECT, objectness)
+            is_ignored = ignored.of_best_class(outputs[..., 5:]) & (is_positive == 0)
+            objectness = torch.where(is_ignored, NO_OBJECT, objectness)
         return binary_cross_entropy_with_logits(objectness, is_positive, reduction="sum")

@@ -33,15 +33,21 @@ from utils.config.yaml_files import load_yaml
 from utils.errors import UserError, errors_of
 from utils.logger import get_logger
 from utils.program_folders import CONFIGS
+from utils.strings import counted
 
 COCO = CONFIGS / "data" / "coco.yaml"
 
 
 def names_for(count: int, names: tuple[str, ...] | None, source: str | Path) -> tuple[str, ...] | None:
-    """Returns ``names`` if there are ``count``, else None. A file without names (YOLOX, bare state dicts) but with 80
-    classes is assumed to have COCO's, which is logged."""
+    """Returns ``names`` if there are ``count``; otherwise warns and returns None. A file without names (YOLOX, bare
+    state dicts) but with 80 classes is assumed to have COCO's, which is logged."""
+    if names is not None and len(names) != count:
+        get_logger().warning(
+            "%s: has %s for %s; the names are not used", source, counted(len(names), "name"), counted(count, "class")
+        )
+        return None
     if names is not None:
-        return names if len(names) == count else None
+        return names
     coco = load_yaml(COCO)["names"]
     if count != len(coco):
         return None

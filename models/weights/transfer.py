@@ -280,7 +280,8 @@ class _SharedClasses(NamedTuple):
 
 def _shared_classes(model: Detector, stored: StoredWeights) -> _SharedClasses:
     """Finds the classes that the model and the file have in common, by name."""
-    file_names = names_for(class_count(model, stored.shapes), stored.names, stored.path)
+    file_classes = class_count(model, stored.shapes)
+    file_names = names_for(file_classes, stored.names, stored.path) if file_classes else None
     if file_names is None:
         return _SharedClasses((), {})
     common = _common_classes(model.names, file_names)

@@ -19,7 +19,7 @@ from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.messages import refused
-from tests.helpers.synthetic_index import GEOMETRIES, open_cache, write_rectangles
+from tests.helpers.synthetic_index import GEOMETRIES, open_cache, render_samples, write_rectangles
 from tools.check.checks.scan import scan_dataset
 from tools.shard.write_shards import write_set as write_shards
 from utils.batches import SampleKey
@@ -49,14 +49,14 @@ def made(rgb, tmp_path_factory):
             paths.append(str(folder / f"{pixels.channels}-{pixels.bits}-{i:03d}.npy"))
             np.save(paths[-1], (image.astype(np.uint32) << pixels.bits - 8).astype(pixels.dtype))
         flat = type(rgb.paths).of(paths)
-        found[pixels] = replace(rgb, paths=flat, pixels=pixels, fingerprint=f"{pixels.channels}{pixels.bits}")
+        found[pixels] = replace(rgb, paths=flat, pixels=pixels)
     return found
 
 
 def rendered(index, keys, **options):
     hyp = options.pop("hyp", None) or Hyperparameters(degrees=5, mixup=0.5, **NO_COLOR)
     reader = ImageReader(index, imgsz=96, image_cache=options.pop("image_cache", None))
-    return AugmentedImages(reader, hyp=hyp, seed=2, run_epochs=50, **options).render(keys)
+    return render_samples(AugmentedImages(reader, hyp=hyp, seed=2, **options), keys)
 
 
 def keys(count=10, canvas=(96, 96)):

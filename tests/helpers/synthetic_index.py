@@ -18,7 +18,9 @@ from data.cache.mapped import MappedImages
 from data.cache.ram import open_ram_cache
 from data.index.index import DatasetIndex
 from data.labels.report import ScanReport
-from utils.batches import SampleKey
+from data.samples.batch_request import BatchRequest
+from data.samples.dataset import Samples
+from utils.batches import Sample, SampleKey
 from utils.flat_strings import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
@@ -98,7 +100,7 @@ def write_rectangles(
         boxes_xywh_px=np.array(boxes),
         classes=np.array(labels),
     )
-    return replace(index, fingerprint="synthetic", image_files="synthetic")
+    return replace(index, image_files="synthetic")
 
 
 def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: Any) -> list[SamplePlan]:
@@ -109,6 +111,16 @@ def draw_plans(keys: Sequence[SampleKey], *, epochs: int, **settings: Any) -> li
 def draw_plan(key: SampleKey, **settings: Any) -> SamplePlan:
     """Returns the plan of one sample; ``settings`` are those of `draw_plans`."""
     return draw_plans([key], **settings)[0]
+
+
+def render_samples(samples: Samples, keys: Sequence[SampleKey], *, epochs: int = 50) -> list[Sample]:
+    """Returns the samples of ``keys``, all of one epoch of a run of ``epochs``."""
+    return samples.render(BatchRequest(tuple(keys), keys[0].canvas_hw, run_epochs=epochs))
+
+
+def render_sample(samples: Samples, key: SampleKey, *, epochs: int = 50) -> Sample:
+    """Returns the sample of ``key`` in a run of ``epochs``."""
+    return render_samples(samples, [key], epochs=epochs)[0]
 
 
 def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> MappedImages | DiskCache:

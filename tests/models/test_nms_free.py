@@ -166,11 +166,13 @@ def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
     return owner
 
 
-def test_each_target_gets_the_best_cell_that_no_other_has() -> None:
+@pytest.mark.parametrize("topk", [10, 1])
+def test_each_target_gets_the_best_cell_that_no_other_has(topk: int) -> None:
+    """A one-to-one match chooses among ten candidates, also if a one-to-many match would select fewer."""
     inputs = scene(3, 8, 1, seed=0)
     logits, predicted, centers, _, boxes, mask = inputs
     boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
-    assigners = (TaskAlignedAssigner(topk=k, one_to_one=k > 1) for k in (10, 1))
+    assigners = (TaskAlignedAssigner(topk=topk, one_to_one=True), TaskAlignedAssigner(topk=1))
     one_to_one, first = (assign(assigner, *inputs) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
     num_assigned = 0

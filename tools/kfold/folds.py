@@ -64,14 +64,7 @@ def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """Joins the usable images of `SPLITS` into one split, with each image once. Raises the errors of `load_index`."""
     indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
-    joined = replace(
-        indexes[0],
-        **concatenated(indexes),
-        paths=FlatStrings.of(paths),
-        image_ids=None,
-        category_ids=(),
-        fingerprint="",
-    )
+    joined = replace(indexes[0], **concatenated(indexes), paths=FlatStrings.of(paths), image_ids=None, category_ids=())
     first_position: dict[str, int] = {}
     for position, path in enumerate(paths):
         first_position.setdefault(path, position)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import os
 import re
 import shlex
-import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,7 @@ import numpy as np
 import yaml
 
 from data.image_io.decode import read_bytes
-from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX, fingerprint_of
+from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
 from data.index.cache_file import index_content
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
@@ -36,7 +34,6 @@ from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.flat_strings import FlatStrings
 from utils.logger import get_logger, progress
-from utils.machine.resources import USABLE_DISK_FRACTION
 from utils.machine.threads import map_ahead
 from utils.strings import counted, format_bytes
 
@@ -165,7 +162,7 @@ class _TarFiles:
         tar file. Raises OSError if the disk is full."""
         tar = self._tar
         if tar is None or tar.offset + len(image) > self._max_bytes:
-            tar = self._open_next(len(image))
+            tar = self._open_next()
         position = (len(self.names) - 1) * SPAN + tar.offset + _HEADER
         for name, content in ((suffix, image), (".json", label)):
             entry = tarfile.TarInfo(f"{number:0{_DIGITS}d}{name}")  # the modification time is always 0, in 1970
@@ -173,10 +170,8 @@ class _TarFiles:
             tar.addfile(entry, io.BytesIO(content))
         return position
 
-    def _open_next(self, needed_bytes: int) -> tarfile.TarFile:
+    def _open_next(self) -> tarfile.TarFile:
         self.close()
-        if needed_bytes > USABLE_DISK_FRACTION * shutil.disk_usage(self._folder).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         name = f"{self._split}-{len(self.names):05d}.tar"
         self._tar = tarfile.open(self._folder / name, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
         self.names.append(name)
@@ -202,9 +197,7 @@ def _write_index(
     flat = FlatStrings.of(paths)
     meta, labels = index_content(index)
     arrays = labels | {"paths.data": flat.data, "paths.offsets": flat.offsets} | members
-    fingerprint = fingerprint_of(arrays)  # unlike the index's, it does not depend on modification times
-    meta |= {"version": VERSION, "names": list(index.names), "shards": shards, "fingerprint": fingerprint}
-    write_arrays(file, meta, arrays)
+    write_arrays(file, meta | {"version": VERSION, "names": list(index.names), "shards": shards}, arrays)
 
 
 def _suffix(path: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.strings import counted
+from utils.strings import counted, format_bytes
 
-USABLE_DISK_FRACTION = 0.98  # of a disk's free space
+_USABLE_FRACTION = 0.98  # of the free memory or disk space that `check_space` lets a cache or a copy take
 PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
 _GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 
@@ -114,3 +114,15 @@ def _may_have_gpu(device: str) -> bool:
     if device.strip().lower() == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(name.startswith(_GPU_FILES) for name in os.listdir("/dev"))
+
+
+def check_space(
+    title: str, size: int, *, free: int, place: Path | str, remedy: str, fraction: float = _USABLE_FRACTION
+) -> None:
+    """Raises UserError unless ``size`` bytes fit into ``fraction`` of the ``free`` bytes of ``place``. ``title``,
+    ``remedy``: start and end of the message."""
+    if size > fraction * free:
+        raise UserError(
+            f"{title}: needs {format_bytes(size)} in {place}, but may use only {fraction:.0%} of the "
+            f"{format_bytes(free)} free; {remedy}"
+        )

@@ -2,7 +2,7 @@
 
 The copy mirrors the data set's part of the file tree. Every file keeps its name relative to the data set's folder and
 its modification time. Each split keeps the listing of the original: a copy is verified by its files' sizes and times,
-not listed itself. It is therefore used, refused and reported like the original, and its index has the same fingerprint.
+not listed itself. It is therefore used, refused and reported like the original, and they share the cache of the index.
 
 The folder contains ``tree/``, the copied files; ``<splits>.yaml``, which describes the copy; ``<splits>.json``, which
 names the original; and ``<splits>.<split>.json``, the listing of a split. A file is written to ``incoming/`` and moved
@@ -34,8 +34,8 @@ from utils.errors import UserError
 from utils.files.locks import FileLock
 from utils.files.paths import path_of
 from utils.files.safe_io import open_below, read_text
-from utils.machine.resources import USABLE_DISK_FRACTION
-from utils.strings import counted, format_bytes
+from utils.machine.resources import check_space
+from utils.strings import counted
 
 _SYNC_EVERY_S = 10.0  # a killed process loses at most the files written in this time
 _BLOCK = 4096  # bytes; a file's disk usage is a multiple of this
@@ -109,11 +109,8 @@ class StageCopy:
         blocks = -(-self.plan.sizes[missing] // _BLOCK)  # rounded up
         needed = int(blocks.sum()) * _BLOCK + _INODE * int(missing.sum())
         free = shutil.disk_usage(self.folder).free
-        if needed > USABLE_DISK_FRACTION * free:
-            raise UserError(
-                f"--stage: copying {counted(missing.sum(), 'file')} to {self.folder} needs {format_bytes(needed)}, "
-                f"but only {format_bytes(free)} is free; free some space or name another disk"
-            )
+        title = f"--stage, {counted(missing.sum(), 'file')} to copy"
+        check_space(title, needed, free=free, place=self.folder, remedy="free some space or name another disk")
 
     def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
         """Returns a function that reads a planned file, from this copy where ``local``, bool (F,), is set, else from

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import numpy as np
 import pytest
 
@@ -152,6 +153,31 @@ def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, img
         assert path.with_name("target").stat().st_size == size - 1
 
 
+def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, caplog):
+    path = cached("full", index).path
+    size = path.stat().st_size
+    os.truncate(path, size - 7)
+    assert same_as_the_files(cached("full", index), index)
+    assert f"{path} cannot be used (has {size - 7:,} bytes, expected {size:,}); it is created again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "imgsz", "suffixes"),
+    [("disk", 64, [".lmdb", ".complete"]), ("disk", 64, [".lmdb"]), ("full", 0, [".pixels"])],
+)
+def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, suffixes, index, cached):
+    """Its images have the same sizes; a disk cache may be complete or not."""
+    other = cached(kind, replace(index, source="train-1"), imgsz).path
+    image = Path(index.path(0))
+    image.write_bytes(cv2.imencode(".png", 255 - cv2.imread(str(image)))[1].tobytes())
+    index = replace(index, source="train-2")
+    path = cached(kind, index, imgsz).path
+    path.with_suffix(".complete").unlink(missing_ok=True)
+    for suffix in suffixes:
+        shutil.copy2(other.with_suffix(suffix), path.with_suffix(suffix))
+    assert same_as_the_files(cached(kind, index, imgsz), index)
+
+
 def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, decoded, tmp_path):
     cached("disk", index)
     decoded.clear()
@@ -258,7 +284,8 @@ def test_a_changed_disk_cache_is_created_again(index, cached, harm):
     else:
         path.write_bytes({"truncated": whole[:-5000], "foreign": b"x" * 70000, "empty": b"", "touched": flipped}[harm])
     assert same_as_the_files(cached("disk", index), index)
-    assert json.loads(marker.read_text()) == {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
+    stamp = {"name": path.name, "bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
+    assert json.loads(marker.read_text()) == stamp
 
 
 def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_image(index, cached):
@@ -407,10 +434,11 @@ def test_nodes_with_different_data_fill_their_caches_separately(index, tmp_path)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("ram", "--cache ram: needs 36 kB in memory, but only 1 kB is free; use --cache disk or none"),
+        ("ram", "--cache ram: needs 36 kB in memory, but may use only 98% of the 1 kB free; use --cache disk or none"),
         (
             "disk",
-            "--cache disk: needs 4.2 MB in .../disk, but only 1 kB is free; choose another --cache-dir or --cache none",
+            "--cache disk: needs 4.2 MB in .../disk, but may use only 98% of the 1 kB free; choose another "
+            "--cache-dir or --cache none",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_training_sees_no_aliasing_in_large_images_of_any_format(tmp_path, suffi
     reduced = read_source(*sizes)
     assert reduced.shape == (100, 100, 3)
     assert reduced.std() < 25
-    assert read_source(*sizes, reduces=False).std() > 50
+    assert read_source(*sizes, antialias=False).std() > 50
 
 
 def test_other_formats_are_never_reduced_and_paths_may_be_non_ascii(tmp_path):
@@ -346,6 +346,16 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
         path.write_bytes(data)
         with refused("a.jpg: damaged image (truncated: no end marker)"):
             check_image(path)
+
+
+@pytest.mark.parametrize("is_frame", [False, True])
+def test_an_animated_png_shows_its_default_image(tmp_path, is_frame):
+    """It need not be a frame. Other programs, in which images are labeled, show it."""
+    rng = np.random.default_rng(0)
+    frames = [Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)) for _ in range(3)]
+    path = tmp_path / "a.png"
+    frames[0].save(path, save_all=True, default_image=not is_frame, append_images=frames[1:])
+    np.testing.assert_array_equal(read_image(path), np.asarray(frames[0]))
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.cache.named_files import CacheName
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.index.small_set import NAMES, assert_same, load, take_messages, write_yaml
 from tests.helpers.hostile_files import OCCUPANTS, occupy
+from tests.helpers.index_fingerprint import index_fingerprint
 from tests.helpers.three_formats import write_image
 from tests.helpers.tiny import write_dataset
 
@@ -34,7 +36,7 @@ def test_labels_of_an_archive_with_constant_times_are_told_apart_by_their_conten
     give_one_time(root / "labels")
     before = load(root, tmp_path / "cache")
     take_messages(lines)
-    assert load(root, tmp_path / "cache").fingerprint == before.fingerprint
+    assert_same(load(root, tmp_path / "cache"), before)
     assert "(cached)" in take_messages(lines)[0]
 
     label = root / "labels/train/a.txt"
@@ -62,12 +64,11 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_of_the_files_causes_a_new_scan(root, tmp_path, lines, change):
-    before = load(root, tmp_path / "cache")
+    load(root, tmp_path / "cache")
     take_messages(lines)
     CHANGES[change](root)
     after = load(root, tmp_path / "cache", max_bad=0.5)  # a label file may be left without its image
     assert "(cached)" not in take_messages(lines)[0]
-    assert after.fingerprint != before.fingerprint
     assert len(list((tmp_path / "cache").glob("*.index"))) == 1
     if change.startswith("label edited"):
         np.testing.assert_array_equal(after.classes[:2], [1, 2])
@@ -83,14 +84,17 @@ def test_a_data_set_that_has_been_moved_is_not_scanned_again(root, tmp_path, lin
     assert after.path(0) == str(moved / before.paths[0])
 
 
-def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, tmp_path, monkeypatch):
-    prints = {load(root, tmp_path / "cache").fingerprint, load(root, tmp_path / "cache", "val").fingerprint}
+def test_version_split_and_annotation_file_are_part_of_the_fingerprint(root, monkeypatch):
+    def fingerprint(split="train"):
+        return index_fingerprint(load_dataset_spec(root / "d.yaml"), split)
+
+    prints = {fingerprint(), fingerprint("val")}
     monkeypatch.setattr("data.index.cache_file.CACHE_VERSION", 99)
-    prints.add(load(root, tmp_path / "cache").fingerprint)
+    prints.add(fingerprint())
     write_yaml(root, "annotations: instances.json\n")
-    prints.add(load(root, tmp_path / "cache").fingerprint)
+    prints.add(fingerprint())
     edit(root / "instances.json")
-    prints.add(load(root, tmp_path / "cache").fingerprint)
+    prints.add(fingerprint())
     assert len(prints) == 5
 
 
@@ -127,6 +131,22 @@ def test_damaged_caches_are_rebuilt_and_reported(root, tmp_path, lines):
     assert [p.suffix for p in sorted((tmp_path / "cache").iterdir())] == [".index", ".txt"]  # no temporary files
 
 
+def test_an_old_file_that_cannot_be_removed_does_not_keep_the_others(root, tmp_path):
+    load(root, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.index")
+    source = path.name.rpartition("-")[0]
+    kept = path.with_name(f"{source}-folder")
+    kept.mkdir()
+    for number in range(9):
+        path.with_name(f"{source}-{number}.index").touch()
+    path.with_name(".train.0123456789abcdef.tmp").touch()  # as a killed process leaves it
+    edit(root / "labels/train/a.txt")
+    load(root, tmp_path / "cache")
+    new, report = sorted({*(tmp_path / "cache").iterdir()} - {kept})
+    assert (new.suffix, report) == (".index", new.with_suffix(".txt"))
+    assert new != path
+
+
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_cache_that_cannot_be_written_causes_a_warning_only(root, tmp_path, lines, monkeypatch, is_full):
     def full(_):
@@ -140,8 +160,8 @@ def test_a_cache_that_cannot_be_written_causes_a_warning_only(root, tmp_path, li
     assert not list((tmp_path / "cache").glob("*"))
 
 
-def test_images_that_other_classes_leave_out_have_another_fingerprint(tmp_path):
-    """Caches of images number them, so the fingerprint must tell which images are left out."""
+def test_images_that_other_classes_leave_out_have_another_cache(tmp_path):
+    """Caches of decoded images number them."""
     data = write_dataset(tmp_path, train=4)
     for number, rows in enumerate(["0 .5 .5 .2 .2\nbad\n", "1 .5 .5 .2 .2\nbad\n", "0 .5 .5 .2 .2\n1 .5 .5 .2 .2\n"]):
         (tmp_path / "labels" / "train" / f"{number:03}.txt").write_text(rows)
@@ -151,4 +171,4 @@ def test_images_that_other_classes_leave_out_have_another_fingerprint(tmp_path):
         chosen = replace(spec, classes=(spec.names.index(name),))
         views.append(load_index(chosen, "train", IndexSettings(progress=False, max_bad=1.0)))
     assert list(views[0].paths) != list(views[1].paths)
-    assert views[0].fingerprint != views[1].fingerprint
+    assert CacheName.of(views[0]) != CacheName.of(views[1])

@@ -160,7 +160,7 @@ def test_fractions_and_held_out_images_are_those_of_the_whole(root):
     parts = {split: load(spec.hold_out(chosen), split) for split in ("train", "val")}
     assert set(parts["val"].paths) == chosen
     assert set(parts["train"].paths) == {*whole.paths} - chosen
-    assert len({index.fingerprint for index in (whole, half, again, *parts.values())}) == 5
+    assert len({index.label_digest() for index in (whole, half, again, *parts.values())}) == 5
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,10 @@ def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
     loader = InfiniteDataLoader(
         AugmentedImages(ImageReader(index, imgsz=64)),
         KeyedDistributedSampler(
-            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, canvases=TrainCanvases(64, 32)), rank=0, world_size=1
+            EpochOrder(np.ones(len(index)), seed=0, batch_size=4, canvases=TrainCanvases(64, 32)),
+            rank=0,
+            world_size=1,
+            run_epochs=20,
         ),
         WorkerSettings(),
         weighted=True,

@@ -344,12 +344,12 @@ def test_a_validation_batch_fits_one_process(tmp_path, batch, sizes):
 def test_a_sample_of_weight_zero_is_in_no_mosaic_and_no_mixture(index, weighted):
     weights = np.where(np.arange(len(index)) % 2, 1.5, 0.0)
     hyp = Hyperparameters(mosaic=1.0, mixup=1.0, mosaic_block=0)
-    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, run_epochs=20, weights=weights)
+    samples = AugmentedImages(ImageReader(index, imgsz=64), hyp=hyp, weights=weights)
     order = EpochOrder(samples.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
-    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20)
     loader = InfiniteDataLoader(samples, sampler, WorkerSettings(), weighted=weighted)
     assert loader.global_images(0) == 8
-    plans = [plan for request in sampler.requests(0) for plan in samples.plans(request.keys)]
+    plans = [plan for request in sampler.requests(0) for plan in samples.plans(request)]
     assert len(plans) == len(order) == 16
     drawn = {patch.index for plan in plans for layer in plan.layers for patch in layer.patches}
     assert drawn == set(range(1, len(index), 2))
@@ -368,9 +368,9 @@ from tests.data.loading.conftest import HYP, SIZES
 from tests.helpers.synthetic_index import write_rectangles
 if __name__ == "__main__":
     index = write_rectangles(Path(sys.argv[2]), SIZES)
-    dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP, run_epochs=20)
+    dataset = AugmentedImages(ImageReader(index, imgsz=64), hyp=HYP)
     order = EpochOrder(dataset.weights, seed=0, batch_size=8, canvases=TrainCanvases(64, 32))
-    sampler = KeyedDistributedSampler(order, rank=0, world_size=1)
+    sampler = KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20)
     loader = InfiniteDataLoader(dataset, sampler, WorkerSettings(2))
     try:
         for i, batch in enumerate(loader):

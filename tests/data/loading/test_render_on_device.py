@@ -100,7 +100,7 @@ def test_with_a_device_cache_workers_send_no_pixels(open_loader, batches_of):
         ),
         (
             {"cache": "device"},
-            "--cache device: needs 313 kB, but may use only 70% of the ... free on cpu; use --cache ram",
+            "--cache device: needs 313 kB in the memory of cpu, but may use only 70% of the ... free; use --cache ram",
         ),  # does not fit into the memory
     ],
 )

@@ -38,7 +38,7 @@ def order_of(count=53, batch_size=16, *, rect=False, seed=4, block=0):
 
 def sampler_of(rank=0, world=1, **options):
     more = {name: options.pop(name) for name in ("quad", "multi_scale") if name in options}
-    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, **more)
+    return KeyedDistributedSampler(order_of(**options), rank=rank, world_size=world, run_epochs=20, **more)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_blocks_are_aligned_slices_of_the_permutation(count, block, quad):
     starts = list(range(0, max(count // block, 1) * block, block))
     blocks = [tuple(indices[a:b]) for a, b in zip(starts, [*starts[1:], count])]
     assert sum(blocks, ()) == tuple(indices)
-    for request in KeyedDistributedSampler(order, rank=0, world_size=1, quad=quad).requests(2):
+    for request in KeyedDistributedSampler(order, rank=0, world_size=1, run_epochs=20, quad=quad).requests(2):
         for key in request.keys:
             assert key.block == blocks[min(key.position // block, len(blocks) - 1)]
             assert key.index in key.block
@@ -250,7 +250,7 @@ def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
 
 
 def sampler_with(order: EpochOrder, rank: int, world: int) -> KeyedDistributedSampler:
-    return KeyedDistributedSampler(order, rank=rank, world_size=world)
+    return KeyedDistributedSampler(order, rank=rank, world_size=world, run_epochs=20)
 
 
 def test_quad_groups_four_consecutive_samples():

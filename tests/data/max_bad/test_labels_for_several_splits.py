@@ -170,7 +170,7 @@ def test_annotations_of_no_image_are_lost_in_the_first_split_of_a_json(root, cap
     assert [load(path, split, max_bad=0.5).report.ledger.lost_objects for split in ("train", "val")] == [10, 0]
     with caplog.at_level(logging.INFO, "lockstep"):
         load(path, "val")
-    assert "10 losses may be of this split or an earlier one" in caplog.text
+    assert "10 losses may belong to an earlier split, which counts them" in caplog.text
 
 
 def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
@@ -201,7 +201,7 @@ def test_a_loss_that_only_some_splits_may_have_counts_in_one_of_them(root, caplo
     assert lost == {"train": (0, 0), "val": (1, 2), "test": (0, 0)}
     with caplog.at_level(logging.INFO, "lockstep"):
         load(path, "test", max_bad=0.9)
-    assert "1 loss may be of this split or an earlier one" in caplog.text
+    assert "1 loss may belong to an earlier split, which counts them" in caplog.text
 
 
 def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):

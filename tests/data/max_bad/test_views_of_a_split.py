@@ -93,7 +93,7 @@ def test_an_image_with_lost_rows_is_no_background_for_chosen_classes(root, reade
     cats = load(path, change=lambda spec: spec.use_classes(["cat"]))
     assert list(cats.paths) == [f"images/train/{name}" for name in IMAGES[1:]]
     assert cats.report.totals["backgrounds"] == 1
-    assert cats.fingerprint != whole.fingerprint
+    assert list(whole.paths) == [f"images/train/{name}" for name in IMAGES]
     assert len(load(path, change=lambda spec: spec.use_classes(["dog"]))) == 20
     assert len(load(describe(root, reader, ignore=["dog"]))) == 19
 

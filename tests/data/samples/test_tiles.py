@@ -43,7 +43,7 @@ def boxed_index(seed: int = 0):
         boxes_xywh_px=np.concatenate(boxes),
         classes=rng.integers(2, size=40 * len(SIZES)),
     )
-    return replace(index, crowd=rng.random(len(index.classes)) < 0.1, fingerprint="boxed")
+    return replace(index, crowd=rng.random(len(index.classes)) < 0.1)
 
 
 def tiled(seed: int | None = 0, visibility: float = 0.3) -> TiledIndex:
@@ -219,7 +219,7 @@ def test_validation_batches_are_tiles_of_whole_images(data):
         requests = loader.samples.requests(3, canvases, rank=rank, world_size=2)
         for request in requests:
             assert len({int(tiles.image[key.index]) for key in request.keys}) == 1
-            for sample in loader.samples.render(request.keys):
+            for sample in loader.samples.render(request):
                 seen.append(sample.index)
                 image = int(tiles.image[sample.index])
                 assert image % 2 == rank

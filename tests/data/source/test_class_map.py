@@ -20,6 +20,7 @@ from data.samples.readers import ImageReader
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers.messages import refused
+from tests.helpers.synthetic_index import render_samples
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset
 from tools.shard.write_shards import write_set
@@ -147,9 +148,11 @@ def test_regions_move_with_their_image(root):
     part of a region counts, even one that would be too small for an object."""
     hyp = Hyperparameters(degrees=10, flipud=0.5, scale=0.6)
     indexes = index_of(root), index_of(root, content=MAP)
-    plain, mapped = (AugmentedImages(ImageReader(i, imgsz=64), hyp=hyp, run_epochs=9) for i in indexes)
+    plain, mapped = (AugmentedImages(ImageReader(i, imgsz=64), hyp=hyp) for i in indexes)
     keys = [SampleKey(n % 4, 0, n, (64, 64)) for n in range(16)]
-    plain_batch, mapped_batch = (collate(each.render(keys), new_pixels(16, (64, 64))) for each in (plain, mapped))
+    plain_batch, mapped_batch = (
+        collate(render_samples(each, keys), new_pixels(16, (64, 64))) for each in (plain, mapped)
+    )
     rows = plain_batch.targets.rows.numpy()
     targets = mapped_batch.targets
     is_van = rows[:, 1] == 2
@@ -163,7 +166,7 @@ def test_regions_move_with_their_image(root):
     assert targets.counts == tuple(np.bincount(rows[~is_van][:, 0].astype(int), minlength=16))
     assert plain_batch.targets.ignore is None
     part = mapped_batch.shard(5, 9).targets
-    alone = collate(mapped.render(keys[5:9]), new_pixels(4, (64, 64))).targets
+    alone = collate(render_samples(mapped, keys[5:9]), new_pixels(4, (64, 64))).targets
     np.testing.assert_array_equal(part.ignore, alone.ignore)
     np.testing.assert_array_equal(part.rows, alone.rows)
 
@@ -189,7 +192,7 @@ def test_a_class_map_is_part_of_the_digest_with_which_a_run_resumes(tmp_path):
         index = load_index(
             load_dataset_spec(path), "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
         )
-        found.append((index.fingerprint, index.label_digest()))
-    assert len({files for files, _ in found}) == 1
+        found.append((index.image_digest(), index.label_digest()))
+    assert len({images for images, _ in found}) == 1
     assert found[0] == found[1]
     assert len({used for _, used in found}) == 4

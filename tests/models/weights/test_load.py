@@ -78,6 +78,17 @@ def test_a_foreign_module_is_recognized_by_its_shapes(tmp_path: Path, name: str)
         assert torch.equal(value, expected[key].to(value.dtype)), key
 
 
+@pytest.mark.parametrize("names", [("p", "q"), ("p", "q", "r", "s")])
+def test_names_that_are_not_those_of_the_classes_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...]
+) -> None:
+    model = build_detector("yolov8n", 3).model
+    path = save_module(tmp_path / "foreign.pt", model, {}, names=dict(enumerate(names)))
+    detector, _ = load_detector(path)
+    assert detector.names == ("0", "1", "2")
+    assert f"foreign.pt: has {len(names)} names for 3 classes; the names are not used" in caplog.text
+
+
 def test_a_plain_state_dict_is_recognized(tmp_path: Path) -> None:
     original = build_detector("yolov8n", 2, seed=5)
     state = OrderedDict((f"module.{k}", v) for k, v in original.state_dict().items())

@@ -91,7 +91,7 @@ def test_two_machines_with_different_data_end_with_one_line(world, tmp_path, wha
 
 @pytest.mark.slow
 def test_copies_with_different_file_times_are_the_same_data(world, tmp_path):
-    """The index's fingerprint contains modification times; the compared one contains what was read."""
+    """What is compared does not depend on the times, unlike the fingerprint that finds the cache of an index."""
     machines = copies(world, tmp_path)
     with Processes(tmp_path / "log.txt") as run:
         given = [*flags(world, tmp_path), "--data", "set/data.yaml"]

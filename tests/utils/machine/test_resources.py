@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.messages import refused
 from utils.machine import resources
-from utils.machine.resources import available_memory, check_processes
+from utils.machine.resources import available_memory, check_processes, check_space
 
 PROGRAM = """
 import resource
@@ -115,3 +115,10 @@ def test_more_processes_than_the_machine_carries_are_refused(monkeypatch, count,
         return
     with refused(f"--spawn {count}: {message}"):
         check_processes(count, device, threads=threads)
+
+
+def test_a_shortage_of_space_names_the_limit_and_not_only_what_is_free():
+    """Of what is free, a part must stay free: without it, the message would say that there is enough."""
+    check_space("--cache ram", 979, free=1000, place="memory", remedy="x")
+    with refused("--cache ram: needs 990 B in memory, but may use only 98% of the 1 kB free; use --cache disk"):
+        check_space("--cache ram", 990, free=1000, place="memory", remedy="use --cache disk")
