@@ -205,7 +205,9 @@ class Hyperparameters:
 class _RunConfig:
     """Flags of all commands but export.py."""
 
-    name: str = setting("exp", Bounds(is_line=True), help="name of this run", scope="run", on_resume="fixed")
+    name: str = setting(
+        "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
+    )
     exist_ok: bool = setting(
         False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )
