@@ -77,6 +77,13 @@ class StartedFrom:
         """Seconds that the run had trained."""
         return self.conditions.seconds
 
+    def lacks_scores(self, epochs: int) -> bool:
+        """Returns whether a run of ``epochs`` has to score its newest epoch first: other processes were validating it,
+        or ``--val-every`` has left it out, and it is now the last."""
+        is_between_epochs = self.progress.batch == 0  # otherwise its weights have gone
+        is_last = self.progress.epoch >= epochs
+        return self.is_pending or (is_between_epochs and is_last and not self.metrics)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:

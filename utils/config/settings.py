@@ -128,6 +128,11 @@ def closing_epochs(setting: int | None, epochs: int) -> int:
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
 
 
+def is_closing_epoch(epoch: int, epochs: int, close_mosaic: int | None) -> bool:
+    """Returns whether ``epoch``, which counts from 1, is one of the last of a run of ``epochs``, without mosaics."""
+    return epoch > epochs - closing_epochs(close_mosaic, epochs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
