@@ -80,9 +80,9 @@ class DetectOutput:
         if self._files is not None:
             self._files.close()
 
-    def summarise(self) -> None:
+    def summarize(self) -> None:
         """Logs the totals and the folder of the results."""
-        self._log.summarise()
+        self._log.summarize()
         if self.run_dir is not None and not self._config.exist_ok and remove_if_empty(self.run_dir):
             self.run_dir = None
         if self.run_dir is not None:

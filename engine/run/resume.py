@@ -44,7 +44,7 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
         known_root="" if names_other_data else known_root,
         # By the requested epochs, which may be fewer than are done.
         end_reason=reason_to_end(started_from, requested.config, command.explicit_flags),
-        position=_describe_position(started_from, settings.config),
+        position_text=_describe_position(started_from, settings.config),
         change_messages=[*merged.messages, *describe_changes(stored, settings)],
         machine_messages=_machine_changes(command, started_from.conditions),
     )

@@ -134,7 +134,7 @@ class ContinuedRun(_Plan):
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
-    position: str  # progress text of the checkpoint
+    position_text: str  # progress of the checkpoint
     change_messages: list[str]  # about settings and files
     machine_messages: list[str]  # about processes and devices
 
@@ -143,7 +143,7 @@ class ContinuedRun(_Plan):
         """Messages that are written to the log before anything else."""
         if self.only_reports:
             return [*self.change_messages, f"writing the report: {self.end_reason}"]
-        start = f"resuming {self.started_from.path} after {self.position}"
+        start = f"resuming {self.started_from.path} after {self.position_text}"
         return [start, *self.change_messages, *self.machine_messages]
 
     @property
