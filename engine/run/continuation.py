@@ -17,8 +17,8 @@ unless the current settings add epochs. For a run that has ended, settings that 
 last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
 
 A start that only writes the report leaves last.pt as it is, unless it has to score the newest epoch: it then saves the
-run, with its own settings. A start that trains on from where a callback had ended the run saves last.pt before its first step
-(engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
+run, with its own settings. A start that trains on from where a callback had ended the run saves last.pt before its
+first step (engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
 """
 
 from __future__ import annotations
