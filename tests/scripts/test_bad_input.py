@@ -347,7 +347,7 @@ def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys)
         labels.write_text("")
     argv = ["--data", backgrounds, "--epochs", "3", "--patience", "1", "--project", tmp_path]
     call(train.main, *flags(world), *argv)
-    assert "done: 3 epochs, nothing could be scored; weights:" in capsys.readouterr().out
+    assert "done: 3 epochs, no epoch has a score; weights:" in capsys.readouterr().out
     assert not (tmp_path / "exp" / "best.pt").exists()
     assert (tmp_path / "exp" / "last.pt").exists()
 
