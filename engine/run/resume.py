@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DEMO
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
@@ -26,7 +26,7 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     Raises UserError for a file from which no run can continue, for a checkpoint that is not the newest of its run, and
     for a setting that cannot change.
     """
-    started_from = StartedFrom.of(Checkpoint.read(path))
+    started_from = StartedFrom.of(CheckpointFacts.read(path))
     check_is_newest(started_from)
     stored = stored_settings(started_from)
     merged = merge_settings(stored, command)

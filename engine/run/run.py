@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DataSource
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
@@ -60,7 +60,7 @@ class StartedFrom:
     ended_by_callback: bool  # see `CheckpointHeader`
 
     @staticmethod
-    def of(checkpoint: Checkpoint) -> StartedFrom:
+    def of(checkpoint: CheckpointFacts) -> StartedFrom:
         header = checkpoint.header
         return StartedFrom(
             path=checkpoint.path,
