@@ -15,6 +15,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from utils.errors import Mistakes, UserError, all_mistakes, one_line
@@ -34,6 +35,7 @@ class Bounds(NamedTuple):
         sentinel: one value outside these bounds that has a special meaning.
         choices: the allowed values, or for a list, the allowed elements; None: any.
         is_line: text must be a single line.
+        is_folder: text must name a new folder, perhaps below others: not "", ".", "/" or anything with "..".
     """
 
     low: float | None = None
@@ -41,6 +43,7 @@ class Bounds(NamedTuple):
     sentinel: Any = None
     choices: tuple[str, ...] | None = None
     is_line: bool = False
+    is_folder: bool = False
 
 
 UNBOUNDED = Bounds()
@@ -252,6 +255,8 @@ def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
         raise UserError(f"{location}: must be a finite number, got {value!r}")
     if bounds.is_line and one_line(value) != value:
         raise UserError(f"{location}: {value!r} contains a control character or is not UTF-8; choose another name")
+    if bounds.is_folder and (not PurePath(value).name.strip() or ".." in PurePath(value).parts):
+        raise UserError(f"{location}: {value!r} is not the name of a new folder; choose another, such as exp")
     if bounds.choices:
         elements = value if isinstance(value, list) else [value]
         refused = [_shown(element) for element in elements if element not in bounds.choices]

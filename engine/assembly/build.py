@@ -89,8 +89,8 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    scores_epochs = trains or position.pending is not None
-    if run.started_from is not None and scores_epochs:
+    will_score = trains or position.pending is not None
+    if run.started_from is not None and will_score:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
     validator = build_validator(

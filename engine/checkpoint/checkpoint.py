@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,12 @@ from models.modules import unwrap
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, all_mistakes
-from utils.files.checkpoint_file import read_checkpoint
-from utils.schema import build
+from utils.files.checkpoint_file import CheckpointContent, read_checkpoint, read_parts
+from utils.schema import build, check
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from engine.optim.ema import ModelEma
     from engine.optim.optimizer_set import OptimizerSet
     from models.detector import Detector
@@ -53,14 +55,30 @@ class StoredState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """The content of a checkpoint file from which a run can resume. The file has one level of keys: the fields of all
-    three parts."""
+class CheckpointFacts:
+    """The content of a checkpoint file from which a run can resume, without its state."""
 
     header: CheckpointHeader
     description: RunDescription
-    state: StoredState
     path: Path = Path()  # of the file that it was read from
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Reads the facts of a checkpoint file, but no tensors, except those of a pending epoch. Raises UserError for
+        any file from which no run can resume, unless only its tensors are missing or damaged: `Checkpoint.read`
+        notices that."""
+        names = [item.name for kind in (CheckpointHeader, RunDescription) for item in fields(kind)]
+        content = check(read_parts(path, names, check_sums=False), CheckpointContent, f"{path}: damaged checkpoint")
+        _check_is_resumable(path, content, ("run",))
+        return cls(**_build_parts(path, content, header=CheckpointHeader, description=RunDescription), path=path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(CheckpointFacts):
+    """The content of a checkpoint file from which a run can resume. The file has one level of keys: the fields of all
+    three parts."""
+
+    state: StoredState
 
     @classmethod
     def capture(
@@ -109,27 +127,39 @@ class Checkpoint:
         return content
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path) -> Self:
         """Reads a checkpoint file, with tensors on the CPU. Raises UserError for any file from which a run cannot
         resume."""
         content = read_checkpoint(path)
-        if "config" not in content:
-            raise UserError(f"{path}: holds no run to resume; start a new one with --weights {shlex.quote(str(path))}")
-        if any(key not in content for key in _STATE_KEYS):
-            raise UserError(
-                f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
-                f"--weights {shlex.quote(str(path))}"
-            )
-        for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
-            if name in content:  # a setting of another version of this program is not reported as damage
-                content[name] = build(settings, content[name], f"{path}: {name}")
-        parts: dict[str, Any] = {}
-        with all_mistakes() as mistakes:
-            for part, kind in (("header", CheckpointHeader), ("description", RunDescription), ("state", StoredState)):
-                values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
-                with mistakes.collecting():
-                    parts[part] = build(kind, values, f"{path}: damaged checkpoint")
+        _check_is_resumable(path, content, _STATE_KEYS)
+        parts = _build_parts(path, content, header=CheckpointHeader, description=RunDescription, state=StoredState)
         return cls(**parts, path=path)
+
+
+def _check_is_resumable(path: Path, content: dict[str, Any], run_keys: Iterable[str]) -> None:
+    """Raises UserError if a checkpoint was not written by a run, or lacks one of ``run_keys``, which best.pt leaves
+    out."""
+    if "config" not in content:
+        raise UserError(f"{path}: holds no run to resume; start a new one with --weights {shlex.quote(str(path))}")
+    if any(key not in content for key in run_keys):
+        raise UserError(
+            f"{path}: holds weights only (a best.pt?); resume from last.pt, or start with "
+            f"--weights {shlex.quote(str(path))}"
+        )
+
+
+def _build_parts(path: Path, content: dict[str, Any], **kinds: type[DataclassInstance]) -> dict[str, Any]:
+    """Builds the parts of a checkpoint of these kinds, by name. Raises UserError for wrong and missing values."""
+    for name, settings in (("config", TrainConfig), ("hyp", Hyperparameters)):
+        if name in content:  # a setting of another version of this program is not reported as damage
+            content[name] = build(settings, content[name], f"{path}: {name}")
+    parts: dict[str, Any] = {}
+    with all_mistakes() as mistakes:
+        for part, kind in kinds.items():
+            values = {item.name: content[item.name] for item in fields(kind) if item.name in content}
+            with mistakes.collecting():
+                parts[part] = build(kind, values, f"{path}: damaged checkpoint")
+    return parts
 
 
 @contextmanager

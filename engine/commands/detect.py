@@ -51,7 +51,7 @@ def detect(config: DetectConfig) -> Path | None:
                 continue
             if not window.show(item.drawing, wait=not item.detected.frame.is_video):
                 break
-    output.summarise()
+    output.summarize()
     output.failures.raise_error()
     return output.run_dir
 

@@ -59,7 +59,7 @@ class FrameLog:
                 name += f" frame {frame.index}{of_total}"  # as in predictions.json
             get_logger().info("%s: %s (%.1f ms)", name, describe_counts(counts, self._names), milliseconds)
 
-    def summarise(self) -> None:
+    def summarize(self) -> None:
         """Logs the totals."""
         totals = describe_counts(self._counts, self._names)
         if self._config.track:

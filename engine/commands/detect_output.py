@@ -80,13 +80,13 @@ class DetectOutput:
         if self._files is not None:
             self._files.close()
 
-    def summarise(self) -> None:
+    def summarize(self) -> None:
         """Logs the totals and the folder of the results."""
         if self.run_dir is not None and not self._config.exist_ok and remove_if_empty(self.run_dir):
             self.run_dir = None
         if self.run_dir is not None and self._files is not None:
             self._files.warn_of_other_names()
-        self._log.summarise()
+        self._log.summarize()
         if self.run_dir is not None:
             get_logger().info("results are in %s", self.run_dir)
 

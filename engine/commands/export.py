@@ -54,7 +54,7 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
     """
     best = best_of_newest_run(folder)
     if best is None:
-        get_logger().warning("--export: no best.pt to export: no epoch could be scored, or it was moved")
+        get_logger().warning("--export: no best.pt to export: no epoch has a score, or it was moved")
         return
     record = ExportRecord(best)
     missing = record.missing(config.export)

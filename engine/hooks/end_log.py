@@ -58,13 +58,16 @@ class Summary(Hook):
         checkpointer = trainer.checkpointer
         done = counted(progress.epoch, "epoch")
         if progress.best_epoch < 0:
-            log.info("done: %s, nothing could be scored; weights: %s", done, checkpointer.last)
-        else:
-            log.info(
-                "done: %s; best %s %.4f in epoch %d: %s",
-                done,
-                self._fitness,
-                progress.best_fitness,
-                progress.best_epoch,
-                checkpointer.best,
-            )
+            log.info("done: %s, no epoch has a score; weights: %s", done, checkpointer.last)
+            return
+        weights = str(checkpointer.best)
+        if not checkpointer.best.is_file():  # moved since an earlier start of the run
+            weights = f"best.pt is no longer there; weights: {checkpointer.last}"
+        log.info(
+            "done: %s; best %s %.4f in epoch %d: %s",
+            done,
+            self._fitness,
+            progress.best_fitness,
+            progress.best_epoch,
+            weights,
+        )

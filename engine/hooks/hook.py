@@ -106,7 +106,7 @@ class Hook:
     when the steps of the next epoch are done, or when the run ends or is resumed. ``before_validation`` comes before
     them, with ``done`` N, if the scores are not there yet. A start that only writes the report takes no step. It calls
     ``report`` for the last epoch, and ``before_validation`` first if it validates that again, both with ``done`` N.
-    Actions that save the run are not followed then.
+    Such a start ignores requests to save.
 
     Most hooks are on every rank, in the same order. Their methods are called on all ranks alike, and may communicate;
     all ranks must return the same action (None continues), which the trainer follows. Rank 0 has additional hooks

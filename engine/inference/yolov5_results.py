@@ -29,6 +29,7 @@ from engine.inference.result_records import DataFrame
 from engine.inference.results import ResultList, Results
 from engine.run.new_folder import increment_path
 from utils.drawing.draw import write_image
+from utils.errors import UserError
 from utils.machine.packages import require_package
 from utils.strings import counted
 
@@ -198,4 +199,6 @@ def _with_scores(boxes: Boxes, form: str) -> Tensor:
 
 def _new_folder(save_dir: str | Path, exist_ok: bool) -> Path:
     folder = Path(save_dir)
+    if folder.name in ("", ".."):
+        raise UserError(f"save_dir={str(save_dir)!r}: is not the name of a new folder")
     return increment_path(folder.parent, folder.name, exist_ok)

@@ -8,17 +8,17 @@ the decision to this module. Rank 0 decides for all ranks:
 | no last.pt, and results of one epoch at most | starts |
 | no last.pt, results of more epochs, and no report | is refused: the user restores last.pt or chooses another folder |
 | last.pt, and epochs are left with the current settings (also the scores of the newest epoch) | continues |
-| last.pt where the run ends, and no report of that | writes the report; first validates the last epoch again |
-| last.pt where the run ends, and its report | has ended; the files of ``--export`` that are missing are written |
+| last.pt at the end of the run, report missing | writes the report; first validates the last epoch again |
+| last.pt at the end of the run, and its report | has ended; the files of ``--export`` that are missing are written |
 | no last.pt, and a report | the same; it is refused if the current settings may add epochs |
 
 A run ends after the last epoch of the current settings, where ``--patience`` ends it, or where a callback has ended it,
 unless the current settings add epochs. For a run that has ended, settings that would change its results are refused. A
 last.pt that an earlier run has left in the folder (``--exist-ok``) is ignored.
 
-A start that only writes the report leaves last.pt as it is, except that it adds the scores of an epoch that had none. A
-start that trains on from where a callback had ended the run saves last.pt before its first step
-(engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
+A start that only writes the report leaves last.pt as it is, unless it has to score the newest epoch: it then saves the
+run, with its own settings. A start that trains on from where a callback had ended the run saves last.pt before its
+first step (engine/hooks/checkpointing.py), so that last.pt no longer says that the run has ended.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
         end_reason=end_reason,
         description=started_from.description,
     )
-    if reported_epochs != started_from.progress.epoch:  # None, or the record is of another copy of the folder
+    # False without a record, and for the record of another copy of the folder.
+    is_reported = reported_epochs == started_from.progress.epoch
+    if not is_reported or started_from.lacks_scores(plan.settings.config.epochs):
         return replace(plan, end_reason=end_reason)
     return EndedRun(
         folder=last.parent,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from engine.checkpoint.newest_run import is_of_earlier_run
+from engine.checkpoint.newest_run import is_of_earlier_run, newest_run_id, run_id_of
 from engine.checkpoint.progress import read_progress
 from engine.run.run import StartedFrom
 from utils.config.settings import TrainConfig
@@ -14,7 +15,8 @@ from utils.program import resume_flag
 
 def find_checkpoint(config: TrainConfig) -> Path:
     """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
-    or without a name the newest last.pt of the project.
+    or without a name the newest last.pt of the project. A symbolic link to a checkpoint in the folder of its run means
+    that checkpoint.
 
     The file need not exist, if a name is given. Raises UserError if the project has no last.pt, or if that of a folder
     is from an earlier run than the folder's newest one: to continue the earlier run, the file itself must be named.
@@ -22,7 +24,7 @@ def find_checkpoint(config: TrainConfig) -> Path:
     if config.resume:
         path = Path(config.resume)
         if not path.is_dir():
-            return path
+            return _follow_link(path)
         folder = path
     else:
         newest = newest_checkpoint(Path(config.project))
@@ -35,7 +37,18 @@ def find_checkpoint(config: TrainConfig) -> Path:
             f"{folder}: the newest run in this folder has saved nothing yet; to continue the one before it: "
             f"{resume_flag(last)}"
         )
-    return last
+    return _follow_link(last)
+
+
+def _follow_link(path: Path) -> Path:
+    """Returns the checkpoint to which a symbolic link leads, if that is in the folder of its run and the link is not:
+    the run continues in its own folder. The link may also be in a copy of that folder, or lead to a store of files."""
+    if not path.is_symlink():
+        return path
+    target = Path(os.path.realpath(path))  # Path.resolve raises for a link to itself
+    run_id = newest_run_id(target.parent)
+    is_in_folder_of_run = run_id is not None and run_id_of(target) == run_id
+    return target if is_in_folder_of_run and newest_run_id(path.parent) != run_id else path
 
 
 def newest_checkpoint(project: Path) -> Path | None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from engine.checkpoint.newest_run import new_run_id, run_id_of
+from engine.checkpoint.newest_run import checkpoint_of_newest_run, new_run_id, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
 from engine.run.launchers import note_launch
@@ -21,7 +21,7 @@ from engine.run.previous_run import is_other_data, previous_data
 from engine.run.resume_settings import is_same_start
 from engine.run.run import ContinuedRun, NewRun, RunPlan, RunSettings, TrainingRun
 from engine.run.stored_run import StoredRun, read_stored_run, write_stored_run
-from utils.config.settings import TrainConfig
+from utils.config.settings import AUTO, TrainConfig
 from utils.distributed.context import DistributedContext, broadcast_object, torch_distributed_zero_first
 from utils.errors import UserError, os_reason
 from utils.files.locks import FileLock
@@ -54,7 +54,8 @@ def claim_folder(
             checkpoint, and the folder is unlocked.
         progress: of the run; the trainer counts its steps there.
 
-    Raises UserError when the folder cannot be made, or when another process trains there (with ``--exist-ok``).
+    Raises UserError when the folder cannot be made, when another process trains there (``--exist-ok``), or when one has
+    trained there since the plan was made (``--resume auto``).
     """
     folder = plan.folder
     if folder is None:
@@ -105,6 +106,8 @@ def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack,
             created = absent if folder == planned else [folder]
             stack.callback(_lock(folder).release)
             stack.push(partial(_remove_after_failure, created, progress))  # while the lock is still held
+            if config.resume == AUTO and checkpoint_of_newest_run(folder) is not None:  # there was no folder to lock
+                raise UserError(f"{folder}: another start has trained here meanwhile; repeat the command to continue")
             _warn_of_earlier_run(folder, config.data)
     return Path(broadcast_object(ctx, folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,9 @@ def find_run_of_launchers(config: TrainConfig, launchers: Sequence[str]) -> Path
     if not any(launchers):
         return None
     records = list((Path(config.project) / config.name).parent.glob(f"*/{LAUNCHERS}"))  # a name may contain folders
-    if config.resume:  # last.pt or its folder, which may be in another project
-        records += [folder / LAUNCHERS for folder in (Path(config.resume), Path(config.resume).parent)]
+    if config.resume:  # last.pt, a link to it, or its folder, which may be in another project
+        named = Path(config.resume)
+        records += [folder / LAUNCHERS for folder in (named, named.parent, Path(os.path.realpath(named)).parent)]
     matches = []
     for record in records:
         if not record.is_file():

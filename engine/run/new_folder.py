@@ -10,7 +10,7 @@ from utils.errors import UserError, os_reason
 
 def check_run_dir(project: str | Path, name: str, exist_ok: bool = False) -> None:
     """Raises the UserError that `increment_path` would raise, as far as it can be predicted without side effects."""
-    base = _base(project, name)
+    base = Path(project, name)
     try:
         if exist_ok and base.exists() and not base.is_dir():
             raise FileExistsError
@@ -29,7 +29,7 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
 
     Raises UserError if the folder cannot be created.
     """
-    base = _base(project, name)
+    base = Path(project, name)
     try:
         base.parent.mkdir(parents=True, exist_ok=True)
         path = base
@@ -45,12 +45,6 @@ def increment_path(project: str | Path, name: str, exist_ok: bool = False) -> Pa
             path = base.with_name(f"{base.name}{number}")
     except OSError as error:
         raise _explain(base, error) from None
-
-
-def _base(project: str | Path, name: str) -> Path:
-    if not Path(name).name.strip() or ".." in Path(name).parts:  # "", "." and "/" have no name
-        raise UserError(f"--name {name!r}: is not the name of a new folder; choose another, such as --name exp")
-    return Path(project) / name
 
 
 def _explain(base: Path, error: OSError) -> UserError:

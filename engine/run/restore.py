@@ -12,8 +12,8 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
-from engine.run.run import NewRun, RunPlan
-from utils.config.settings import TrainConfig
+from engine.run.run import NewRun, RunPlan, StartedFrom
+from utils.config.settings import TrainConfig, is_closing_epoch
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
@@ -86,13 +86,31 @@ def restore_run(
     if trains:
         for message in messages:
             get_logger().info("%s", message)
-    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint))
+    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint, epochs=config.epochs))
 
 
-def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint) -> PendingEpoch | None:
-    """Returns the newest epoch of a checkpoint if it has not been scored yet. Only rank 0 keeps its weights."""
-    pending = checkpoint.header.pending
-    return pending if pending is None or ctx.is_main else replace(pending, ema={})
+def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint, *, epochs: int) -> PendingEpoch | None:
+    """Returns the newest epoch of a checkpoint if a run of ``epochs`` has to score it first
+    (`StartedFrom.lacks_scores`). Only rank 0 keeps its weights."""
+    if not StartedFrom.of(checkpoint).lacks_scores(epochs):
+        return None
+    pending = checkpoint.header.pending or _unvalidated_epoch(checkpoint)
+    return pending if ctx.is_main else replace(pending, ema={})
+
+
+def _unvalidated_epoch(checkpoint: Checkpoint) -> PendingEpoch:
+    """Returns the newest epoch of a checkpoint that was saved at its end, but not validated: ``--val-every``."""
+    progress = checkpoint.header.progress
+    trained_with = checkpoint.description
+    rows = ResultsTable.read_if_exists(checkpoint.path.parent / "results.csv").rows
+    cells = rows.get(progress.epoch, {})
+    kept = [name for name in cells if name != "epoch" and not name.startswith(("metrics/", "val/"))]
+    return PendingEpoch(
+        row={name: float(cells[name]) for name in kept},
+        is_closing=is_closing_epoch(progress.epoch, trained_with.config.epochs, trained_with.hyp.close_mosaic),
+        progress=progress,
+        ema=checkpoint.state.ema,
+    )
 
 
 def warn_of_lost_results(checkpoint: Checkpoint) -> None:

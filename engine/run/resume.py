@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from data.source.dataset_spec import DEMO
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
@@ -26,13 +26,13 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     Raises UserError for a file from which no run can continue, for a checkpoint that is not the newest of its run, and
     for a setting that cannot change.
     """
-    started_from = StartedFrom.of(Checkpoint.read(path))
+    started_from = StartedFrom.of(CheckpointFacts.read(path))
     check_is_newest(started_from)
     stored = stored_settings(started_from)
     merged = merge_settings(stored, command)
     epochs = choose_epochs(started_from, merged.settings.config, command.explicit_flags)
-    wanted = merged.settings.with_epochs(epochs)
-    settings = wanted.with_epochs(max(epochs, started_from.progress.epoch))  # no fewer than it has trained
+    requested = merged.settings.with_epochs(epochs)
+    settings = requested.with_epochs(max(epochs, started_from.progress.epoch))
     _, known_root = find_location(started_from.description.data, path)
     names_other_data = settings.config.data != stored.config.data
     return ContinuedRun(
@@ -42,8 +42,9 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
         local_paths=merged.local_paths,
         started_from=started_from,
         known_root="" if names_other_data else known_root,
-        end_reason=reason_to_end(started_from, wanted.config, command.explicit_flags),
-        position=_describe_position(started_from, settings.config),
+        # By the requested epochs, which may be fewer than are done.
+        end_reason=reason_to_end(started_from, requested.config, command.explicit_flags),
+        position_text=_describe_position(started_from, settings.config),
         change_messages=[*merged.messages, *describe_changes(stored, settings)],
         machine_messages=_machine_changes(command, started_from.conditions),
     )
@@ -93,7 +94,7 @@ def _machine_changes(command: TrainCommand, conditions: RunConditions) -> list[s
 def reason_to_end(started_from: StartedFrom, config: TrainConfig, explicit_flags: Collection[str]) -> str:
     """Returns why the run of a checkpoint has ended, and how to continue it (`EndedRun.end_reason`); "" if epochs or
     scores of the newest one are missing. ``config``: the settings to resume with."""
-    if started_from.is_pending:  # its newest epoch has to be scored
+    if started_from.lacks_scores(config.epochs):
         return ""
     progress = started_from.progress
     if progress.epoch >= config.epochs:

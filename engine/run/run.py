@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.source.dataset_spec import DataSource
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.checkpoint import CheckpointFacts
 from engine.checkpoint.description import NamedFiles, RunDescription
 from engine.checkpoint.progress import Progress, RunConditions
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
@@ -60,7 +60,7 @@ class StartedFrom:
     ended_by_callback: bool  # see `CheckpointHeader`
 
     @staticmethod
-    def of(checkpoint: Checkpoint) -> StartedFrom:
+    def of(checkpoint: CheckpointFacts) -> StartedFrom:
         header = checkpoint.header
         return StartedFrom(
             path=checkpoint.path,
@@ -76,6 +76,13 @@ class StartedFrom:
     def seconds(self) -> float:
         """Seconds that the run had trained."""
         return self.conditions.seconds
+
+    def lacks_scores(self, epochs: int) -> bool:
+        """Returns whether a run of ``epochs`` has to score its newest epoch first: other processes were validating it,
+        or ``--val-every`` has left it out, and it is now the last."""
+        is_between_epochs = self.progress.batch == 0  # otherwise its weights have gone
+        is_last = self.progress.epoch >= epochs
+        return self.is_pending or (is_between_epochs and is_last and not self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +134,7 @@ class ContinuedRun(_Plan):
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
     end_reason: str  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
-    position: str  # progress text of the checkpoint
+    position_text: str  # progress of the checkpoint
     change_messages: list[str]  # about settings and files
     machine_messages: list[str]  # about processes and devices
 
@@ -136,7 +143,7 @@ class ContinuedRun(_Plan):
         """Messages that are written to the log before anything else."""
         if self.only_reports:
             return [*self.change_messages, f"writing the report: {self.end_reason}"]
-        start = f"resuming {self.started_from.path} after {self.position}"
+        start = f"resuming {self.started_from.path} after {self.position_text}"
         return [start, *self.change_messages, *self.machine_messages]
 
     @property

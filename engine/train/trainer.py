@@ -24,7 +24,7 @@ from engine.run.resume_settings import as_flag
 from engine.run.run import TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
-from utils.config.settings import closing_epochs, validates_after
+from utils.config.settings import is_closing_epoch, validates_after
 from utils.errors import ExplainedError, Stopped
 from utils.program import resume_flag
 
@@ -157,7 +157,7 @@ class Trainer:
             self.step.optimizer.set_rates(self.schedule, progress.updates - 1)
         self.call_hooks("start")
         self._follow(self.control.agree())
-        self.checkpointer.flush()  # before the first step: last.pt must not say that the run has ended
+        self.checkpointer.flush()  # before the first step, last.pt must no longer say that a callback has ended the run
 
     def _do_remaining_work(self) -> None:
         """Runs the remaining epochs; of a run that has ended, only writes the report."""
@@ -167,18 +167,13 @@ class Trainer:
             self._train_epochs()
 
     def _report_last_epoch(self) -> None:
-        """Reports a run that has ended, whose report is missing: no step is left, and results.csv has the row of the
-        last epoch unless that is still pending. Validates it again if that is due and the run still has its weights,
-        not those of a later epoch that was broken off."""
+        """Reports a run that has ended, whose report is missing. The scores of its last epoch are stored, unless it is
+        still pending, but the report also needs the detections: it is validated again."""
         if self.validator.pending is not None:
             self._conclude_pending(saves_last=True)
             return
         epoch = Epoch(self.progress.epoch)
-        started_from = self.run.started_from
-        # As it was saved: if the images have changed, the run is now at the beginning of the epoch that was broken off.
-        is_within_epoch = started_from is not None and started_from.progress.batch > 0
-        has_its_weights = epoch.number > 0 and not is_within_epoch
-        if has_its_weights and validates_after(epoch.number, self.epochs, self.run.config.val_every):
+        if self._last_concluded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
             if self._follow(self.validator.validate(epoch)).breaks_off:
@@ -244,7 +239,7 @@ class Trainer:
 
     def _set_closing(self, epoch: int) -> None:
         """Tells the loss whether ``epoch``, from 1, is one of the closing epochs (``close_mosaic``)."""
-        self.is_closing = epoch > self.epochs - closing_epochs(self.run.hyp.close_mosaic, self.epochs)
+        self.is_closing = is_closing_epoch(epoch, self.epochs, self.run.hyp.close_mosaic)
         self.step.criterion.set_closing(self.is_closing)
 
     def _train_step(self, batches: Prefetcher) -> None:

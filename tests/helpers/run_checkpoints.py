@@ -31,6 +31,7 @@ STORED = {
     "origin": {},
     "run": RunConditions(epoch_batches=10, images=80, seconds=1.0, world_size=2, device="cpu"),
     "progress": Progress(),
+    "metrics": {"AP": 0.5},
     "model": {},
     "ema": {},
     "optimizer": {},

@@ -128,6 +128,11 @@ def closing_epochs(setting: int | None, epochs: int) -> int:
     return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
 
 
+def is_closing_epoch(epoch: int, epochs: int, close_mosaic: int | None) -> bool:
+    """Returns whether ``epoch``, which counts from 1, is one of the last of a run of ``epochs``, without mosaics."""
+    return epoch > epochs - closing_epochs(close_mosaic, epochs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
@@ -205,7 +210,9 @@ class Hyperparameters:
 class _RunConfig:
     """Flags of all commands but export.py."""
 
-    name: str = setting("exp", Bounds(is_line=True), help="name of this run", scope="run", on_resume="fixed")
+    name: str = setting(
+        "exp", Bounds(is_line=True, is_folder=True), help="name of this run", scope="run", on_resume="fixed"
+    )
     exist_ok: bool = setting(
         False, help="write into an existing run folder; detect and val remove what they wrote there before", scope="run"
     )

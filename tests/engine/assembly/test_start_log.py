@@ -29,7 +29,7 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, end_reason: str, takes_st
         started_from=started_from(Progress(epoch=1)),
         known_root="",
         end_reason=end_reason,
-        position="epoch 1 of 2",
+        position_text="epoch 1 of 2",
         change_messages=[],
         machine_messages=[],
     )

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import utils.files.safe_io as whole_file
-from engine.checkpoint.checkpoint import Checkpoint
+from engine.checkpoint.checkpoint import Checkpoint, CheckpointFacts
 from engine.checkpoint.checkpointer import Checkpointer
 from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress, RunConditions
 from engine.optim.build import OptimizerSettings, build_optimizer
@@ -122,6 +122,22 @@ def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, mess
     write_checkpoint(content | {part: content[part] | changes}, tmp_path / "last.pt")
     with pytest.raises(UserError, match=message):
         Checkpoint.read(tmp_path / "last.pt")
+
+
+def test_the_facts_of_a_checkpoint_are_read_without_its_tensors(tmp_path):
+    """A plan needs no more, and a damaged tensor is noticed when the run reads the whole file."""
+    state = parts()
+    save(tmp_path, state)
+    last = tmp_path / "last.pt"
+    whole = Checkpoint.read(last)
+    assert CheckpointFacts.read(last) == CheckpointFacts(header=whole.header, description=whole.description, path=last)
+    with refused("best.pt: holds weights only (a best.pt?); resume from last.pt, or start with --weights .../best.pt"):
+        CheckpointFacts.read(tmp_path / "best.pt")
+    weight = state.model[0].weight.detach().numpy().tobytes()
+    last.write_bytes(last.read_bytes().replace(weight, bytes(len(weight))))
+    assert CheckpointFacts.read(last).header == whole.header
+    with pytest.raises(UserError, match="damaged"):
+        Checkpoint.read(last)
 
 
 PENDING = {"row": {"time": 1.0}, "is_closing": False, "ema": {"w": torch.ones(2)}, "progress": {"epoch": 3}}

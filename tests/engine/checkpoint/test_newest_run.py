@@ -81,6 +81,6 @@ def test_a_best_pt_of_an_earlier_run_is_not_exported_as_the_newest_ones(tmp_path
     ):
         lockstep.Run(tmp_path).load()
     export_best(tmp_path, TrainConfig(export=["onnx"]))
-    assert caplog.messages == ["--export: no best.pt to export: no epoch could be scored, or it was moved"]
+    assert caplog.messages == ["--export: no best.pt to export: no epoch has a score, or it was moved"]
     name_newest_run(tmp_path, "earlier")  # which continues
     assert best_of_newest_run(tmp_path) == tmp_path / "best.pt" == lockstep.Run(tmp_path).best

@@ -11,7 +11,7 @@ import pytest
 
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.evaluation.metrics import score_detections
-from engine.hooks.end_log import ClassScores
+from engine.hooks.end_log import ClassScores, Summary
 from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
@@ -172,6 +172,23 @@ def test_no_table_is_logged_without_objects(capsys):
     hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
     hook.finish(trainer_at())
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("best_epoch", "files", "line"),
+    [
+        (2, ["best.pt", "last.pt"], "; best AP 0.5000 in epoch 2: {folder}/best.pt"),
+        (2, ["last.pt"], "; best AP 0.5000 in epoch 2: best.pt is no longer there; weights: {folder}/last.pt"),
+        (-1, ["last.pt"], ", no epoch has a score; weights: {folder}/last.pt"),
+    ],
+)
+def test_the_last_line_names_weights_that_exist(tmp_path, caplog, best_epoch, files, line):
+    for name in files:
+        (tmp_path / name).touch()
+    trainer = hook_training(tmp_path, progress=Progress(epoch=3, best_epoch=best_epoch, best_fitness=0.5))
+    with caplog.at_level("INFO", "lockstep"):
+        Summary("AP").finish(trainer)
+    assert caplog.messages == ["done: 3 epochs" + line.format(folder=tmp_path)]
 
 
 def test_tensorboard_files_contain_all_results(tmp_path):

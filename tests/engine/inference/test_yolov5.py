@@ -169,6 +169,8 @@ def test_drawn_images(results, tmp_path, monkeypatch, capsys):
     results.save(save_dir="found", exist_ok=True)
     results.save(save_dir="found", exist_ok=True)
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.png", "b.jpg"]
+    with pytest.raises(UserError, match=r"save_dir='\.': is not the name of a new folder"):
+        results.save(save_dir=".")
 
 
 def test_crops(results, tmp_path, monkeypatch):

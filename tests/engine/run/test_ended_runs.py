@@ -33,6 +33,7 @@ class State:
     progress: Progress | None  # in last.pt; None: there is none
     end_reason: str = ""  # how the message begins that says why it has ended
     settings: dict[str, Any] = field(default_factory=dict)  # that it has instead of these
+    is_validated: bool = True
     is_pending: bool = False
     by_callback: bool = False
     reported: int | None = None  # epochs
@@ -49,6 +50,7 @@ NO_TIME = "--time 2: no further epoch fits (10 epochs took 1:00:00); to train lo
 STOPPED = "a callback has ended it after 3 epochs; to continue: --resume "
 NO_LAST = "its report after 10 epochs is written, and there is no last.pt to continue from; restore it to continue"
 TIME = {"time": 2.0}
+LEAVES_OUT = {"val_every": 5}
 
 STATES = {
     "nothing saved": State(None),
@@ -56,6 +58,7 @@ STATES = {
     "between epochs": State(AFTER_EPOCH_3),
     "epoch 3 unscored": State(AFTER_EPOCH_3, is_pending=True),
     "last epoch unscored": State(ALL_DONE, is_pending=True),
+    "epoch 3 left out": State(AFTER_EPOCH_3, settings=LEAVES_OUT, is_validated=False),
     "all done": State(ALL_DONE, DONE),
     "all done, reported": State(ALL_DONE, DONE, reported=10),
     "a copy's report": State(ALL_DONE, DONE, reported=9),
@@ -73,6 +76,7 @@ STATES = {
     "callback in on_start": State(Progress(), "a callback has ended it after 0 epochs; ", by_callback=True),
     "callback, unscored": State(AFTER_EPOCH_3, STOPPED, is_pending=True, by_callback=True),
     "callback, of --time": State(AFTER_EPOCH_3, STOPPED, TIME, by_callback=True),
+    "callback, left out": State(AFTER_EPOCH_3, STOPPED, LEAVES_OUT, is_validated=False, by_callback=True, reported=3),
     "callback + patience": State(STALLED, NO_BETTER, by_callback=True),
     "no last.pt, reported": State(None, NO_LAST, reported=10),
 }
@@ -80,6 +84,7 @@ STATES = {
 # Columns: ``again``: see `commands`; ``--resume last.pt``, and torchrun's restart of that; what is added to ``--resume
 # auto``. The restart finds "callback" only where a callback has ended the run once more: the start before has saved the
 # run as one that trains. ``score`` trains on if epochs are left after the scores; ``report`` scores what is unscored.
+# "left out": not validated, because of --val-every.
 TABLE = """
                      again    last.pt restart  epochs=20 patience=9 time=9   epochs=5 epochs=3 time=0.5 imgsz=320
 nothing saved        start    missing missing  start     start      start    start    start    start    start
@@ -87,6 +92,7 @@ in an epoch          train    train   train    train     train      train    tra
 between epochs       train    train   train    train     train      train    train    report   train    train
 epoch 3 unscored     score    score   score    score     score      score    score    score    score    score
 last epoch unscored  score    score   score    score     score      score    score    score    score    score
+epoch 3 left out     train    train   train    train     train      train    train    score    train    train
 all done             report   ended   report   train     report     train    report   report   report   other
 all done, reported   complete ended   complete train     complete   train    complete complete complete other
 a copy's report      report   ended   report   train     report     train    report   report   report   other
@@ -102,6 +108,7 @@ callback in an epoch report   train   report   train     report     train    rep
 callback in on_start report   train   report   train     report     train    report   report   train    other
 callback, unscored   report   score   report   score     report     score    report   report   score    other
 callback, of --time  report   train   report   train     report     train    report   report   report   other
+callback, left out   complete train   complete train     complete   train    complete report   train    other
 callback + patience  report   ended   report   report    train      report   report   report   report   other
 no last.pt, reported complete missing complete no last   complete   no last  complete complete no last  other
 """
@@ -175,6 +182,7 @@ def make_run(folder: Path, state: State) -> TrainConfig:
             state.progress,
             config=config,
             run=replace(STORED["run"], seconds=3600.0),
+            metrics={"AP": 0.5} if state.is_validated else {},
             pending=pending if state.is_pending else None,
             ended_by_callback=state.by_callback,
         )
@@ -201,7 +209,8 @@ def outcome(folder: Path, state: State, command: Command) -> str:
         assert plan.startup_messages[-1] == f"writing the report: {plan.end_reason}"
         return "report"
     assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after epoch ")
-    return "score" if plan.started_from.is_pending else "train"
+    is_scored_first = plan.started_from.lacks_scores(plan.settings.config.epochs)
+    return "score" if is_scored_first else "train"
 
 
 def refusal(message: str, folder: Path, state: State) -> str:

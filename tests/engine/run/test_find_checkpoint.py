@@ -9,13 +9,14 @@ import torch
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.progress import Progress
-from engine.run.find_checkpoint import check_is_newest, newest_checkpoint
+from engine.run.find_checkpoint import check_is_newest, find_checkpoint, newest_checkpoint
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, StartedFrom
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import checkpoint_of, name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
+from utils.errors import UserError
 from utils.files.checkpoint_file import write_checkpoint
 from utils.files.torch_file import TorchFile
 
@@ -102,3 +103,35 @@ def test_what_an_earlier_run_left_is_continued_by_its_own_name_only(tmp_path: Pa
     (project / "other" / "last.pt").unlink()
     with refused(reason):
         resumed_path("")
+
+
+@pytest.mark.parametrize(
+    ("linked_by", "link_folder_of", "target_folder_of", "follows"),
+    [
+        ("file", "", "run", True),
+        ("folder", "", "run", True),
+        ("file", "another", "run", True),
+        ("file", "run", "run", False),  # a copy of the folder, made of links (cp -rs)
+        ("file", "run", "", False),  # a store of files (DVC, git-annex)
+        ("file", "", "another", False),
+    ],
+)
+def test_a_run_continues_in_its_folder_and_not_where_a_link_to_it_is(
+    tmp_path: Path, linked_by, link_folder_of, target_folder_of, follows
+):
+    for folder, run_id in (("links", link_folder_of), ("exp", target_folder_of)):
+        (tmp_path / folder).mkdir()
+        if run_id:
+            name_newest_run(tmp_path / folder, run_id)
+    save_checkpoint(tmp_path / "exp" / "last.pt", Progress(epoch=4), run_id="run")
+    link = tmp_path / "links" / "last.pt"
+    link.symlink_to("../exp/last.pt")
+    config = TrainConfig(resume=str(link if linked_by == "file" else link.parent))
+    assert find_checkpoint(config) == (tmp_path / "exp" / "last.pt" if follows else link)
+
+
+def test_a_link_to_itself_is_no_checkpoint(tmp_path: Path):
+    link = tmp_path / "last.pt"
+    link.symlink_to("last.pt")
+    with ExitStack() as stack, pytest.raises(UserError, match=r"last\.pt: "):
+        plan_run(DistributedContext.single(), TrainConfig(resume=str(link)), ("resume",), stack)

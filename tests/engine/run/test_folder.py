@@ -16,12 +16,14 @@ import torch
 import yaml
 
 from engine.assembly.process_setup import prepare_process
+from engine.checkpoint.newest_run import newest_run_id
 from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
 from engine.run.launchers import LAUNCHERS, find_run_of_launchers, note_launch
 from engine.run.run import NewRun, RunSettings, TrainingRun
+from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
-from utils.config.settings import Hyperparameters, TrainConfig
+from utils.config.settings import AUTO, Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.locks import FileLock
@@ -138,6 +140,17 @@ def test_a_run_that_replaces_one_on_other_data_logs_it(tmp_path, capsys, former,
     assert (line in capsys.readouterr().out) == is_said
 
 
+def test_a_run_that_another_start_has_trained_meanwhile_is_not_begun_again(tmp_path):
+    """``--resume auto`` found no folder; a requeued job may have been scanning the data at the same time."""
+    (tmp_path / "exp").mkdir()
+    name_newest_run(tmp_path / "exp", "first")
+    before = save_checkpoint(tmp_path / "exp" / "last.pt", Progress(epoch=3), run_id="first")
+    line = ".../exp: another start has trained here meanwhile; repeat the command to continue"
+    with refused(line), ExitStack() as stack:
+        claim(stack, project=str(tmp_path), resume=AUTO, exist_ok=True)
+    assert newest_run_id(tmp_path / "exp") == before.description.run_id
+
+
 def test_settings_are_stored_with_the_run(tmp_path):
     with ExitStack() as stack:
         prepare_process(CPU, RunSettings(TrainConfig(), Hyperparameters()))
@@ -156,7 +169,9 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
     note_launch(tmp_path / "runs" / "exp", "exp", ["job node0 1", "job node1 2"])
     note_launch(tmp_path / "runs" / "exp2", "exp2", ["", ""])  # without torchrun nothing is stored
     exp = tmp_path / "runs" / "exp"
-    for project, resume in (("runs", None), ("elsewhere", exp), ("elsewhere", exp / "last.pt")):
+    (tmp_path / "latest.pt").symlink_to(exp / "last.pt")
+    named = [exp, exp / "last.pt", tmp_path / "latest.pt"]
+    for project, resume in (("runs", None), *(("elsewhere", path) for path in named)):
         config = TrainConfig(project=str(tmp_path / project), resume=resume and str(resume))
         assert find_run_of_launchers(config, ["job node1 2", "job node2 9"]) == exp
     (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)

@@ -10,7 +10,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.restore import EpochData, adapt_progress, pending_epoch, warn_of_lost_results
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
-from utils.config.settings import TrainConfig
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 
@@ -126,9 +126,33 @@ def test_only_rank_0_keeps_the_weights_of_a_pending_epoch():
     )
     checkpoint = checkpoint_of(progress=Progress(epoch=3), pending=pending)
     ctx = DistributedContext.single()
-    assert pending_epoch(ctx, checkpoint) is pending
-    assert pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint) == dataclasses.replace(pending, ema={})
-    assert pending_epoch(ctx, checkpoint_of()) is None
+    assert pending_epoch(ctx, checkpoint, epochs=10) is pending
+    on_rank_1 = pending_epoch(dataclasses.replace(ctx, rank=1), checkpoint, epochs=10)
+    assert on_rank_1 == dataclasses.replace(pending, ema={})
+    assert pending_epoch(ctx, checkpoint_of(), epochs=10) is None
+
+
+@pytest.mark.parametrize(("epochs", "close_mosaic", "is_closing"), [(10, 1, False), (10, 8, True), (3, 1, True)])
+def test_an_epoch_that_becomes_the_last_is_scored_like_a_pending_one(tmp_path, epochs, close_mosaic, is_closing):
+    """``--val-every`` had left it out. It keeps its row, and the loss with which it was trained."""
+    (tmp_path / "results.csv").write_text("epoch,time,train/box,speed/data_wait\n2,1,9,9\n3,1.5,0.25,0.01\n")
+    progress = Progress(epoch=3)
+    ema = {"weight": torch.ones(2)}
+    checkpoint = checkpoint_of(
+        progress=progress,
+        metrics={},
+        ema=ema,
+        path=tmp_path / "last.pt",
+        config=TrainConfig(epochs=epochs, val_every=0),
+        hyp=Hyperparameters(close_mosaic=close_mosaic),
+    )
+    row = {"time": 1.5, "train/box": 0.25, "speed/data_wait": 0.01}
+    expected = PendingEpoch(row=row, is_closing=is_closing, progress=progress, ema=ema)
+    ctx = DistributedContext.single()
+    assert pending_epoch(ctx, checkpoint, epochs=3) == expected
+    assert pending_epoch(ctx, checkpoint, epochs=4) is None
+    within_epoch = checkpoint_of(progress=Progress(epoch=3, batch=1), metrics={})  # the weights of epoch 3 have gone
+    assert pending_epoch(ctx, within_epoch, epochs=3) is None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ def test_patience_waits_for_the_scores_of_a_pending_epoch(fitness, last_epoch):
 def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closing):
     watch = Watch()
     settings = RunSettings(TrainConfig(epochs=2), Hyperparameters(close_mosaic=close_mosaic))
-    run = TrainingRun(folder=Path(), run_id="", settings=settings, only_reports=True)
+    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2)))
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=origin, only_reports=True)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2, seed=1))
     closing: list[bool] = []
     step.criterion.set_closing = closing.append
@@ -100,18 +101,18 @@ def test_the_pending_epoch_of_a_run_that_a_callback_ends_is_completed_and_saved(
 
 
 @pytest.mark.parametrize(
-    ("progress", "validations"),
+    ("progress", "metrics"),
     [
-        (Progress(epoch=3), 1),
-        (Progress(epoch=3, batch=1), 0),  # stopped in epoch 4 of more, and resumed with 3 epochs
-        (Progress(epoch=2), 1),
-        (Progress(epoch=2, batch=1), 0),
-        (Progress(), 0),
+        (Progress(epoch=3), {"AP": 0.5}),
+        (Progress(epoch=3, batch=1), {}),  # stopped in epoch 4 of more, and resumed with 3 epochs
+        (Progress(epoch=2), {"AP": 0.5}),
+        (Progress(epoch=2), {}),  # --val-every has left it out
+        (Progress(), {}),
     ],
 )
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, fails):
-    """It validates the last epoch again if it has the weights of that."""
+def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fails):
+    """It validates the last epoch again if the weights are those that were scored."""
 
     class FailsAtStart(Hook):
         def start(self, trainer: Training) -> None:
@@ -119,7 +120,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, 
 
     evaluator = Evaluates()
     watch = Watch()
-    checkpoint = checkpoint_of(progress=progress, ended_by_callback=True)
+    checkpoint = checkpoint_of(progress=progress, metrics=metrics, ended_by_callback=True)
     hooks = [FailsAtStart()] if fails else []
     plain = build(epochs=3)
     run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=StartedFrom.of(checkpoint))
@@ -131,7 +132,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, 
         return
     trainer.fit()
     assert trainer.checkpointer.saved == []
-    assert evaluator.runs == validations
+    assert evaluator.runs == len(metrics)
     assert watch.of("before_epoch", "after_step") == []
     assert watch.of("report") == [("report", progress.epoch, progress.batch)]
     assert len(watch.of("after_training", "finish")) == 2
@@ -141,7 +142,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, validations, 
 def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_steps(tmp_path):
     """The number of images has changed since a callback ended the run within epoch 3."""
     evaluator = Evaluates()
-    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), ended_by_callback=True))
+    origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), metrics={}, ended_by_callback=True))
     plain = build(epochs=3)
     run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=origin)
     trainer_of(run, plain.step, Progress(epoch=2), validator=local(evaluator)).fit()

@@ -79,6 +79,19 @@ def test_control_characters_in_names_are_one_line(flag, odd, escaped):
         parse_config(SearchConfig, [f"{flag}=a{odd}b"])
 
 
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "/", "../other", "a/.."])
+@pytest.mark.parametrize("argv", [[], ["--resume", "auto"], ["--exist-ok"]])
+def test_a_run_is_never_in_the_folder_of_all_runs_or_above_it(name, argv):
+    """``--name "$RUN"`` with an unset variable would otherwise continue whatever was trained there before."""
+    with refused(f"--name: {name!r} is not the name of a new folder; choose another, such as exp"):
+        parse_config(TrainConfig, [*argv, f"--name={name}"])
+
+
+@pytest.mark.parametrize("name", ["exp", "v1.5", "a/b", "/elsewhere/exp", "..."])
+def test_the_name_of_a_run_may_contain_folders(name):
+    assert parse_config(TrainConfig, [f"--name={name}"]).name == name
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
