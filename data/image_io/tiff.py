@@ -25,14 +25,27 @@ if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
 # Tags (TIFF 6.0).
+_IMAGE_WIDTH = 256
 _BITS_PER_SAMPLE = 258
 _COMPRESSION = 259
 _PHOTOMETRIC = 262
 _SAMPLES_PER_PIXEL = 277
 _PLANAR_CONFIGURATION = 284
+_PREDICTOR = 317
 _TILE_WIDTH = 322
 _EXTRA_SAMPLES = 338
 _SAMPLE_FORMAT = 339
+# Fields that decide how pixels are read. Decoders ignore them if they are damaged, and read other pixels.
+_CHECKED_FIELDS = {
+    _BITS_PER_SAMPLE: "BitsPerSample",
+    _COMPRESSION: "Compression",
+    _PHOTOMETRIC: "PhotometricInterpretation",
+    _SAMPLES_PER_PIXEL: "SamplesPerPixel",
+    _PLANAR_CONFIGURATION: "PlanarConfiguration",
+    _PREDICTOR: "Predictor",
+    _EXTRA_SAMPLES: "ExtraSamples",
+    _SAMPLE_FORMAT: "SampleFormat",
+}
 _UNCOMPRESSED = 1  # value of Compression
 _UNSIGNED = 1  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
@@ -51,6 +64,7 @@ class _Photometric(IntEnum):
     YCBCR = 6
 
 
+_MIN_CHANNELS: dict[int, int] = {_Photometric.RGB: 3, _Photometric.CMYK: 4, _Photometric.YCBCR: 3}
 # Values of Compression. OpenCV decodes these: none, CCITT, LZW, JPEG, Deflate and PackBits. Of some others it returns
 # black pixels.
 _DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32946}
@@ -76,6 +90,18 @@ _READ_IN_STRIPS = {
     *((_Photometric.BLACK_IS_ZERO, bits, 1) for bits in (10, 12, 14)),
     *((_Photometric.RGB, bits, 3) for bits in (10, 12, 14)),
 }
+
+
+def check_fields(tiff: bytes, path: str | os.PathLike) -> None:
+    """Raises UserError if a field of the first page that decides how pixels are read is damaged, or if there is a page
+    without the fields that every TIFF must have."""
+    for tag, name in _CHECKED_FIELDS.items():
+        field = tiff_field(tiff, tag)
+        if field is not None and not field.values:
+            raise UserError(f"{path}: cannot be decoded (its field {name} is damaged)")
+    for tag in (_COMPRESSION, _PHOTOMETRIC):
+        if tiff_field(tiff, tag) is None and tiff_field(tiff, _IMAGE_WIDTH) is not None:
+            raise UserError(f"{path}: cannot be decoded (it has no field {_CHECKED_FIELDS[tag]})")
 
 
 def is_read_by_opencv(tiff: bytes) -> bool:
@@ -192,13 +218,20 @@ def _channel_pages(file: TiffFile) -> list[TiffPage]:
 
 
 def _check_page(page: TiffPage) -> None:
-    """Raises ValueError for a page without pixels, or with fewer strips or tiles than its size takes: tifffile would
-    fill the others with zeros, gigabytes of them if the size is damaged."""
+    """Raises ValueError for a page without pixels, for one with fewer strips or tiles than its size takes (tifffile
+    would fill the others with zeros, gigabytes of them if the size is damaged), and for contradictory channels."""
     if page.ndim not in (2, 3) or page.size == 0:
         raise ValueError(f"its pixels have the shape {page.shape}")
     num_chunks = math.prod(page.chunked)
     if len(page.dataoffsets) < num_chunks:
         raise ValueError(f"it has {len(page.dataoffsets):,} of the {num_chunks:,} strips or tiles of its size")
+    bits = page.tags.get(_BITS_PER_SAMPLE)
+    channels = page.samplesperpixel
+    if bits is not None and bits.count not in (1, channels):
+        raise ValueError(f"it gives the bits of {bits.count} channels, but has {counted(channels, 'channel')}")
+    if channels < _MIN_CHANNELS.get(int(page.photometric), 1):
+        meaning = _Photometric(page.photometric).name
+        raise ValueError(f"it has {counted(channels, 'channel')}, too few for {meaning}")
 
 
 class _UnsupportedMeaning(Exception):

@@ -251,6 +251,52 @@ def test_a_damaged_size_takes_no_memory(tmp_path, options, compression):
         read_image(path, pixels=PixelFormat(3, 16))
 
 
+FIELDS = {
+    258: "BitsPerSample",
+    259: "Compression",
+    262: "PhotometricInterpretation",
+    277: "SamplesPerPixel",
+    284: "PlanarConfiguration",
+    317: "Predictor",
+}
+
+
+def write_with_changed_field(path, tag: int, position: int) -> None:
+    """Writes a compressed RGB image, and flips a bit of the directory entry of ``tag`` at a byte ``position``."""
+    image = np.arange(HW[0] * HW[1] * 3, dtype=np.uint8).reshape(*HW, 3)
+    tifffile.imwrite(path, image, photometric="rgb", compression="lzw", predictor=True, planarconfig="contig")
+    content = bytearray(path.read_bytes())
+    (directory,) = struct.unpack_from("<I", content, 4)
+    (num_entries,) = struct.unpack_from("<H", content, directory)
+    entries = [directory + 2 + 12 * number for number in range(num_entries)]
+    (entry,) = (entry for entry in entries if struct.unpack_from("<H", content, entry) == (tag,))
+    content[entry + position] ^= 0x20
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("position", [2, 6], ids=["type", "count"])
+@pytest.mark.parametrize("tag", FIELDS)
+def test_a_damaged_field_is_refused_by_its_name(tmp_path, tag, position):
+    """Decoders read the image without the field, by its default: compressed data as pixels, or RGB as gray."""
+    write_with_changed_field(tmp_path / "a.tif", tag, position)
+    with refused(f"a.tif: cannot be decoded (its field {FIELDS[tag]} is damaged)"):
+        read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        (259, "it has no field Compression"),
+        (262, "it has no field PhotometricInterpretation"),
+        (277, "it gives the bits of 3 channels, but has 1 channel"),
+    ],
+)
+def test_a_field_that_is_not_there_is_refused(tmp_path, tag, reason):
+    write_with_changed_field(tmp_path / "a.tif", tag, 1)  # another tag
+    with refused(f"a.tif: cannot be decoded ({reason})"):
+        read_image(tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize("hw", [(1, 1), (1, 9), (9, 1)])
 def test_images_of_one_row_or_column_are_read(tmp_path, hw):
     image = np.arange(hw[0] * hw[1] * 3, dtype=np.uint16).reshape(*hw, 3)
