@@ -147,7 +147,7 @@ def _read_annotations(value: Any, context: _YamlContext) -> dict[str, Path]:
         if split not in SPLITS:
             raise UserError(f"{location}: unknown split '{split}'{suggestion(str(split), SPLITS)}")
     return {
-        split: resolve_entry(checked_path(entry, f"{location}: {split}"), context.root)
+        split: _resolve(entry, f"{location}: {split}", context, content="the annotations")
         for split, entry in by_split.items()
         if entry is not None
     }
@@ -161,7 +161,7 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
         if annotations is not None:
             raise UserError(f"{location}: joins other data sets; 'annotations' belong in their YAMLs")
         return _read_joined_split(entries, split, context)
-    images = tuple(resolve_entry(checked_path(entry, location), context.root) for entry in entries)
+    images = tuple(_resolve(entry, location, context, content="its images") for entry in entries)
     if annotations is None:
         images = tuple(Path(folder_with_labels(str(path))) if os.path.isdir(path) else path for path in images)
     shards = [path for path in images if is_shard_path(path)]
@@ -175,6 +175,15 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
     if annotations is not None and label_format is not None and label_format.per_image is None:
         return JsonSplit(images, annotations, label_format)
     return FilesSplit(images, annotations, label_format)
+
+
+def _resolve(entry: Any, location: str, context: _YamlContext, *, content: str) -> Path:
+    """Returns the absolute path of an entry. Raises UserError if it is no path, or a whole disk, which would be
+    searched for ``content``."""
+    path = resolve_entry(checked_path(entry, location), context.root)
+    if path == Path(path.anchor):
+        raise UserError(f"{location}: {path} is the whole disk; name the folder of {content}")
+    return path
 
 
 def _entries(value: Any) -> list[Any]:

@@ -85,8 +85,6 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
     entries = spec.listed_splits[split].images
     for entry in entries:
-        if entry == Path(entry.anchor):
-            raise UserError(f"{spec.source}: '{split}' is {entry}, the whole disk; name the folder of its images")
         if not entry.exists():
             raise spec.missing_error(entry)
         if not entry.is_dir() and not is_list(entry):

@@ -71,7 +71,7 @@ def name_a_yaml_as_annotations(root: Path) -> None:
             "set/nowhere: not found (named by .../set/d.yaml); .../set has images, voc; its 'download' is never run: "
             "download and unpack the data yourself",
         ),
-        (name_the_whole_disk, "train", "set/d.yaml: 'train' is /, the whole disk; name the folder of its images"),
+        (name_the_whole_disk, "train", "set/d.yaml: train: / is the whole disk; name the folder of its images"),
         (
             name_a_yaml_as_annotations,
             "train",

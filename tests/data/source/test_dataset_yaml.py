@@ -324,6 +324,7 @@ def test_mistakes_in_yaml_are_one_line_that_names_the_line(tmp_path, text, messa
         ("channels: many", "channels: must be a whole number, got 'many'"),
         ("nc: many", "nc: must be a whole number or null, got 'many'"),
         ("annotations: {tran: x}", "annotations: unknown split 'tran' (did you mean 'train'?)"),
+        ("annotations: {train: /}", "annotations: train: / is the whole disk; name the folder of the annotations"),
         ("annotations: {val: x}", "annotations for 'val', but no 'val: <folder of its images>'"),
         ("annotations: 5", "annotations: must be 'key: value' lines, got 5"),
     ],

@@ -43,6 +43,13 @@ def read_plainly(path: Path, *, as_written: bool = False) -> Any:
     return yaml.load(text, Loader=loader)
 
 
+def _has_explicit_null(path: Path, key: str) -> bool:
+    """Returns whether the value of ``key`` is declared as null: "!!null x"."""
+    root = yaml.compose(path.read_text(encoding="utf-8-sig"), Loader=yaml.CSafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    return any(name.value == key and value.tag == "tag:yaml.org,2002:null" for name, value in pairs)
+
+
 def data_yaml(case: Case) -> str:
     """A changed YAML of a data set: refused, or read as a plain reader reads it."""
     root = case.world.labeled
@@ -55,6 +62,8 @@ def data_yaml(case: Case) -> str:
     spec = load_dataset_spec(path)
     listing = list_split(spec, "train")
     names = read_plainly(path, as_written=True).get("names")
+    if _has_explicit_null(path, "names"):
+        names = None
     if isinstance(names, dict):
         by_number = {int(number): name for number, name in names.items()}
         names = [by_number[i] for i in range(len(by_number))]
