@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple, NewType, TypeAlias
 
 from data.labels.image_names import ImageNames, common_folders
-from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
+from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile
@@ -62,7 +62,7 @@ class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    in_other_folders: list[int]  # those of these images whose entry names another split's folder, or a missing one
+    in_other_folders: list[int]  # those of these images whose entry is in other folders, see `_in_other_folders`
     unmatched: list[UnmatchedEntry]  # entries of no split's images
     are_of_earlier: bool  # whether an earlier split has images in the file
 
@@ -87,7 +87,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     """Matches entries with images: first entries whose file name is literally that of an image, then all others by
     `ImageNames`.
 
-    If file names repeat, an image gets no entry whose folders are those of another split. Else it may get one, and is
+    If file names repeat, an image gets no entry with other folders (`_in_other_folders`). Else it may get one, and is
     in `MatchedEntries.in_other_folders`: the data set was split anew, or the entry is of a missing image of that name.
     """
     images = _images_of_splits(request)
@@ -101,14 +101,10 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         if number not in with_literal_name
     }
     places = ImagePlaces(images, request.others, outer_folders)
-    of_other_places = {
-        number
-        for number, matches in matches_of.items()
-        if _is_of_another_place(entries[number].file_name, matches, images, names, places)
-    }
+    in_other_folders = _in_other_folders(entries, matches_of, images, names, places, is_any_literal=bool(literal))
     plausible = matches_of
     if _do_file_names_repeat(entries):
-        plausible = {number: matches for number, matches in matches_of.items() if number not in of_other_places}
+        plausible = {number: matches for number, matches in matches_of.items() if number not in in_other_folders}
     by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
 
@@ -126,7 +122,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     of_this = {i: number for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits}
     return MatchedEntries(
         entry_of={i: entries[number] for i, number in of_this.items()},
-        in_other_folders=sorted(i for i, number in of_this.items() if number in of_other_places),
+        in_other_folders=sorted(i for i, number in of_this.items() if number in in_other_folders),
         unmatched=[_unmatched(without_image, places, names) for without_image in rest],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -209,22 +205,41 @@ def _do_file_names_repeat(entries: Sequence[ImageEntry]) -> bool:
     return len(file_names) - num_distinct > max(1, _MAX_REPEATED_SHARE * len(file_names))
 
 
-def _is_of_another_place(
-    file_name: str, matches: Sequence[ImageNumber], images: Sequence[KnownImage], names: ImageNames, places: ImagePlaces
-) -> bool:
-    """Returns whether the folders in a file name are not those of the only image that it matches, but of another split
-    or of a missing folder. If the image's folder within its split agrees, the image may have been moved to this split.
+def _in_other_folders(
+    entries: Sequence[ImageEntry],
+    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
+    images: Sequence[KnownImage],
+    names: ImageNames,
+    places: ImagePlaces,
+    *,
+    is_any_literal: bool,
+) -> set[EntryNumber]:
+    """Returns the entries that match one image by its file name, but whose folders are not those of the image.
+
+    They are the folders of another split or of a missing one. Folders that the data set does not have may also be those
+    of another machine, unless the folders of other entries are right.
     """
-    if len(matches) != 1:
-        return False
-    image = images[matches[0]]
-    place = places.closest(file_name, tuple(matches))
+    image_of = {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
+    agreements = {number: names.agreement(entries[number].file_name, image) for number, image in image_of.items()}
+    are_folders_right = is_any_literal or any(agreements.values())
+    in_other_folders = set()
+    for number, image in image_of.items():
+        file_name = entries[number].file_name
+        if agreements[number] == 0 and are_folders_right and places.has_own_folders(file_name):
+            in_other_folders.add(number)
+            continue
+        is_in_subfolder = any("/" in file.name_in_split for file in images[image].names)
+        was_moved = is_in_subfolder and agreements[number] > 0  # with its folder within the split
+        if not was_moved and _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
+            in_other_folders.add(number)
+    return in_other_folders
+
+
+def _is_of_another_split(place: Place, image: KnownImage) -> bool:
+    """Returns whether ``place`` is that of another split than those of ``image``, or a missing folder."""
     if place.kind is PlaceKind.SPLITS:
-        is_of_another = image.splits.isdisjoint(place.splits)
-    else:
-        is_of_another = place.kind is PlaceKind.ELSEWHERE
-    is_in_subfolder = any("/" in file.name_in_split for file in image.names)
-    return is_of_another and not (is_in_subfolder and names.agreement(file_name, matches[0]))
+        return image.splits.isdisjoint(place.splits)
+    return place.kind is PlaceKind.ELSEWHERE
 
 
 def _match_by_name(

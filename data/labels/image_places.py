@@ -13,7 +13,7 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from data.labels.image_names import ImageNames, loose, readings_of
+from data.labels.image_names import ImageNames, loose, num_folders, readings_of
 from data.split_files import NamesOfImage, OtherImages
 
 Parts = tuple[str, ...]  # of a path, loose
@@ -115,6 +115,10 @@ class ImagePlaces:
         if key not in self._closest:  # most file names share their folders
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]
+
+    def has_own_folders(self, file_name: str) -> bool:
+        """Returns whether ``file_name`` has folders besides those that all file names have in common."""
+        return num_folders(file_name) > len(self._outer_folders)
 
     def _parents_in(self, file_name: str) -> Parents:
         """Returns the folders in each reading of a file name. Most names share them."""

@@ -346,6 +346,47 @@ def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_p
         assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
 
 
+@pytest.mark.parametrize("style", ["{path}", "{below}", "/home/u/{path}"])
+def test_an_image_gets_no_boxes_from_a_folder_that_the_yaml_does_not_name(tmp_path, style):
+    """All splits are numbered from 0. The images of test/ are not here, and two of train/ have no entry yet."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/val/1{i}.png", style=style)
+        json_set.add(f"images/test/{i}.png", 4, exists=False, style=style)
+        if i < 4:
+            json_set.add(f"images/train/{i}.png", style=style)
+    data = json_set.describe()
+    index = load(data, "train")
+    assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
+    assert lost(data) == [(6, 24), (0, 0)]
+
+
+@pytest.mark.parametrize("style", ["images/train/{}.png", "{}.png"])
+def test_an_entry_of_an_unknown_folder_is_reported_if_it_labels_an_image(tmp_path, style):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.add(style.format(i), exists=False)
+        json_set.write_image(f"images/train/{i}.png")
+    json_set.add("images/test/4.png", 5, exists=False)
+    json_set.write_image("images/train/4.png")
+    report = load(json_set.describe(train="images/train", val="images/train"), "train").report
+    (line,) = [line for line in report.lines if OTHER_FOLDER in line]
+    assert "images/test/4.png" in line
+    assert any("names 1 image in other folders" in note for note in report.notes)
+
+
+def test_entries_of_another_machine_are_not_reported(tmp_path):
+    """None of the folders is known here, so that they do not show that an image is another one."""
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"/home/u/{'ab'[i % 2]}/{i}.png", exists=False)
+    report = load(json_set.describe(train="images/train", val="images/train"), "train").report
+    assert report.lines == []
+    assert report.ledger.used_objects == 4
+
+
 @pytest.mark.parametrize("has_repetition", [False, True])
 def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has_repetition):
     json_set = JsonSet(tmp_path)
