@@ -402,9 +402,7 @@ def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has
     for split, numbers in (("train", [8]), ("val", [1, 3, 5, 7])):
         former = {"train": "val", "val": "train"}[split]
         lines = [line.split(f"{OTHER_FOLDER}: ")[1] for line in indexes[split].report.lines if OTHER_FOLDER in line]
-        assert lines == [
-            f"images/{former}/{i}.png is used for images/{split}/{i}.png, by its file name alone" for i in numbers
-        ]
+        assert lines == [f"images/{former}/{i}.png matches images/{split}/{i}.png by file name only" for i in numbers]
         assert any(f"the label file names {len(numbers)} image" in note for note in indexes[split].report.notes)
 
 
