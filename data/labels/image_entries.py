@@ -130,13 +130,18 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
 def _unmatched(without_image: _EntryWithoutImage, places: ImagePlaces, names: ImageNames) -> UnmatchedEntry:
     """Returns an entry without an image, with the reason. ``names``: names of all images."""
-    reason = _reason(without_image, places)
+    file_name = without_image.entry.file_name
+    place = places.closest(file_name, without_image.matches)
+    reason = _reason(without_image, place)
     is_of_no_split = reason is UnmatchedReason.NO_SPLIT
+    text = "" if is_of_no_split else _reason_text(without_image, names)
+    if reason is UnmatchedReason.THIS_SPLIT and not place.has_its_folders and places.has_own_folders(file_name):
+        text += f"; if {os.path.dirname(file_name)} is a folder of another split, name it in the YAML"
     return UnmatchedEntry(
         entry=without_image.entry,
         reason=reason,
         needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
-        text="" if is_of_no_split else _reason_text(without_image, names),
+        text=text,
     )
 
 
@@ -276,12 +281,12 @@ def _match_by_name(
     return entry_of
 
 
-def _reason(without_image: _EntryWithoutImage, places: ImagePlaces) -> UnmatchedReason:
-    """Returns why an entry has no image. An image that may be of several splits is counted in the first of them."""
+def _reason(without_image: _EntryWithoutImage, place: Place) -> UnmatchedReason:
+    """Returns why an entry has no image, which would be in ``place``. An image that may be of several splits is counted
+    in the first of them."""
     if _is_repeated(without_image):
         is_of_this = without_image.image is not None and SplitOrder.THIS in without_image.image.splits
         return UnmatchedReason.REPEATED if is_of_this else UnmatchedReason.OTHER_SPLIT
-    place = places.closest(without_image.entry.file_name, without_image.matches)
     if place.kind is PlaceKind.NO_SPLIT:
         return UnmatchedReason.NO_SPLIT
     if place.kind is PlaceKind.ELSEWHERE:

@@ -51,6 +51,7 @@ class Place(NamedTuple):
 
     kind: PlaceKind
     splits: frozenset[SplitOrder] = frozenset()  # that may have the image
+    has_its_folders: bool = True  # whether a folder of the file name agrees: else the image may be anywhere
 
 
 class Agreement(NamedTuple):
@@ -151,7 +152,7 @@ class ImagePlaces:
         is_better = agreement > self._split_folders.closest(parents)[0]
         if kind is PlaceKind.NO_SPLIT and not is_better and not is_in_split_folder:
             return Place(PlaceKind.ELSEWHERE)
-        return Place(kind, splits)
+        return Place(kind, splits, has_its_folders=agreement != Agreement())
 
     def _folders_of(self, images: Iterable[KnownImage]) -> _FolderTable:
         """Returns the folders directly in which ``images`` are."""

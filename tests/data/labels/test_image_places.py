@@ -22,6 +22,7 @@ from data.labels.rows import RawLabels
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.split_files import ImageFile, OtherImages, SplitPlaces
+from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_image
 
 SPLITS = ("train", "val")
@@ -360,6 +361,9 @@ def test_an_image_gets_no_boxes_from_a_folder_that_the_yaml_does_not_name(tmp_pa
     index = load(data, "train")
     assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
     assert lost(data) == [(6, 24), (0, 0)]
+    folder = style.format(path="images/test", below="test")
+    with refused(f"; if {folder} is a folder of another split, name it in the YAML"):
+        load(data, "train", max_bad=0.1)
 
 
 @pytest.mark.parametrize("style", ["images/train/{}.png", "{}.png"])
