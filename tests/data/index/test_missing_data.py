@@ -137,7 +137,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path, change, split, messa
             ".../set/labels/train/a.txt; .../set/labels /train has 1 .txt file: move them to .../set/labels/train",
         ),
         ("labels/train/1.txt", ".../set/labels/train/a.txt; .../set/labels/train has 1.txt"),
-        ("README.txt classes.txt", ".../set/labels/train/a.txt"),
+        ("README.txt classes.txt package.json", ".../set/labels/train/a.txt"),
     ],
 )
 def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, message):
@@ -146,10 +146,27 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
     (root / "instances.json").unlink()
     for name in re.split(r" (?!/)", there):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("")
+        (root / name).write_text('{"images": [{"id": 1}]}' if "_" in name else "")
     with refused(f"set/d.yaml: 'train' has 5 images and no label file; the first was expected at {message}") as caught:
         load(root, tmp_path / "cache")
     assert there.startswith("README") == str(caught.value).endswith("a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("project-1.json", '[{"rectanglelabels": ["cat"]}]', "Label Studio's JSON"),
+        ("ann/a.jpg.json", '{"objects": [{"classTitle": "cat"}]}', "Supervisely's JSON"),
+    ],
+)
+def test_an_export_that_is_not_read_is_not_taken_for_coco(root, tmp_path, name, content, title):
+    for folder in ("labels", "voc"):
+        shutil.rmtree(root / folder)
+    (root / "instances.json").unlink()
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(content)
+    with refused(f"; .../set/{name}: {title}: export as YOLO or COCO instead"):
+        load(root, tmp_path / "cache")
 
 
 def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path):
