@@ -121,7 +121,7 @@ def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
     yield label.parent
     if root not in image.parents:
         return
-    above = list(dict.fromkeys((image.parent.parent, root)))
+    above = [root] if image.parent == root else list(dict.fromkeys((image.parent.parent, root)))
     yield from above
     for folder in above:
         yield from sorted(folder.glob("[!.]*/"))

@@ -169,6 +169,17 @@ def test_an_export_that_is_not_read_is_not_taken_for_coco(root, tmp_path, name, 
         load(root, tmp_path / "cache")
 
 
+def test_labels_outside_the_data_set_are_not_advised(root, tmp_path):
+    """Images directly in the data set's folder have another folder above it, with other data sets."""
+    (tmp_path / "other.json").write_text('{"images": [{"id": 1}]}')
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    shutil.copy(root / "images/train/a.jpg", folder)
+    (folder / "d.yaml").write_text("train: .\nnames: [cat]\n")
+    with refused("no label file; the first was expected at .../plain/a.txt"):
+        load(folder, tmp_path / "cache")
+
+
 def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path):
     for name in ("a", "b", "sub/c", "d"):
         (root / f"labels/train/{name}.txt").unlink()
