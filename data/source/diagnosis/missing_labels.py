@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
+from data.labels.findings import BAD_LABEL, MISSING_IMAGE, ORPHAN, UNREAD_LABELS, Finding
 from data.labels.formats import LABEL_FORMATS
 from data.labels.label_format import first_bytes
 from data.labels.yolo import label_folders
@@ -63,6 +63,11 @@ def _no_labels_message(listing: Listing, spec: DatasetSpec, split: str) -> str:
         files = counted(len(doubtful), "image")
         message = f"'{split}' has {images} without a label file, and {files} whose labels can't be used"
         return f"{spec.source}: {message}, first {doubtful[0].where}: {doubtful[0].text}"
+    missing = _findings_of(listing, MISSING_IMAGE)
+    if len(missing) > len(listing.images):
+        message = f"'{split}' has {images} without a label file, and {counted(len(missing), 'row')} without an image"
+        advice = "if one row is a path as written, all must be"
+        return f"{spec.source}: {message}, first {missing[0].where}: {missing[0].text}; {advice}"
     expected = path_of(listing.labels[0].name, spec.root)
     message = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at {expected}"
     orphans = _findings_of(listing, ORPHAN)

@@ -169,6 +169,18 @@ def test_an_export_that_is_not_read_is_not_taken_for_coco(root, tmp_path, name, 
         load(root, tmp_path / "cache")
 
 
+def test_rows_without_an_image_come_before_advice_on_labels(root, tmp_path):
+    """One row names a preview as written, so that the other rows are not read like paths of another folder."""
+    shutil.copy(root / "images/train/a.jpg", root)
+    (root / "train.txt").write_text("a.jpg\nb.png\nd.png\n")
+    (root / "d.yaml").write_text("train: train.txt\nnames: [cat, dog, cow]\n")
+    with refused(
+        "set/d.yaml: 'train' has 1 image without a label file, and 2 rows without an image, first train.txt:2: b.png "
+        "not found; if one row is a path as written, all must be"
+    ):
+        load(root, tmp_path / "cache")
+
+
 def test_labels_outside_the_data_set_are_not_advised(root, tmp_path):
     """Images directly in the data set's folder have another folder above it, with other data sets."""
     (tmp_path / "other.json").write_text('{"images": [{"id": 1}]}')
