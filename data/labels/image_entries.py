@@ -84,11 +84,21 @@ class _EntryWithoutImage(NamedTuple):
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first entries whose file name is literally that of an image, then all others by
-    `ImageNames`.
+    """Matches entries with images.
 
-    If file names repeat, an image gets no entry with other folders (`_in_other_folders`). Else it may get one, and is
-    in `MatchedEntries.in_other_folders`: the data set was split anew, or the entry is of a missing image of that name.
+    1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is
+       of this image.
+    2. Any other entry is of the image that it alone matches by `ImageNames`, or best of several entries. If its folders
+       are not the image's (`_in_other_folders`), the data set was split anew, or the entry is of a missing image of the
+       same name. It is not used if file names repeat; else it is in `MatchedEntries.in_other_folders`.
+    3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
+
+    For example, images/train has 0.png, and images/val has 1.png:
+
+    - "images/train/0.png" is literally the name of the first image.
+    - "D:/set/val/1.png" matches the second image by its file name and a folder.
+    - "test/1.png" also matches the second image, but no folder of it, and is lost in its split. Without the entry
+      before, it would be used and reported.
     """
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)

@@ -1,5 +1,12 @@
-"""Finds the place where the image of an entry may be, if no split has it: in a row of a list, in a folder of a split,
-in a missing folder, or among the images of no split.
+"""Finds the place where the image of an entry would be, if no split has it.
+
+The places are rows of lists, the folders of splits, missing folders, and images of no split. The one whose folder
+agrees best with those in the file name is taken. For example, two splits have images/train and images/val, and no split
+has images/old:
+
+- "val/9.png" agrees with images/val: the image is missing from this split.
+- "images/old/9.png" agrees with images/old if this image exists: it is in no split. Else it may be missing from any.
+- "9.png" agrees with no folder: the image may be missing from any split.
 
 The places are the same whichever of the splits that share the label file is read. A loss that may be of several splits
 is counted in the first of them.
@@ -148,10 +155,10 @@ class ImagePlaces:
         ]
         rated = [(*table.closest(parents), kind) for kind, table in tables if not table.is_empty]
         agreement, splits, kind = max(rated, key=itemgetter(0))  # the first of several
-        is_in_split_folder = any(self._is_in_split_folder(self._unassigned.name(number)) for number in unassigned)
-        is_better = agreement > self._split_folders.closest(parents)[0]
-        if kind is PlaceKind.NO_SPLIT and not is_better and not is_in_split_folder:
-            return Place(PlaceKind.ELSEWHERE)
+        if kind is PlaceKind.NO_SPLIT and agreement == self._split_folders.closest(parents)[0]:
+            names = map(self._unassigned.name, unassigned)
+            if not any(self._is_in_split_folder(name) for name in names):
+                return Place(PlaceKind.ELSEWHERE)
         return Place(kind, splits, has_its_folders=agreement != Agreement())
 
     def _folders_of(self, images: Iterable[KnownImage]) -> _FolderTable:

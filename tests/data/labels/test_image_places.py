@@ -16,7 +16,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import OTHER_FOLDER
-from data.labels.image_entries import ImageEntry, match_entries
+from data.labels.image_entries import ImageEntry, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.source.dataset_yaml import load_dataset_spec
@@ -345,6 +345,20 @@ def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_p
         assert lost(data) == [(0, 0), (2, 6)]
         lines = load(data, "val").report.lines
         assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("has_better_entry", [True, False])
+def test_an_entry_is_literally_of_an_image_or_matches_it_by_name_and_folders(has_better_entry):
+    file_names = ["images/train/0.png", "test/1.png", "D:/set/val/1.png"][: 2 + has_better_entry]
+    entries = [ImageEntry(name, i, RawLabels([], [])) for i, name in enumerate(file_names)]
+    images = [ImageFile(f"images/{split}/{i}.png", f"{i}.png", None) for i, split in enumerate(SPLITS)]
+    places = OtherImages(later=SplitPlaces([(images[0],)], ["images/train"]), this=SplitPlaces(folders=["images/val"]))
+    request = LabelRequest(images=images[1:], files=[], root=Path("/"), names=None, others=places)
+    matched = match_entries(entries, request)
+    assert matched.entry_of == {0: entries[-1]}
+    assert [other.entry for other in matched.unmatched] == entries[1:-1]
+    assert [other.reason for other in matched.unmatched] == [UnmatchedReason.THIS_SPLIT] * has_better_entry
+    assert matched.in_other_folders == [0][has_better_entry:]
 
 
 @pytest.mark.parametrize("style", ["{path}", "{below}", "/home/u/{path}"])
