@@ -88,9 +88,9 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
     1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is
        of this image.
-    2. Any other entry is of the image that it alone matches by `ImageNames`, or best of several entries. If its folders
-       are not the image's (`_in_other_folders`), the data set was split anew, or the entry is of a missing image of the
-       same name. It is not used if file names repeat; else it is in `MatchedEntries.in_other_folders`.
+    2. Any other entry that matches a single image (`ImageNames`) is of this image; of several entries, the one whose
+       folders agree best. If they are not the image's at all (`_in_other_folders`), the data set was split anew, or the
+       entry is of a missing image of the same name: it is not used if file names repeat, else it is reported.
     3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
 
     For example, images/train has 0.png, and images/val has 1.png:
