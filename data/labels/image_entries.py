@@ -6,7 +6,7 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from operator import attrgetter
@@ -93,12 +93,12 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
        entry is of a missing image of the same name: it is not used if file names repeat, else it is reported.
     3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
 
-    For example, images/train has 0.png, and images/val has 1.png:
+    For example, images/train has 0.png and 1.png, and images/val has 2.png:
 
     - "images/train/0.png" is literally the name of the first image.
-    - "D:/set/val/1.png" matches the second image by its file name and a folder.
-    - "test/1.png" also matches the second image, but no folder of it, and is lost in its split. Without the entry
-      before, it would be used and reported.
+    - "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
+    - "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the
+      same name here, test is another folder.
     """
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
@@ -111,7 +111,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         if number not in with_literal_name
     }
     places = ImagePlaces(images, request.others, outer_folders)
-    in_other_folders = _in_other_folders(entries, matches_of, images, names, places, is_any_literal=bool(literal))
+    in_other_folders = _in_other_folders(entries, matches_of, images, names, places, literal)
     plausible = matches_of
     if _do_file_names_repeat(entries):
         plausible = {number: matches for number, matches in matches_of.items() if number not in in_other_folders}
@@ -226,21 +226,25 @@ def _in_other_folders(
     images: Sequence[KnownImage],
     names: ImageNames,
     places: ImagePlaces,
-    *,
-    is_any_literal: bool,
+    literal: Iterable[ImageNumber],
 ) -> set[EntryNumber]:
     """Returns the entries that match one image by its file name, but whose folders are not those of the image.
 
-    They are the folders of another split or of a missing one. Folders that the data set does not have may also be those
-    of another machine, unless the folders of other entries are right.
+    They are the folders of another split or missing ones. Folders that the data set does not have may also be those of
+    another machine, or from before a folder was renamed, unless other entries call the image's split as it is called.
+
+    Args:
+        literal: images that an entry names literally.
     """
     image_of = {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
     agreements = {number: names.agreement(entries[number].file_name, image) for number, image in image_of.items()}
-    are_folders_right = is_any_literal or any(agreements.values())
+    agreeing = (image for number, image in image_of.items() if agreements[number] > 0)
+    known_folders = {_split_folder(images[image]) for image in (*literal, *agreeing)}
     in_other_folders = set()
     for number, image in image_of.items():
         file_name = entries[number].file_name
-        if agreements[number] == 0 and are_folders_right and places.has_own_folders(file_name):
+        is_known = _split_folder(images[image]) in known_folders
+        if agreements[number] == 0 and is_known and places.has_own_folders(file_name):
             in_other_folders.add(number)
             continue
         is_in_subfolder = any("/" in file.name_in_split for file in images[image].names)
@@ -248,6 +252,12 @@ def _in_other_folders(
         if not was_moved and _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
             in_other_folders.add(number)
     return in_other_folders
+
+
+def _split_folder(image: KnownImage) -> str:
+    """Returns the folder of the split that has an image; of a list, that of the image."""
+    file = image.names[0]
+    return file.name.removesuffix(file.name_in_split)
 
 
 def _is_of_another_split(place: Place, image: KnownImage) -> bool:

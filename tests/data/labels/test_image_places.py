@@ -16,7 +16,7 @@ from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.findings import OTHER_FOLDER
-from data.labels.image_entries import ImageEntry, UnmatchedReason, match_entries
+from data.labels.image_entries import ImageEntry, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.source.dataset_yaml import load_dataset_spec
@@ -347,18 +347,19 @@ def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_p
         assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
 
 
-@pytest.mark.parametrize("has_better_entry", [True, False])
-def test_an_entry_is_literally_of_an_image_or_matches_it_by_name_and_folders(has_better_entry):
-    file_names = ["images/train/0.png", "test/1.png", "D:/set/val/1.png"][: 2 + has_better_entry]
-    entries = [ImageEntry(name, i, RawLabels([], [])) for i, name in enumerate(file_names)]
-    images = [ImageFile(f"images/{split}/{i}.png", f"{i}.png", None) for i, split in enumerate(SPLITS)]
-    places = OtherImages(later=SplitPlaces([(images[0],)], ["images/train"]), this=SplitPlaces(folders=["images/val"]))
-    request = LabelRequest(images=images[1:], files=[], root=Path("/"), names=None, others=places)
+def test_entries_match_literally_or_by_name_and_folders_or_by_name_only():
+    entries = [
+        ImageEntry(name, i, RawLabels([], []))
+        for i, name in enumerate(["images/train/0.png", "test/1.png", "D:/set/val/2.png"])
+    ]
+    train = [ImageFile(f"images/train/{i}.png", f"{i}.png", None) for i in range(2)]
+    val = SplitPlaces(images=[(ImageFile("images/val/2.png", "2.png", None),)], folders=["images/val"])
+    places = OtherImages(this=SplitPlaces(folders=["images/train"]), later=val)
+    request = LabelRequest(images=train, files=[], root=Path("/"), names=None, others=places)
     matched = match_entries(entries, request)
-    assert matched.entry_of == {0: entries[-1]}
-    assert [other.entry for other in matched.unmatched] == entries[1:-1]
-    assert [other.reason for other in matched.unmatched] == [UnmatchedReason.THIS_SPLIT] * has_better_entry
-    assert matched.in_other_folders == [0][has_better_entry:]
+    assert matched.entry_of == {0: entries[0], 1: entries[1]}
+    assert matched.in_other_folders == [1]
+    assert matched.unmatched == []
 
 
 @pytest.mark.parametrize("style", ["{path}", "{below}", "/home/u/{path}"])
@@ -392,6 +393,18 @@ def test_an_entry_of_an_unknown_folder_is_reported_if_it_labels_an_image(tmp_pat
     (line,) = [line for line in report.lines if OTHER_FOLDER in line]
     assert "images/test/4.png" in line
     assert any("names 1 image in other folders" in note for note in report.notes)
+
+
+def test_a_split_whose_folder_was_renamed_keeps_its_labels(tmp_path):
+    """Only the names of two images are ambiguous, because the other split has them, too."""
+    json_set = JsonSet(tmp_path)
+    for i in range(40):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/train2017/{i}.png", exists=False)
+    for i in (0, 1, *range(100, 110)):
+        json_set.add(f"images/val2017/{i}.png")
+    data = json_set.describe(val="images/val2017")
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [38, 12]
 
 
 def test_entries_of_another_machine_are_not_reported(tmp_path):
