@@ -6,14 +6,14 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, NewType, TypeAlias
 
 from data.labels.image_names import ImageNames, common_folders
-from data.labels.image_places import ImagePlaces, KnownImage, PlaceKind, SplitOrder
+from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile
@@ -62,7 +62,7 @@ class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    in_other_folders: list[int]  # those of these images whose entry names another split's folder, or a missing one
+    in_other_folders: list[int]  # those of these images whose entry is in other folders, see `_in_other_folders`
     unmatched: list[UnmatchedEntry]  # entries of no split's images
     are_of_earlier: bool  # whether an earlier split has images in the file
 
@@ -84,11 +84,21 @@ class _EntryWithoutImage(NamedTuple):
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images: first entries whose file name is literally that of an image, then all others by
-    `ImageNames`.
+    """Matches entries with images.
 
-    If file names repeat, an image gets no entry whose folders are those of another split. Else it may get one, and is
-    in `MatchedEntries.in_other_folders`: the data set was split anew, or the entry is of a missing image of that name.
+    1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is
+       of this image.
+    2. Any other entry that matches a single image (`ImageNames`) is of this image; of several entries, the one whose
+       folders agree best. If they are not the image's at all (`_in_other_folders`), the data set was split anew, or the
+       entry is of a missing image of the same name: it is not used if file names repeat, else it is reported.
+    3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
+
+    For example, images/train has 0.png and 1.png, and images/val has 2.png:
+
+    - "images/train/0.png" is literally the name of the first image.
+    - "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
+    - "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the
+      same name here, test is another folder.
     """
     images = _images_of_splits(request)
     names = ImageNames([file.name for file in image.names] for image in images)
@@ -101,14 +111,10 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         if number not in with_literal_name
     }
     places = ImagePlaces(images, request.others, outer_folders)
-    of_other_places = {
-        number
-        for number, matches in matches_of.items()
-        if _is_of_another_place(entries[number].file_name, matches, images, names, places)
-    }
+    in_other_folders = _in_other_folders(entries, matches_of, images, names, places, literal)
     plausible = matches_of
     if _do_file_names_repeat(entries):
-        plausible = {number: matches for number, matches in matches_of.items() if number not in of_other_places}
+        plausible = {number: matches for number, matches in matches_of.items() if number not in in_other_folders}
     by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
 
@@ -126,7 +132,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     of_this = {i: number for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits}
     return MatchedEntries(
         entry_of={i: entries[number] for i, number in of_this.items()},
-        in_other_folders=sorted(i for i, number in of_this.items() if number in of_other_places),
+        in_other_folders=sorted(i for i, number in of_this.items() if number in in_other_folders),
         unmatched=[_unmatched(without_image, places, names) for without_image in rest],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -134,13 +140,18 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
 def _unmatched(without_image: _EntryWithoutImage, places: ImagePlaces, names: ImageNames) -> UnmatchedEntry:
     """Returns an entry without an image, with the reason. ``names``: names of all images."""
-    reason = _reason(without_image, places)
+    file_name = without_image.entry.file_name
+    place = places.closest(file_name, without_image.matches)
+    reason = _reason(without_image, place)
     is_of_no_split = reason is UnmatchedReason.NO_SPLIT
+    text = "" if is_of_no_split else _reason_text(without_image, names)
+    if reason is UnmatchedReason.THIS_SPLIT and not place.has_its_folders and places.has_own_folders(file_name):
+        text += f"; if {os.path.dirname(file_name)} is a folder of another split, name it in the YAML"
     return UnmatchedEntry(
         entry=without_image.entry,
         reason=reason,
         needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
-        text="" if is_of_no_split else _reason_text(without_image, names),
+        text=text,
     )
 
 
@@ -209,22 +220,51 @@ def _do_file_names_repeat(entries: Sequence[ImageEntry]) -> bool:
     return len(file_names) - num_distinct > max(1, _MAX_REPEATED_SHARE * len(file_names))
 
 
-def _is_of_another_place(
-    file_name: str, matches: Sequence[ImageNumber], images: Sequence[KnownImage], names: ImageNames, places: ImagePlaces
-) -> bool:
-    """Returns whether the folders in a file name are not those of the only image that it matches, but of another split
-    or of a missing folder. If the image's folder within its split agrees, the image may have been moved to this split.
+def _in_other_folders(
+    entries: Sequence[ImageEntry],
+    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
+    images: Sequence[KnownImage],
+    names: ImageNames,
+    places: ImagePlaces,
+    literal: Iterable[ImageNumber],
+) -> set[EntryNumber]:
+    """Returns the entries that match one image by its file name, but whose folders are not those of the image.
+
+    They are the folders of another split or missing ones. Folders that the data set does not have may also be those of
+    another machine, or from before a folder was renamed, unless other entries call the image's split as it is called.
+
+    Args:
+        literal: images that an entry names literally.
     """
-    if len(matches) != 1:
-        return False
-    image = images[matches[0]]
-    place = places.closest(file_name, tuple(matches))
+    image_of = {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
+    agreements = {number: names.agreement(entries[number].file_name, image) for number, image in image_of.items()}
+    agreeing = (image for number, image in image_of.items() if agreements[number] > 0)
+    known_folders = {_split_folder(images[image]) for image in (*literal, *agreeing)}
+    in_other_folders = set()
+    for number, image in image_of.items():
+        file_name = entries[number].file_name
+        is_known = _split_folder(images[image]) in known_folders
+        if agreements[number] == 0 and is_known and places.has_own_folders(file_name):
+            in_other_folders.add(number)
+            continue
+        is_in_subfolder = any("/" in file.name_in_split for file in images[image].names)
+        was_moved = is_in_subfolder and agreements[number] > 0  # with its folder within the split
+        if not was_moved and _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
+            in_other_folders.add(number)
+    return in_other_folders
+
+
+def _split_folder(image: KnownImage) -> str:
+    """Returns the folder of the split that has an image; of a list, that of the image."""
+    file = image.names[0]
+    return file.name.removesuffix(file.name_in_split)
+
+
+def _is_of_another_split(place: Place, image: KnownImage) -> bool:
+    """Returns whether ``place`` is that of another split than those of ``image``, or a missing folder."""
     if place.kind is PlaceKind.SPLITS:
-        is_of_another = image.splits.isdisjoint(place.splits)
-    else:
-        is_of_another = place.kind is PlaceKind.ELSEWHERE
-    is_in_subfolder = any("/" in file.name_in_split for file in image.names)
-    return is_of_another and not (is_in_subfolder and names.agreement(file_name, matches[0]))
+        return image.splits.isdisjoint(place.splits)
+    return place.kind is PlaceKind.ELSEWHERE
 
 
 def _match_by_name(
@@ -261,12 +301,12 @@ def _match_by_name(
     return entry_of
 
 
-def _reason(without_image: _EntryWithoutImage, places: ImagePlaces) -> UnmatchedReason:
-    """Returns why an entry has no image. An image that may be of several splits is counted in the first of them."""
+def _reason(without_image: _EntryWithoutImage, place: Place) -> UnmatchedReason:
+    """Returns why an entry has no image, which would be in ``place``. An image that may be of several splits is counted
+    in the first of them."""
     if _is_repeated(without_image):
         is_of_this = without_image.image is not None and SplitOrder.THIS in without_image.image.splits
         return UnmatchedReason.REPEATED if is_of_this else UnmatchedReason.OTHER_SPLIT
-    place = places.closest(without_image.entry.file_name, without_image.matches)
     if place.kind is PlaceKind.NO_SPLIT:
         return UnmatchedReason.NO_SPLIT
     if place.kind is PlaceKind.ELSEWHERE:

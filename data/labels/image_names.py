@@ -37,6 +37,11 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
+def num_folders(name: str) -> int:
+    """Counts the folders of ``name`` in its literal reading."""
+    return max(len(_parts(name)) - 1, 0)
+
+
 def common_folders(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the first folders that all ``names`` have in common, in their literal reading."""
     folders = {_parts(name)[:-1] for name in names}

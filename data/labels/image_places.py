@@ -1,5 +1,12 @@
-"""Finds the place where the image of an entry may be, if no split has it: in a row of a list, in a folder of a split,
-in a missing folder, or among the images of no split.
+"""Finds the place where the image of an entry would be, if no split has it.
+
+The places are rows of lists, the folders of splits, missing folders, and images of no split. The one whose folder
+agrees best with those in the file name is taken. For example, two splits have images/train and images/val, and no split
+has images/old:
+
+- "val/9.png" agrees with images/val: the image is missing from this split.
+- "images/old/9.png" agrees with images/old if this image exists: it is in no split. Else it may be missing from any.
+- "9.png" agrees with no folder: the image may be missing from any split.
 
 The places are the same whichever of the splits that share the label file is read. A loss that may be of several splits
 is counted in the first of them.
@@ -13,7 +20,7 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from data.labels.image_names import ImageNames, loose, readings_of
+from data.labels.image_names import ImageNames, loose, num_folders, readings_of
 from data.split_files import NamesOfImage, OtherImages
 
 Parts = tuple[str, ...]  # of a path, loose
@@ -51,6 +58,7 @@ class Place(NamedTuple):
 
     kind: PlaceKind
     splits: frozenset[SplitOrder] = frozenset()  # that may have the image
+    has_its_folders: bool = True  # whether a folder of the file name agrees: else the image may be anywhere
 
 
 class Agreement(NamedTuple):
@@ -116,6 +124,10 @@ class ImagePlaces:
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]
 
+    def has_own_folders(self, file_name: str) -> bool:
+        """Returns whether ``file_name`` has folders besides those that all file names have in common."""
+        return num_folders(file_name) > len(self._outer_folders)
+
     def _parents_in(self, file_name: str) -> Parents:
         """Returns the folders in each reading of a file name. Most names share them."""
         folder, _, base_name = file_name.rpartition("/")
@@ -143,11 +155,11 @@ class ImagePlaces:
         ]
         rated = [(*table.closest(parents), kind) for kind, table in tables if not table.is_empty]
         agreement, splits, kind = max(rated, key=itemgetter(0))  # the first of several
-        is_in_split_folder = any(self._is_in_split_folder(self._unassigned.name(number)) for number in unassigned)
-        is_better = agreement > self._split_folders.closest(parents)[0]
-        if kind is PlaceKind.NO_SPLIT and not is_better and not is_in_split_folder:
-            return Place(PlaceKind.ELSEWHERE)
-        return Place(kind, splits)
+        if kind is PlaceKind.NO_SPLIT and agreement == self._split_folders.closest(parents)[0]:
+            names = map(self._unassigned.name, unassigned)
+            if not any(self._is_in_split_folder(name) for name in names):
+                return Place(PlaceKind.ELSEWHERE)
+        return Place(kind, splits, has_its_folders=agreement != Agreement())
 
     def _folders_of(self, images: Iterable[KnownImage]) -> _FolderTable:
         """Returns the folders directly in which ``images`` are."""

@@ -134,13 +134,13 @@ class LabelsPerSplit:
         ]
 
     def _images_with_other_folders(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
-        """Returns findings about entries that only the file name matches with their image. If the data set was not
-        split anew, they may be of images of the same name that are missing elsewhere."""
+        """Returns findings about entries that match their image by file name only. If the data set was not split anew,
+        they may be of missing images of the same name."""
         return [
             Finding(
                 where=f"{self._name}: image {matched.entry_of[i].image_id}",
                 kind=OTHER_FOLDER,
-                text=f"{matched.entry_of[i].file_name} is used for {images[i].name}, by its file name alone",
+                text=f"{matched.entry_of[i].file_name} matches {images[i].name} by file name only",
             )
             for i in matched.in_other_folders
         ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data.labels.findings import BAD_LABEL, ORPHAN, UNREAD_LABELS, Finding
+from data.labels.findings import BAD_LABEL, MISSING_IMAGE, ORPHAN, UNREAD_LABELS, Finding
 from data.labels.formats import LABEL_FORMATS
+from data.labels.label_format import first_bytes
 from data.labels.yolo import label_folders
 from data.source.dataset_spec import DatasetSpec
+from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.listing.listing import Listing
 from data.source.missing_data import nearby_paths_hint
 from data.source.walk import walk
@@ -20,6 +22,7 @@ from utils.files.paths import path_of, relative_name
 from utils.strings import counted
 
 _MAX_FOLDERS = 1000  # folders searched for label files if there are none in the expected ones
+_MAX_OPENED_FILES = 100  # files of one kind that are opened per folder to recognize their content
 
 
 class _Advice(NamedTuple):
@@ -28,14 +31,20 @@ class _Advice(NamedTuple):
     suffix: str
     is_per_image: bool  # whether each image has such a file, with the image's stem
     remedy: str  # see `LabelFiles.advice`
+    is_labels: Callable[[bytes], bool] | None = None  # see `LabelFiles`; None if any such file is meant
 
 
-_FORMAT_ADVICE = tuple(_Advice(f.files.suffix, f.per_image is not None, f.files.advice) for f in LABEL_FORMATS)
+_LABELS_PER_IMAGE = tuple(
+    _Advice(form.files.suffix, True, form.files.advice) for form in LABEL_FORMATS if form.per_image is not None
+)
 # Files named like images come first: one JSON per image is not COCO JSON.
-_ADVICE = (
-    *(advice for advice in _FORMAT_ADVICE if advice.is_per_image),
+_OTHER_FILES = (
     _Advice(".json", True, "one JSON per image is not supported; convert them to YOLO txt or to one COCO JSON"),
-    *(advice for advice in _FORMAT_ADVICE if not advice.is_per_image),
+    *(
+        _Advice(form.files.suffix, False, form.files.advice, form.files.is_labels)
+        for form in LABEL_FORMATS
+        if form.per_image is None
+    ),
     _Advice(".csv", False, "CSV is not supported; export the data set as YOLO txt, COCO JSON or Pascal VOC"),
 )
 
@@ -54,6 +63,11 @@ def _no_labels_message(listing: Listing, spec: DatasetSpec, split: str) -> str:
         files = counted(len(doubtful), "image")
         message = f"'{split}' has {images} without a label file, and {files} whose labels can't be used"
         return f"{spec.source}: {message}, first {doubtful[0].where}: {doubtful[0].text}"
+    missing = _findings_of(listing, MISSING_IMAGE)
+    if len(missing) > len(listing.images):
+        message = f"'{split}' has {images} without a label file, and {counted(len(missing), 'row')} without an image"
+        advice = "if one row is a path as written, all must be"
+        return f"{spec.source}: {message}, first {missing[0].where}: {missing[0].text}; {advice}"
     expected = path_of(listing.labels[0].name, spec.root)
     message = f"{spec.source}: '{split}' has {images} and no label file; the first was expected at {expected}"
     orphans = _findings_of(listing, ORPHAN)
@@ -80,21 +94,29 @@ def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str
     image = Path(path_of(listing.images[0].name, spec.root))
     label = Path(path_of(listing.labels[0].name, spec.root))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
-    for folder in _searched_folders(image, label, spec.root):
-        files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
-        for advice in _ADVICE:
+
+    def advise(files: list[Path], kinds: Iterable[_Advice]) -> str:
+        for advice in kinds:
             matches = _matches(files, advice, stems)
             if not matches:
                 continue
             source = str(matches[0])
             entry = matches[0]
             if advice.is_per_image:
-                source = f"{folder} has {counted(len(matches), f'{advice.suffix} file')}"
-                entry = folder
+                entry = matches[0].parent
+                source = f"{entry} has {counted(len(matches), f'{advice.suffix} file')}"
             remedy = advice.remedy.format(
                 move=_how_to_move(matches[0], image, spec.root), entry=f"{{{split}: {relative_name(entry, spec.root)}}}"
             )
             return f"{source}: {remedy}"
+        return ""
+
+    for folder in _searched_folders(image, label, spec.root):
+        files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
+        exports = [path for path in files if path.suffix.lower() in EXPORT_SUFFIXES][:_MAX_OPENED_FILES]
+        hint = advise(files, _LABELS_PER_IMAGE) or first_unread_export(exports) or advise(files, _OTHER_FILES)
+        if hint:
+            return hint
     return ""
 
 
@@ -104,7 +126,7 @@ def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
     yield label.parent
     if root not in image.parents:
         return
-    above = list(dict.fromkeys((image.parent.parent, root)))
+    above = [root] if image.parent == root else list(dict.fromkeys((image.parent.parent, root)))
     yield from above
     for folder in above:
         yield from sorted(folder.glob("[!.]*/"))
@@ -117,6 +139,9 @@ def _matches(files: list[Path], advice: _Advice, stems: Collection[str]) -> list
     matches = [path for path in files if path.suffix.lower() == advice.suffix]
     if advice.is_per_image:
         matches = [path for path in matches if path.stem in stems]
+    is_labels = advice.is_labels
+    if is_labels is not None:
+        matches = [path for path in matches[:_MAX_OPENED_FILES] if is_labels(first_bytes(path))]
     return matches
 
 

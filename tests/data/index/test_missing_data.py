@@ -137,7 +137,7 @@ def test_missing_and_empty_data_is_one_line(root, tmp_path, change, split, messa
             ".../set/labels/train/a.txt; .../set/labels /train has 1 .txt file: move them to .../set/labels/train",
         ),
         ("labels/train/1.txt", ".../set/labels/train/a.txt; .../set/labels/train has 1.txt"),
-        ("README.txt classes.txt", ".../set/labels/train/a.txt"),
+        ("README.txt classes.txt package.json", ".../set/labels/train/a.txt"),
     ],
 )
 def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, message):
@@ -146,10 +146,50 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
     (root / "instances.json").unlink()
     for name in re.split(r" (?!/)", there):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("")
+        (root / name).write_text('{"images": [{"id": 1}]}' if "_" in name else "")
     with refused(f"set/d.yaml: 'train' has 5 images and no label file; the first was expected at {message}") as caught:
         load(root, tmp_path / "cache")
     assert there.startswith("README") == str(caught.value).endswith("a.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "title"),
+    [
+        ("project-1.json", '[{"rectanglelabels": ["cat"]}]', "Label Studio's JSON"),
+        ("ann/a.jpg.json", '{"objects": [{"classTitle": "cat"}]}', "Supervisely's JSON"),
+    ],
+)
+def test_an_export_that_is_not_read_is_not_taken_for_coco(root, tmp_path, name, content, title):
+    for folder in ("labels", "voc"):
+        shutil.rmtree(root / folder)
+    (root / "instances.json").unlink()
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text(content)
+    with refused(f"; .../set/{name}: {title}: export as YOLO or COCO instead"):
+        load(root, tmp_path / "cache")
+
+
+def test_rows_without_an_image_come_before_advice_on_labels(root, tmp_path):
+    """One row names a preview as written, so that the other rows are not read like paths of another folder."""
+    shutil.copy(root / "images/train/a.jpg", root)
+    (root / "train.txt").write_text("a.jpg\nb.png\nd.png\n")
+    (root / "d.yaml").write_text("train: train.txt\nnames: [cat, dog, cow]\n")
+    with refused(
+        "set/d.yaml: 'train' has 1 image without a label file, and 2 rows without an image, first train.txt:2: b.png "
+        "not found; if one row is a path as written, all must be"
+    ):
+        load(root, tmp_path / "cache")
+
+
+def test_labels_outside_the_data_set_are_not_advised(root, tmp_path):
+    """Images directly in the data set's folder have another folder above it, with other data sets."""
+    (tmp_path / "other.json").write_text('{"images": [{"id": 1}]}')
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    shutil.copy(root / "images/train/a.jpg", folder)
+    (folder / "d.yaml").write_text("train: .\nnames: [cat]\n")
+    with refused("no label file; the first was expected at .../plain/a.txt"):
+        load(folder, tmp_path / "cache")
 
 
 def test_a_split_whose_only_label_files_are_doubtful_names_these(root, tmp_path):

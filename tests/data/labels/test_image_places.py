@@ -22,6 +22,7 @@ from data.labels.rows import RawLabels
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.split_files import ImageFile, OtherImages, SplitPlaces
+from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_image
 
 SPLITS = ("train", "val")
@@ -346,6 +347,77 @@ def test_an_image_without_entry_gets_no_boxes_of_an_image_of_another_split(tmp_p
         assert sum("images; images/train/" in line and "is in another folder" in line for line in lines) == 2
 
 
+def test_entries_match_literally_or_by_name_and_folders_or_by_name_only():
+    entries = [
+        ImageEntry(name, i, RawLabels([], []))
+        for i, name in enumerate(["images/train/0.png", "test/1.png", "D:/set/val/2.png"])
+    ]
+    train = [ImageFile(f"images/train/{i}.png", f"{i}.png", None) for i in range(2)]
+    val = SplitPlaces(images=[(ImageFile("images/val/2.png", "2.png", None),)], folders=["images/val"])
+    places = OtherImages(this=SplitPlaces(folders=["images/train"]), later=val)
+    request = LabelRequest(images=train, files=[], root=Path("/"), names=None, others=places)
+    matched = match_entries(entries, request)
+    assert matched.entry_of == {0: entries[0], 1: entries[1]}
+    assert matched.in_other_folders == [1]
+    assert matched.unmatched == []
+
+
+@pytest.mark.parametrize("style", ["{path}", "{below}", "/home/u/{path}"])
+def test_an_image_gets_no_boxes_from_a_folder_that_the_yaml_does_not_name(tmp_path, style):
+    """All splits are numbered from 0. The images of test/ are not here, and two of train/ have no entry yet."""
+    json_set = JsonSet(tmp_path)
+    for i in range(6):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/val/1{i}.png", style=style)
+        json_set.add(f"images/test/{i}.png", 4, exists=False, style=style)
+        if i < 4:
+            json_set.add(f"images/train/{i}.png", style=style)
+    data = json_set.describe()
+    index = load(data, "train")
+    assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
+    assert lost(data) == [(6, 24), (0, 0)]
+    folder = style.format(path="images/test", below="test")
+    with refused(f"; if {folder} is a folder of another split, name it in the YAML"):
+        load(data, "train", max_bad=0.1)
+
+
+@pytest.mark.parametrize("style", ["images/train/{}.png", "{}.png"])
+def test_an_entry_of_an_unknown_folder_is_reported_if_it_labels_an_image(tmp_path, style):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.add(style.format(i), exists=False)
+        json_set.write_image(f"images/train/{i}.png")
+    json_set.add("images/test/4.png", 5, exists=False)
+    json_set.write_image("images/train/4.png")
+    report = load(json_set.describe(train="images/train", val="images/train"), "train").report
+    (line,) = [line for line in report.lines if OTHER_FOLDER in line]
+    assert "images/test/4.png" in line
+    assert any("names 1 image in other folders" in note for note in report.notes)
+
+
+def test_a_split_whose_folder_was_renamed_keeps_its_labels(tmp_path):
+    """Only the names of two images are ambiguous, because the other split has them, too."""
+    json_set = JsonSet(tmp_path)
+    for i in range(40):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/train2017/{i}.png", exists=False)
+    for i in (0, 1, *range(100, 110)):
+        json_set.add(f"images/val2017/{i}.png")
+    data = json_set.describe(val="images/val2017")
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [38, 12]
+
+
+def test_entries_of_another_machine_are_not_reported(tmp_path):
+    """None of the folders is known here, so that they do not show that an image is another one."""
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"/home/u/{'ab'[i % 2]}/{i}.png", exists=False)
+    report = load(json_set.describe(train="images/train", val="images/train"), "train").report
+    assert report.lines == []
+    assert report.ledger.used_objects == 4
+
+
 @pytest.mark.parametrize("has_repetition", [False, True])
 def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has_repetition):
     json_set = JsonSet(tmp_path)
@@ -361,9 +433,7 @@ def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has
     for split, numbers in (("train", [8]), ("val", [1, 3, 5, 7])):
         former = {"train": "val", "val": "train"}[split]
         lines = [line.split(f"{OTHER_FOLDER}: ")[1] for line in indexes[split].report.lines if OTHER_FOLDER in line]
-        assert lines == [
-            f"images/{former}/{i}.png is used for images/{split}/{i}.png, by its file name alone" for i in numbers
-        ]
+        assert lines == [f"images/{former}/{i}.png matches images/{split}/{i}.png by file name only" for i in numbers]
         assert any(f"the label file names {len(numbers)} image" in note for note in indexes[split].report.notes)
 
 
