@@ -116,10 +116,22 @@ def test_only_exact_names_are_arguments(name):
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
 def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
     assert "--imgsz" in flag_actions(cls)
-    for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
-        assert "settings are flags here, such as --imgsz 640" in flag_error(cls, arguments)
-    message = "unrecognized arguments: batch_size=8 x=1 (settings are flags here, such as --batch-size 8)"
-    assert message in flag_error(cls, ["--imgsz", "640", "--offline", "batch_size=8", "x=1"])
+    for arguments in (["detect", "train", "data=d.yaml"], ["epocs=3"], ["train", "--epochs", "3"], ["imgsz="]):
+        message = flag_error(cls, arguments)
+        assert message == f"error: {arguments[0]}: settings are flags here; see docs/migration.md\n"
+    hint = "settings are flags here; write --imgsz 320"
+    assert flag_error(cls, ["imgsz=320", "x=1"]) == f"error: imgsz=320: {hint}\n"
+    assert f"unrecognized arguments: imgsz=320 x=1 ({hint})" in flag_error(cls, ["--offline", "imgsz=320", "x=1"])
+
+
+def test_only_flags_that_exist_are_suggested_for_arguments():
+    """``lr0=0.1`` was to be written as ``--lr0 0.1``, and ``cos_lr=True`` as ``--cos-lr True``."""
+    for argument in ("lr0=0.1", "foo=3", "cos_lr=True", "imgsz="):
+        message = flag_error(TrainConfig, ["--offline", argument])
+        assert f"{argument} (settings are flags here; see docs/migration.md)" in message
+    assert "(settings are flags here; write --data 'a b.yaml')" in flag_error(
+        TrainConfig, ["--offline", "data=a b.yaml"]
+    )
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
