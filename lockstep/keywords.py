@@ -69,7 +69,8 @@ def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> boo
     """Returns whether a keyword of Ultralytics describes what happens anyway: ``resume=False``, and ``pretrained``, if
     it says whether the ``keywords`` name ``weights``."""
     if name == "pretrained":
-        return value is bool(plain_value("weights", keywords.get("weights")))
+        names_weights = bool(plain_value("weights", keywords.get("weights")))
+        return value is names_weights
     return name == "resume" and value is False
 
 
