@@ -22,7 +22,7 @@ from lockstep.run import Run
 from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
 from utils.config.tool_settings import CheckConfig
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
 from utils.program_folders import cache_folder
 from utils.schema import Bounds
@@ -171,14 +171,16 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
-    file = str(_data_file(data, cache_folder() / "check", ""))
+    file = str(_data_file(data, "", cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder"))
     words = [*flags_of_keywords("check", settings), "--", file]  # the name may begin with "-"
     return dict(call_command("check", words, required_key="issues"))
 
 
-def _data_file(data: Data, project: Any, default_project: str) -> str | Path:
+def _data_file(
+    data: Data, project: Any, default_project: str | Path, *, remedy: str = "choose another project"
+) -> str | Path:
     """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project`` (None or empty:
-    ``default_project``)."""
+    ``default_project``). Raises UserError, with ``remedy``, if the file cannot be written."""
     if not isinstance(data, Mapping):
         return checked_value("data", data, str)
     import yaml
@@ -189,9 +191,12 @@ def _data_file(data: Data, project: Any, default_project: str) -> str | Path:
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     folder = Path(checked_value("project", project, str | None) or default_project)
     file = folder / f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml"
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as stream:  # runs that start at the same time write the same file
-        stream.write(text.encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as stream:  # runs that start at the same time write the same file
+            stream.write(text.encode())
+    except OSError as error:
+        raise UserError(f"{file}: the content of data cannot be written ({os_reason(error)}); {remedy}") from None
     return file
 
 

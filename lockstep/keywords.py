@@ -19,7 +19,7 @@ import yaml
 
 from utils.config.flags import flag_name, words_of_flag
 from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_for_refusal
+from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_without_effect
 from utils.config.plain_values import plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
@@ -69,7 +69,8 @@ def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> boo
     """Returns whether a keyword of Ultralytics describes what happens anyway: ``resume=False``, and ``pretrained``, if
     it says whether the ``keywords`` name ``weights``."""
     if name == "pretrained":
-        return value is bool(plain_value("weights", keywords.get("weights")))
+        names_weights = bool(plain_value("weights", keywords.get("weights")))
+        return value is names_weights
     return name == "resume" and value is False
 
 
@@ -117,7 +118,13 @@ def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bo
             raise UserError(f"{name}={values!r}: must contain only text and numbers")
         if name == "freeze" and len(values) == 1:
             (layer,) = values
-            print(f"freeze={values!r}: layer {layer} alone; freeze={layer} freezes the layers before it", flush=True)
+            if isinstance(layer, int) and layer > 0:
+                last = layer - 1
+                print(
+                    f"freeze={values!r} freezes layer {layer} only; freeze={layer} would freeze "
+                    f"{f'layers 0 to {last}' if last else 'layer 0'}",
+                    flush=True,
+                )
             return _flags_of_ultralytics_keyword(command, name, values)
         return words_of_flag(name, values) if values else []
     if name not in _LISTS_IN_ULTRALYTICS:
@@ -137,7 +144,7 @@ def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[s
         if reason and value is None:
             return []
         raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
-    reason_for_none = reason_for_refusal(command, flag_name(name))
+    reason_for_none = reason_without_effect(command, name)
     if not flags and reason_for_none and value is not None:
         print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
     return flags

@@ -101,7 +101,8 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def tmp_path(_folders: Iterator[Path], request: pytest.FixtureRequest) -> Iterator[Path]:
-    """An empty folder, which is removed unless the test fails: those of a session hold a hundred thousand files.
+    """An empty folder, which is removed unless the test or its set-up fails: those of a session hold a hundred thousand
+    files.
 
     pytest's own takes milliseconds, as it looks through those of all tests before.
     """

@@ -266,9 +266,14 @@ def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
         return
     if bounds.low is not None and not value >= bounds.low:  # also NaN
         alternative = "" if bounds.sentinel is None else f" or {bounds.sentinel}"
-        raise UserError(f"{location}: must be at least {bounds.low}{alternative}, got {value!r}")
+        raise UserError(f"{location}: must be at least {bounds.low}{alternative}, got {_number(value)}")
     if bounds.high is not None and not value <= bounds.high:
-        raise UserError(f"{location}: must be at most {bounds.high}, got {value!r}")
+        raise UserError(f"{location}: must be at most {bounds.high}, got {_number(value)}")
+
+
+def _number(value: float) -> str:
+    """Returns a number as users write it: 25 for 25.0, to which a whole number for a float has been converted."""
+    return repr(value).removesuffix(".0")
 
 
 def _shown(value: Any) -> str:

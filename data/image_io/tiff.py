@@ -51,6 +51,7 @@ _UNSIGNED = 1  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
 _UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
 _ALPHA = {1, _UNASSOCIATED_ALPHA}
+_MAX_PIXELS_OF_OPENCV = 1 << 30  # in any kind of file
 
 
 class _Photometric(IntEnum):
@@ -162,7 +163,8 @@ def _with_first_value(tiff: bytes, field: TiffField, value: int) -> bytes:
 def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
     """Returns the channels of a TIFF, uint8 or uint16, (H, W) or (H, W, c), not upright; a palette is expanded.
 
-    For 8-bit RGB only the first page is read; otherwise see `_channel_pages`. Raises UserError.
+    For 8-bit RGB only the first page is read; otherwise see `_channel_pages`. Raises UserError, or MemoryError, which
+    says nothing about the file.
     """
     _require_packages(data, path)
     import tifffile
@@ -177,7 +179,9 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
     except _UnsupportedMeaning as error:
         raise UserError(f"{path}: TIFF of kind {error} is not supported; save it as RGB or PNG") from None
     except struct.error:
-        raise UserError(f"{path}: cannot be decoded (it is truncated in the header)") from None
+        raise UserError(f"{path}: cannot be decoded (the header is truncated)") from None
+    except MemoryError:  # the image may be fine
+        raise
     except Exception as error:  # the codecs raise errors of their own
         raise UserError(f"{path}: cannot be decoded ({first_line(error)})") from None
     if len(images) == 1:
@@ -218,13 +222,14 @@ def _channel_pages(file: TiffFile) -> list[TiffPage]:
 
 
 def _check_page(page: TiffPage) -> None:
-    """Raises ValueError for a page without pixels, for one with fewer strips or tiles than its size takes (tifffile
-    would fill the others with zeros, gigabytes of them if the size is damaged), and for contradictory channels."""
+    """Raises ValueError for a page without pixels, for contradictory channels, and for fewer strips or tiles than the
+    page's size takes: tifffile would fill the others with zeros, gigabytes of them if the size is damaged. Strips or
+    tiles of 0 bytes are zeros, as GDAL's sparse files mean."""
     if page.ndim not in (2, 3) or page.size == 0:
         raise ValueError(f"its pixels have the shape {page.shape}")
     num_chunks = math.prod(page.chunked)
     if len(page.dataoffsets) < num_chunks:
-        raise ValueError(f"it has {len(page.dataoffsets):,} of the {num_chunks:,} strips or tiles of its size")
+        raise ValueError(f"its size needs {num_chunks:,} strips or tiles, the file lists {len(page.dataoffsets):,}")
     bits = page.tags.get(_BITS_PER_SAMPLE)
     channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):
@@ -244,7 +249,7 @@ def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
     from tifffile import COMPRESSION, PHOTOMETRIC
 
     _check_page(page)
-    values = page.asarray()
+    values = _decoded(page)
     if page.axes == "SYX":
         values = np.moveaxis(values, 0, -1)
     if page.samplesperpixel == 2 and pixels.channels in (1, 3) and set(page.extrasamples) & _ALPHA:
@@ -262,6 +267,18 @@ def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
     if is_inverted:
         values = ((1 << bits) - 1) - values
     return _fill_bits(values, bits, pixels)
+
+
+def _decoded(page: TiffPage) -> np.ndarray:
+    """Returns the samples of a page. Raises ValueError if they need more memory than there is and are so many that the
+    size is probably damaged, MemoryError if they are fewer, and the errors of tifffile."""
+    try:
+        return page.asarray()
+    except MemoryError:
+        if page.imagelength * page.imagewidth < _MAX_PIXELS_OF_OPENCV:
+            raise
+        size = f"{page.imagewidth:,}x{page.imagelength:,}"
+        raise ValueError(f"not enough memory for its {size} pixels, if that is its size") from None
 
 
 def _expand_palette(indices: np.ndarray, palette: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from models.detector import build_on_meta
 from models.spec import load_spec
 from tests.helpers import settings_page
-from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links
+from tests.helpers.documents import ROOT, Block, anchors, blocks, documents, links, tables
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model, write_weights
 from tools.search.ranges import read_space
@@ -48,6 +48,14 @@ def test_links_lead_somewhere(page: str):
     for path, anchor in links(page):
         assert (ROOT / path).exists(), f"{page}: {path}"
         assert not anchor or anchor in anchors(path), f"{page}: {path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_line_below_a_tables_header_has_as_many_cells(page: str):
+    """Otherwise GitHub shows no table."""
+    for header, delimiter, *_ in tables(page):
+        assert set(delimiter) <= set("|:- "), f"{page}: {header}"
+        assert len(re.findall(r"(?<!\\)\|", header)) == delimiter.count("|"), f"{page}: {header}"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -471,6 +471,17 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
     assert content == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
 
 
+def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
+    """It was a FileExistsError or NotADirectoryError."""
+    (tmp_path / "file").touch()
+    for project in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with refused(f"{project}/data-....yaml: the content of data cannot be written (...); choose another project"):
+            lockstep.train({"train": "a"}, project=project)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with refused("the content of data cannot be written (not a directory); set XDG_CACHE_HOME to another folder"):
+        lockstep.check({"train": "a"})
+
+
 def test_a_validation_may_have_several_processes(command, capsys):
     """The keyword was refused in favor of one that only training has."""
     command("print(sys.argv[2:]); write_result(folder='a')")

@@ -169,8 +169,27 @@ def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
 
 def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
-    flags_of_keywords("train", {"freeze": [3]})
-    assert capsys.readouterr().out == "freeze=[3]: layer 3 alone; freeze=3 freezes the layers before it\n"
+    for value in ([3], [1], [0], ["backbone"]):
+        flags_of_keywords("train", {"freeze": value})
+    assert capsys.readouterr().out.splitlines() == [
+        "freeze=[3] freezes layer 3 only; freeze=3 would freeze layers 0 to 2",
+        "freeze=[1] freezes layer 1 only; freeze=1 would freeze layer 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "reason"),
+    [
+        ("export", {"fraction": 1.0, "keras": False, "optimize": False}, ""),
+        ("export", {"device": "cpu"}, "device='cpu': without effect (models are exported on the CPU)\n"),
+        ("train", {"rle": 1.0}, "rle=1.0: without effect (belongs to another task or command)\n"),
+        ("train", {"bgr": 0.0}, ""),
+    ],
+)
+def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):
+    """It was that of the refusal of other values: "use --calibration-images ..."."""
+    assert flags_of_keywords(command, argument) == []
+    assert capsys.readouterr().out == reason
 
 
 def test_negative_numbers_in_lists_are_numbers():
@@ -226,7 +245,7 @@ HABITS = {  # what scripts for Ultralytics write although it is the default ther
     "detect": "task=detect mode=predict amp=False half=False save=True show=False stream=False augment=False batch=1 "
     "visualize=False retina_masks=False show_labels=True show_boxes=True verbose=True save_txt=False vid_stride=1",
     "export": "task=detect mode=export tracker=botsort.yaml max_det=300 fraction=1.0 simplify=True keras=False "
-    "half=False optimize=False int8=False verbose=True batch=1 workspace=None nms=False",
+    "half=False optimize=False int8=False verbose=True batch=1 workspace=None nms=False device=cpu",
 }
 HABITS["kfold"] = HABITS["search"] = "task=detect mode=train tracker=botsort.yaml amp=True iou=0.7 dnn=False"
 

@@ -295,7 +295,7 @@ def test_classes_that_differ_from_the_models_are_refused(tiny, tmp_path):
             "data.yaml: has no 'test' split, only val; add 'test: <folder>' (.../best.pt stores the path of "
             "this data set; --data names another)",
         ),
-        (["--conf", "2"], "--conf-thres: must be at most 1, got 2.0"),
+        (["--conf", "2"], "--conf-thres: must be at most 1, got 2"),
         (
             ["--weights", "a.onnx", "--tta"],
             "a.onnx: --tta: only checkpoints are evaluated with several views; leave it out",

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
 from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, number, parse_flag, parse_size
 from utils.errors import UserError
@@ -89,7 +91,7 @@ class _Objects:
     def _open_images_entry(self, cells: Mapping[str, str], box: AnnotatedBox, location: str) -> Entry:
         """Returns the entry of a row of Open Images: ``box`` has a class id, and fractions of the image's size."""
         image = self._annotations.source_images.find(cells["image"], location, self._file)
-        size = self._size_of(image)
+        size = self._size_of(image, location)
         width, height = size
         box = box._replace(
             name=self._class_names.get(box.name, box.name),
@@ -113,11 +115,27 @@ class _Objects:
                 f"{self._file}: no corner is above 1; fractions of the image's size are read with a column ImageID"
             )
 
-    def _size_of(self, image: Path) -> tuple[int, int]:
-        """Returns width and height of an image file."""
+    def _size_of(self, image: Path, location: str) -> tuple[int, int]:
+        """Returns width and height of an image file; of a damaged one, which training leaves out, those in its header.
+        Raises UserError, which begins with ``location``, if the header is damaged, too."""
         if image not in self._sizes:
-            self._sizes[image] = image_size(image)
+            try:
+                self._sizes[image] = image_size(image)
+            except UserError as error:
+                size = _size_in_header(image)
+                if size is None:
+                    raise UserError(f"{location}: {error}") from None
+                self._sizes[image] = size
         return self._sizes[image]
+
+
+def _size_in_header(image: Path) -> tuple[int, int] | None:
+    """Returns width and height in the header of an image file, or None if there are none."""
+    try:
+        with Image.open(image) as opened:
+            return opened.size
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # Pillow's errors for damaged files
+        return None
 
 
 def _known_columns(header: Iterable[str]) -> dict[str, str]:

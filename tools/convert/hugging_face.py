@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from data.source.folder_splits import split_of
 from tools.convert.annotations import AnnotatedBox, Annotations, Entry
-from tools.convert.values import MAX_FILE_BYTES, image_name, image_size, name_of, number, parse_flag, parse_object
+from tools.convert.values import MAX_FILE_BYTES, image_name, name_of, number, parse_flag, parse_object
 from utils.errors import UserError, one_line
 from utils.files.safe_io import read_text
 from utils.machine.packages import require_package
@@ -72,8 +72,7 @@ def read_parquet(file: Path, annotations: Annotations) -> None:
             continue
         boxes = _boxes(columns, names, location)
         path = annotations.extract_image(content, name, file, row)
-        size = _size(path, location)
-        annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, size=size, is_complete=True))
+        annotations.add(Entry(image=path, boxes=boxes, location=location, file=file, is_complete=True))
 
 
 @contextlib.contextmanager
@@ -208,14 +207,6 @@ def _class_name(category: Any, names: list[str], location: str) -> str:
         known = f"; there are {counted(len(names), 'class')}, numbered from 0" if names else ""
         raise UserError(f"{location}: {category} is not the number of a class{known}")
     return names[category] if names else str(category)
-
-
-def _size(path: Path, location: str) -> tuple[int, int]:
-    """Returns width and height of an image file; ``location``: its origin, for messages."""
-    try:
-        return image_size(path)
-    except UserError as error:
-        raise UserError(f"{location}: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def _names(metadata: dict[bytes, bytes], file: Path) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ import json
 import keyword
 import os
 import re
+import shlex
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -50,15 +51,23 @@ class Parser(argparse.ArgumentParser):
         shown = " ".join(words[:_MAX_SHOWN_WORDS])
         if len(words) > _MAX_SHOWN_WORDS:
             shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
-        name, separator, value = words[0].partition("=")
+        name, separator, _ = words[0].partition("=")
         if name.startswith("-"):
             return shown + self._hint(name)
         if separator and name.isidentifier():  # as in the yolo command
-            return f"{shown} (settings are flags here, such as {flag_name(name)} {value})"
+            return f"{shown} ({self.argument_hint(words[0])})"
         # The shell may have replaced a pattern by matching files.
         if words[0] in _words_after("--source", arguments)[1:] and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
         return shown
+
+    def argument_hint(self, word: str) -> str:
+        """Describes how to write an argument of the yolo command, such as ``imgsz=640`` or ``train``, as a flag."""
+        name, _, value = word.partition("=")
+        action = self._option_string_actions.get(flag_name(name))
+        if value and action is not None and action.nargs != 0:
+            return f"settings are flags here; write {flag_name(name)} {shlex.quote(value)}"
+        return "settings are flags here; see docs/migration.md"
 
     def _hint(self, flag: str) -> str:
         """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar. argparse does

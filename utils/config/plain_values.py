@@ -31,10 +31,12 @@ def plain_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def checked_value(name: str, value: Any, hint: Any) -> Any:
-    """Returns the `plain_value` of a keyword, checked against its type ``hint``. Raises UserError that begins with
-    ``name``."""
+    """Returns the `plain_value` of a keyword, checked against its type ``hint``. The numbers 0 and 1 are false and
+    true, as in other programs. Raises UserError that begins with ``name``."""
     kind, is_optional, bounds = parse_hint(hint)
     plain = plain_value(name, value)
+    if kind is bool and plain in (0, 1):
+        plain = bool(plain)
     return None if plain is None and is_optional else check(plain, kind, name, bounds)
 
 

@@ -222,7 +222,7 @@ HEADER = struct.pack("<2sHI", b"II", 42, 8)
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (HEADER[:4], "it is truncated in the header"),
+        (HEADER[:4], "the header is truncated"),
         (HEADER, "it has no pages"),
         (struct.pack("<2sHI", b"II", 42, 0), "it has no pages"),
         (HEADER + bytes(8), "its pixels have the shape ()"),
@@ -247,7 +247,7 @@ def test_a_damaged_size_takes_no_memory(tmp_path, options, compression):
     field = content.index(struct.pack("<HHII", 257, 4, 1, HW[0]))  # ImageLength
     struct.pack_into("<HHII", content, field, 257, 4, 1, 1 << 29)
     path.write_bytes(content)
-    with refused("a.tif: cannot be decoded (it has ... of the ... strips or tiles of its size)"):
+    with refused("a.tif: cannot be decoded (its size needs ... strips or tiles, the file lists ...)"):
         read_image(path, pixels=PixelFormat(3, 16))
 
 
@@ -295,6 +295,26 @@ def test_a_field_that_is_not_there_is_refused(tmp_path, tag, reason):
     write_with_changed_field(tmp_path / "a.tif", tag, 1)  # another tag
     with refused(f"a.tif: cannot be decoded ({reason})"):
         read_image(tmp_path / "a.tif")
+
+
+def test_too_little_memory_is_no_damage(tmp_path, monkeypatch):
+    """A scan left the image out, as damaged."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.ones((3, *HW), np.uint16), photometric="rgb", planarconfig="separate")
+
+    def allocate(*args, **kwargs):
+        raise MemoryError("Unable to allocate 463. MiB")
+
+    monkeypatch.setattr(tifffile.TiffPage, "asarray", allocate)
+    with pytest.raises(MemoryError):
+        check_image(path)
+    content = path.read_bytes()
+    for tag, side in ((256, HW[1]), (257, HW[0]), (278, HW[0])):  # ImageWidth, ImageLength, RowsPerStrip
+        field = struct.pack("<HHI", tag, 4, 1)
+        content = content.replace(field + struct.pack("<I", side), field + struct.pack("<I", 1 << 15))
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (not enough memory for its 32,768x32,768 pixels, if that is its size)"):
+        check_image(path)
 
 
 @pytest.mark.parametrize("hw", [(1, 1), (1, 9), (9, 1)])

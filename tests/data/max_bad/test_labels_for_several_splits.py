@@ -17,14 +17,22 @@ from data.labels.findings import IMAGE_ELSEWHERE
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
-from tests.data.max_bad.twenty_images import IMAGES, describe, edit_json, edit_rows, entries, in_folders, load
+from tests.data.max_bad.twenty_images import (
+    IMAGES,
+    change_entries,
+    edit_json,
+    edit_rows,
+    load,
+    move_half_to_folder,
+    write_yaml,
+)
 from tests.helpers.three_formats import write_image
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 
 
 def test_annotated_images_that_the_split_does_not_have_are_counted(root):
-    path = describe(root, "coco")
+    path = write_yaml(root, "coco")
 
     def renamed(content: dict) -> None:
         for entry in content["images"][::2]:
@@ -58,7 +66,7 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, count, apart, 
     whole = (root / "instances.json").read_text()
     edit_json(root, forget)
     (root / "others.json").write_text(whole)
-    path = describe(
+    path = write_yaml(
         root, "coco", annotations={"train": "instances.json", "val": "instances.json" if apart else "others.json"}
     )
     said = f"instances.json doesn't name {count} of 20 images, which are left out, first images/train/00.png"
@@ -81,7 +89,7 @@ def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed
     edit_json(root, lambda content: content.update(annotations=json.loads(whole)["annotations"][:2]))
     said = []
     for val_file in ("others.json", "instances.json", "others.json"):
-        path = describe(root, "coco", annotations={"train": "instances.json", "val": val_file})
+        path = write_yaml(root, "coco", annotations={"train": "instances.json", "val": val_file})
         report = load(path, max_bad=1.0).report
         said.append((len(report.advice), len(report.notes)))
     assert said[0] == said[2]
@@ -95,11 +103,11 @@ def in_lists(root: Path, reader: str) -> Path:
     """The lists name eight images of each split."""
     for split, names in (("train", IMAGES[:8]), ("val", IMAGES[8:16])):
         (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
-    return describe(root, reader, train="train.txt", val="val.txt")
+    return write_yaml(root, reader, train="train.txt", val="val.txt")
 
 
 @ONE_FILE
-@pytest.mark.parametrize("choose", [in_folders, in_lists])
+@pytest.mark.parametrize("choose", [move_half_to_folder, in_lists])
 def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reader, choose):
     """In YOLO txt, the files of other images are in other folders. Here the user has chosen the images."""
     path = choose(root, reader)
@@ -108,13 +116,15 @@ def test_labels_of_images_that_no_split_names_are_not_lost(root, tmp_path, reade
         index = load_index(spec, "train", IndexSettings(progress=False, workers=0))
         assert len(index) in (8, 10)
         assert index.report.ledger.losses == ()
-        is_doubtful = reader == "coco" and choose is in_folders  # bare file names may be those of deleted images, too
+        is_doubtful = (
+            reader == "coco" and choose is move_half_to_folder
+        )  # bare file names may be those of deleted images, too
         assert [finding.kind for finding in index.report.findings] == [IMAGE_ELSEWHERE] * (10 * is_doubtful)
 
 
 @pytest.mark.parametrize("reader", ["yolo", "coco"])
 def test_a_hidden_image_is_named(root, caplog, reader):
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     (root / "images/train/00.png").rename(root / "images/train/.00.png")
     (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
     (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
@@ -127,21 +137,23 @@ def in_two_lists(root: Path) -> Path:
     """Sixteen images are for training; a row of the list names the one that is missing."""
     for split, names in (("train", IMAGES[:16]), ("val", IMAGES[16:])):
         (root / f"{split}.txt").write_text("".join(f"images/train/{name}\n" for name in names))
-    return describe(root, "coco", train="train.txt", val="val.txt")
+    return write_yaml(root, "coco", train="train.txt", val="val.txt")
 
 
 def in_two_folders(root: Path) -> Path:
     (root / "images/val").mkdir()
     for name in IMAGES[16:]:
         (root / "images/train" / name).rename(root / "images/val" / name)
-    return describe(root, "coco", val="images/val")
+    return write_yaml(root, "coco", val="images/val")
 
 
 def in_named_folders(root: Path) -> Path:
     """The JSON names images with their folders, and the missing one in that of the second split."""
     path = in_two_folders(root)
     position = {name: i for i, name in enumerate(IMAGES)}
-    folders = entries("images", lambda e: e.update(file_name=f"{'train' if position[e['file_name']] > 3 else 'val'}/"))
+    folders = change_entries(
+        "images", lambda e: e.update(file_name=f"{'train' if position[e['file_name']] > 3 else 'val'}/")
+    )
     names = [entry["file_name"] for entry in json.loads((root / "instances.json").read_text())["images"]]
     edit_json(root, folders)
     edit_json(root, lambda content: [e.update(file_name=e["file_name"] + n) for e, n in zip(content["images"], names)])
@@ -179,7 +191,7 @@ def test_each_loss_of_no_image_counts_in_one_of_three_splits(root):
         (root / "images" / split).mkdir()
         for name in IMAGES[start:end]:
             (root / "images/train" / name).rename(root / "images" / split / name)
-    path = describe(root, "coco", val="images/val", test="images/test")
+    path = write_yaml(root, "coco", val="images/val", test="images/test")
     edit_json(root, lambda content: content["annotations"].extend({"id": i, "image_id": 7} for i in (500, 501)))
     for folder, name in (("train", IMAGES[0]), ("val", IMAGES[6])):
         (root / "images" / folder / name).unlink()
@@ -194,7 +206,7 @@ def test_a_loss_that_only_some_splits_may_have_counts_in_one_of_them(root, caplo
         (root / "images" / split / folder).mkdir(parents=True)
         for name in IMAGES[start:end]:
             (root / "images/train" / name).rename(root / "images" / split / folder / name)
-    path = describe(root, "coco", val="images/val", test="images/test")
+    path = write_yaml(root, "coco", val="images/val", test="images/test")
     edit_json(root, lambda content: content["images"][0].update(file_name="a/gone.png"))
     ledgers = {split: load(path, split, max_bad=0.9).report.ledger for split in ("train", "val", "test")}
     lost = {split: (ledger.lost_images, ledger.lost_objects) for split, ledger in ledgers.items()}
@@ -210,7 +222,7 @@ def test_an_image_that_is_missing_behind_a_link_is_lost_in_its_split(root):
     for name in IMAGES[16:]:
         (root / "images/train" / name).rename(root / "images/val/cam" / name)
     (root / "images/val/link").symlink_to("cam")
-    path = describe(root, "coco", val="images/val")
+    path = write_yaml(root, "coco", val="images/val")
     edit_json(root, lambda content: content["images"][0].update(file_name="link/gone.png"))
     ledgers = [load(path, split, max_bad=0.9).report.ledger for split in ("train", "val")]
     assert [ledger.lost_images for ledger in ledgers] == [0, 1]

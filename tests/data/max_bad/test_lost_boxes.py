@@ -12,13 +12,13 @@ from tests.data.max_bad.twenty_images import (
     EACH_FORMAT,
     IMAGES,
     NAMES,
-    describe,
+    change_entries,
     edit_json,
     edit_rows,
-    entries,
     load,
     one_good_row_of_ten,
-    unknown_class,
+    with_unknown_class,
+    write_yaml,
 )
 from utils.errors import UserError
 
@@ -36,7 +36,7 @@ DEFECTS = {
     "without area": (without_area, 5, (5, 20), (10, 40), "the boxes have no area"),
     "outside": (outside, 5, (5, 20), (10, 40), "the boxes are outside the image"),
     "one good row of ten": (one_good_row_of_ten, 20, (0, 20), (180, 200), "bad row: 180 objects"),
-    "unknown class": (unknown_class, 8, (0, 20), (8, 40), "unknown class: 8 objects"),
+    "unknown class": (with_unknown_class, 8, (0, 20), (8, 40), "unknown class: 8 objects"),
 }
 
 
@@ -44,7 +44,7 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_lost_rows_are_held_against_max_bad_with_each_reader(root, reader, defect):
     change, count, images, objects, cause = DEFECTS[defect]
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     for name in IMAGES[:count]:
         edit_rows(root, name, change)
     lost = " and ".join(
@@ -75,7 +75,7 @@ REVERSED = {
 @EACH_FORMAT
 @pytest.mark.parametrize("count", [5, 20])
 def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, reader, count):
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     before = load(path)
     for name in IMAGES[:count]:
         edit_rows(root, name, REVERSED[reader])
@@ -102,7 +102,7 @@ def test_boxes_in_another_notation_are_lost_where_they_do_not_fit(root, reader):
             return [(c, x1, y1, x1 + x2, y1 + y2) for c, x1, y1, x2, y2 in rows]
         return [(c, x1 - x2 / 2, y1 - y2 / 2, x1 + x2 / 2, y1 + y2 / 2) for c, x1, y1, x2, y2 in rows]
 
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     for name in IMAGES:
         edit_rows(root, name, rewritten)
     with pytest.raises(UserError, match=r"labeled objects can't be used.* boxes do not fit into their images as .* as"):
@@ -110,7 +110,7 @@ def test_boxes_in_another_notation_are_lost_where_they_do_not_fit(root, reader):
 
 
 def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
-    path = describe(root, "voc")
+    path = write_yaml(root, "voc")
     for name in IMAGES[:5]:
         file = root / "voc" / name.replace(".png", ".xml")
         file.write_text(file.read_text().replace("<object>", "<Object>").replace("</object>", "</Object>"))
@@ -121,8 +121,8 @@ def test_a_box_of_voc_outside_of_an_object_is_a_lost_row(root):
 @EACH_FORMAT
 def test_boxes_far_beyond_their_images_are_lost(root, reader):
     """Such labels belong to a larger image, whose size they do not state."""
-    path = describe(root, reader)
-    edit_json(root, entries("images", lambda entry: entry.pop("width")))
+    path = write_yaml(root, reader)
+    edit_json(root, change_entries("images", lambda entry: entry.pop("width")))
     for name in IMAGES:
         edit_rows(root, name, lambda rows: [(c, 1.4 * x1, y1, 1.4 * x2, 1.3 * y2) for c, x1, y1, x2, y2 in rows])
     with pytest.raises(UserError, match="20 of 40 boxes exceed their images by more than 10% of a side"):
@@ -131,7 +131,7 @@ def test_boxes_far_beyond_their_images_are_lost(root, reader):
 
 @pytest.mark.parametrize("reader", ["voc", "coco"])
 def test_boxes_as_fractions_where_pixels_are_expected_are_named(root, reader):
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     for name in IMAGES[:7]:
         edit_rows(root, name, lambda rows: [(c, x1 / 80, y1 / 60, x2 / 80, y2 / 60) for c, x1, y1, x2, y2 in rows])
     with pytest.raises(UserError, match="the boxes are fractions of the image, expected pixels"):
@@ -153,24 +153,24 @@ def test_different_polygons_of_one_box_are_two_objects(root):
     box = polygon([low, (0.6, 0.2), high, (0.2, 0.7)])
     (root / "labels/train/00.txt").write_text("".join(triangles))
     (root / "labels/train/01.txt").write_text(triangles[0] * 2 + box * 2)
-    index = load(describe(root, "yolo"), repeats=True)
+    index = load(write_yaml(root, "yolo"), repeats=True)
     assert index.repeated[:6].tolist() == [False, False, False, True, False, True]
     segmentations = [[[16, 12, 48, 12, 48, 42]], [[16, 12, 16, 42, 48, 42]], [[16, 12, 16, 42, 48, 42]]]
     object_of_both = {"image_id": 100, "category_id": 10, "bbox": [16, 12, 32, 30], "area": 480}
     extra = [object_of_both | {"id": 900 + i, "segmentation": each} for i, each in enumerate(segmentations)]
     edit_json(root, lambda content: content["annotations"].extend(extra))
-    index = load(describe(root, "coco"))
+    index = load(write_yaml(root, "coco"))
     assert index.repeated.sum() == 1
     odd = [[[1, 2], [3, 4]]], [{}], [], "", {"counts": [1, 2], "size": [60, 80]}, [[None] * 8]
     extra = [object_of_both | {"id": 910 + i, "segmentation": each} for i, each in enumerate(odd)]
     edit_json(root, lambda content: content["annotations"].extend(extra))
-    assert load(describe(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
+    assert load(write_yaml(root, "coco")).repeated.sum() == 1 + len(odd) - 1  # they are boxes
 
 
 def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog):
-    path = describe(root, "yolo")
+    path = write_yaml(root, "yolo")
     many = "".join(f"0 0.5 {0.1 + i / 1000} 0.2 0.1\n" for i in range(180))
-    edit_rows(root, IMAGES[0], unknown_class)
+    edit_rows(root, IMAGES[0], with_unknown_class)
     for _ in range(2):
         caplog.clear()
         index = load(path)
@@ -187,7 +187,7 @@ def test_lost_labels_from_one_percent_on_are_warned_of(root, caplog):
 @EACH_FORMAT
 def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reader):
     caplog.set_level(logging.INFO, "lockstep")
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     for count in (10, 15):
         for name in IMAGES[:count]:
             edit_rows(root, name, lambda _: [])
@@ -200,7 +200,7 @@ def test_many_images_labeled_without_objects_are_asked_about(root, caplog, reade
 
 @pytest.mark.parametrize("used", [False, True])
 def test_a_background_class_is_named_before_training(root, caplog, used):
-    path = describe(root, "yolo", names=["cat", "dog", "__Background__"])
+    path = write_yaml(root, "yolo", names=["cat", "dog", "__Background__"])
     if used:
         edit_rows(root, IMAGES[0], lambda rows: [*rows, (2, 0, 0, 80, 60)])
     load(path, "val")
@@ -210,4 +210,4 @@ def test_a_background_class_is_named_before_training(root, caplog, used):
     assert f"'__Background__' is one of the classes, with {'1 box' if used else '0 boxes'}: " in said
     assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in said
     if not used:
-        assert load(describe(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES
+        assert load(write_yaml(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES

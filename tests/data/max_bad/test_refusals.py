@@ -13,7 +13,7 @@ import lockstep
 import train
 import val
 from data.source.dataset_yaml import load_dataset_spec
-from tests.data.max_bad.twenty_images import IMAGES, NAMES, annotations, describe, edit_json, without_area_of_dogs
+from tests.data.max_bad.twenty_images import IMAGES, NAMES, change_annotations, edit_json, flatten_dogs, write_yaml
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
@@ -28,8 +28,8 @@ def flags(path: Path, tmp_path: Path) -> list[object]:
 
 
 def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
-    path = describe(root, "coco")
-    edit_json(root, annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
+    path = write_yaml(root, "coco")
+    edit_json(root, change_annotations(lambda a, position: position % 4 < 2 and a.update(image_id=7)))
     cause = "20 of 40 labeled objects can't be used (--max-bad is 0.1): annotation without an image: 20 objects, "
     model = write_model(tmp_path / "tiny.yaml")
     weights = write_weights(tmp_path / "w.pt", NAMES)
@@ -48,7 +48,7 @@ def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
 
 
 def test_one_cause_is_one_warning_of_a_check(root, capsys):
-    path = describe(root, "yolo")
+    path = write_yaml(root, "yolo")
     for label in (root / "labels/train").iterdir():
         label.unlink()
     with pytest.raises(SystemExit):
@@ -59,16 +59,16 @@ def test_one_cause_is_one_warning_of_a_check(root, capsys):
 
 
 def one_yaml(reader: str, **content: object) -> Callable[[Path], Path]:
-    return lambda root: describe(root, reader, **content)
+    return lambda root: write_yaml(root, reader, **content)
 
 
 def as_shards(root: Path) -> Path:
-    write_set(load_dataset_spec(describe(root, "yolo")), root / "shards", 10**9, max_bad=0.6)
+    write_set(load_dataset_spec(write_yaml(root, "yolo")), root / "shards", 10**9, max_bad=0.6)
     return root / "shards/data.yaml"
 
 
 def as_joined(root: Path) -> Path:
-    part = describe(root, "coco")
+    part = write_yaml(root, "coco")
     path = root / "joined.yaml"
     path.write_text(yaml.safe_dump({"train": [part.name], "val": [part.name]}))
     return path
@@ -76,7 +76,7 @@ def as_joined(root: Path) -> Path:
 
 def as_lists(root: Path) -> Path:
     (root / "all.txt").write_text("".join(f"images/train/{name}\n" for name in IMAGES))
-    return describe(root, "yolo", train="all.txt", val="all.txt")
+    return write_yaml(root, "yolo", train="all.txt", val="all.txt")
 
 
 # How the data set is described, and flags of training. All lose the same objects.
@@ -101,7 +101,7 @@ HALF = "20 of 40 labeled objects can't be used (--max-bad is 0.1): box without a
 
 @pytest.fixture
 def half_lost(root, tmp_path, monkeypatch) -> Path:
-    without_area_of_dogs(root)
+    flatten_dogs(root)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return root
@@ -143,7 +143,7 @@ def test_folds_give_the_same_refusal(half_lost, tmp_path, capsys, reader):
 
 def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
     pytest.importorskip("optuna")
-    path = describe(half_lost, "yolo")
+    path = write_yaml(half_lost, "yolo")
     trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
     said = error_of(capsys, search, *trained, "--hyp", tmp_path / "ranges.yaml", "--trials", 2, "--folds", 2)
@@ -153,7 +153,7 @@ def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
 @pytest.mark.usefixtures("preloaded")
 def test_python_gives_the_same_refusal(half_lost, tmp_path):
     """The command runs in a process of its own, like those of the other functions."""
-    path = describe(half_lost, "coco")
+    path = write_yaml(half_lost, "coco")
     settings = {"epochs": 1, "imgsz": 64, "device": "cpu", "workers": 0, "noplots": True}
     with pytest.raises(lockstep.Error, match=re.escape(f"'train': {HALF}")):
         lockstep.train(str(path), model=str(write_model(tmp_path / "tiny.yaml")), **settings)

@@ -22,13 +22,13 @@ from tests.data.max_bad.twenty_images import (
     IMAGES,
     NAMES,
     WIDTH,
-    describe,
     edit_rows,
+    flatten_dogs,
     load,
-    lose_half,
     one_good_row_of_ten,
-    unknown_class,
-    without_area_of_dogs,
+    rename_every_second_class,
+    with_unknown_class,
+    write_yaml,
 )
 from tests.helpers.three_formats import write_three_formats
 from tools.shard.write_shards import write_set
@@ -51,9 +51,9 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS)
 def test_every_view_of_a_split_is_judged_by_all_of_its_labels(root, reader, view):
     content, options, change = VIEWS[view]
-    path = describe(root, reader, **content)
+    path = write_yaml(root, reader, **content)
     load(path, change=change, **options)
-    lose_half(root)
+    rename_every_second_class(root)
     for split in ("train", "val"):
         for _ in range(2):
             with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
@@ -63,8 +63,8 @@ def test_every_view_of_a_split_is_judged_by_all_of_its_labels(root, reader, view
 
 @EACH_FORMAT
 def test_single_cls_takes_all_classes_and_loses_other_rows(root, reader):
-    path = describe(root, reader)
-    lose_half(root)
+    path = write_yaml(root, reader)
+    rename_every_second_class(root)
     index = load(path, single_cls=True)  # which need no names
     assert len(index.classes) == 40
     assert index.report.ledger.losses == ()
@@ -76,7 +76,7 @@ def test_single_cls_takes_all_classes_and_loses_other_rows(root, reader):
 
 @EACH_FORMAT
 def test_ignored_classes_do_not_count_as_lost(root, caplog, reader):
-    path = describe(root, reader, ignore=["dog"])
+    path = write_yaml(root, reader, ignore=["dog"])
     for change in (lambda spec: spec, lambda spec: spec.use_classes(["cat"])):
         index = load(path, change=change)
         assert index.report.ledger.losses == ()
@@ -86,7 +86,7 @@ def test_ignored_classes_do_not_count_as_lost(root, caplog, reader):
 @EACH_FORMAT
 def test_an_image_with_lost_rows_is_no_background_for_chosen_classes(root, reader):
     """Its lost row may be one of the class."""
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     edit_rows(root, IMAGES[0], lambda rows: [(7, *rows[0][1:]), rows[1]])  # its only dog is left
     edit_rows(root, IMAGES[1], lambda rows: rows[1:])
     whole = load(path)
@@ -95,19 +95,19 @@ def test_an_image_with_lost_rows_is_no_background_for_chosen_classes(root, reade
     assert cats.report.totals["backgrounds"] == 1
     assert list(whole.paths) == [f"images/train/{name}" for name in IMAGES]
     assert len(load(path, change=lambda spec: spec.use_classes(["dog"]))) == 20
-    assert len(load(describe(root, reader, ignore=["dog"]))) == 19
+    assert len(load(write_yaml(root, reader, ignore=["dog"]))) == 19
 
 
 @EACH_FORMAT
 def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     other = tmp_path / "other"
     rows = {f"{i:03}.png": [(0, 5, 10, 30, 40)] for i in range(200)}
     write_three_formats(other, NAMES, dict.fromkeys(rows, (HEIGHT, WIDTH)), rows)
     both = tmp_path / "both.yaml"
-    both.write_text(yaml.safe_dump({"train": [str(describe(other, reader)), str(path)]}))
+    both.write_text(yaml.safe_dump({"train": [str(write_yaml(other, reader)), str(path)]}))
     assert len(load(both)) == 220
-    lose_half(root)
+    rename_every_second_class(root)
     with pytest.raises(UserError, match=re.escape(f"{path}: 'train': 20 of 40 labeled objects can't be used")):
         load(both)
     ledger = load(both, max_bad=0.6).report.ledger
@@ -116,8 +116,8 @@ def test_a_part_of_a_joined_set_is_judged_by_itself(root, tmp_path, reader):
 
 @EACH_FORMAT
 def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, reader):
-    path = describe(root, reader)
-    without_area_of_dogs(root)
+    path = write_yaml(root, reader)
+    flatten_dogs(root)
     chosen = {
         "fraction": lambda: load(path, fraction=0.3),
         "classes": lambda: load(path, change=lambda spec: spec.use_classes(["dog"])),
@@ -132,13 +132,13 @@ def test_what_was_labeled_is_judged_before_a_part_of_it_is_chosen(root, caplog, 
 
 @EACH_FORMAT
 def test_shards_keep_the_ledger(root, tmp_path, reader):
-    spec = load_dataset_spec(describe(root, reader))
+    spec = load_dataset_spec(write_yaml(root, reader))
     for name in IMAGES[:4]:
-        edit_rows(root, name, unknown_class)
+        edit_rows(root, name, with_unknown_class)
     write_set(spec, tmp_path / "whole", 10**9)
     assert load(tmp_path / "whole/data.yaml").report.ledger.lost_objects == 4
     assert load(tmp_path / "whole/data.yaml").incomplete.sum() == 4
-    lose_half(root)
+    rename_every_second_class(root)
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
         write_set(spec, tmp_path / "half", 10**9)
     write_set(spec, tmp_path / "half", 10**9, max_bad=0.6)
@@ -149,17 +149,17 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
 
 @EACH_FORMAT
 def test_a_staged_copy_is_judged_like_its_original(root, tmp_path, reader):
-    path = describe(root, reader)
+    path = write_yaml(root, reader)
     source = DataSource(str(path), ("train", "val"), stage=str(tmp_path / "stage"))
     assert len(load_index(open_data(source, DistributedContext.single()), "train", IndexSettings(progress=False))) == 20
-    lose_half(root)
+    rename_every_second_class(root)
     spec = open_data(source, DistributedContext.single())
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
         load_index(spec, "train", IndexSettings(progress=False))
 
 
 def test_rows_of_lists_that_are_no_images_are_counted_also_in_a_staged_copy(root, tmp_path):
-    path = describe(root, "yolo", train="list.txt")
+    path = write_yaml(root, "yolo", train="list.txt")
     rows = ["# the images", '"images/train/00.png"', "images/train/01.png 0 1", "images/train/gone.png"]
     rows += [f"images/train/{name}" for name in IMAGES[4:]]
     (root / "list.txt").write_text("\n".join(rows))
@@ -177,7 +177,7 @@ def test_tiles_of_an_image_with_lost_rows_are_no_backgrounds(tmp_path):
     root = tmp_path / "large"
     rows = {f"{i}.png": [(0, 5, 5, 30, 30)] for i in range(2)}
     write_three_formats(root, NAMES, dict.fromkeys(rows, (128, 128)), rows)
-    path = describe(root, "yolo", tile=64)
+    path = write_yaml(root, "yolo", tile=64)
     with open(root / "labels/train/0.txt", "a") as file:
         file.write("7 0.8 0.8 0.1 0.1\n")
     tiles = TiledIndex(load(path, max_bad=0.5), 64, hyp=Hyperparameters())

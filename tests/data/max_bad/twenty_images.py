@@ -21,7 +21,7 @@ FORMATS = {"yolo": {}, "voc": {"annotations": "voc"}, "coco": {"annotations": "i
 EACH_FORMAT = pytest.mark.parametrize("reader", FORMATS)
 
 
-def describe(root: Path, reader: str, **content: object) -> Path:
+def write_yaml(root: Path, reader: str, **content: object) -> Path:
     path = root / "data.yaml"
     splits = {"train": "images/train", "val": "images/train"}
     path.write_text(yaml.safe_dump({**splits, "names": list(NAMES), **FORMATS[reader], **content}))
@@ -38,9 +38,9 @@ def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
     stem = name.removesuffix(".png")
     content = json.loads((root / "instances.json").read_text())
     (image_id,) = [image["id"] for image in content["images"] if image["file_name"] == name]
-    mine = [a for a in content["annotations"] if a["image_id"] == image_id]
+    image_annotations = [a for a in content["annotations"] if a["image_id"] == image_id]
     rows = []
-    for a in mine:
+    for a in image_annotations:
         x, y, w, h = a["bbox"]
         rows.append((a["category_id"] // 10 - 1, x, y, x + w, y + h))
     rows = change(rows)
@@ -58,8 +58,8 @@ def edit_rows(root: Path, name: str, change: Callable[[list], list]) -> None:
             others.append(annotation | {"bbox": box})
             text += f"{class_id} {' '.join(map(str, box))}\n"
         corners = "".join(f"<{t}>{v}</{t}>" for t, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
-        called = NAMES[class_id] if class_id < len(NAMES) else f"class{class_id}"
-        xml += f"<object><name>{called}</name><bndbox>{corners}</bndbox></object>\n"
+        class_name = NAMES[class_id] if class_id < len(NAMES) else f"class{class_id}"
+        xml += f"<object><name>{class_name}</name><bndbox>{corners}</bndbox></object>\n"
     (root / "labels/train" / f"{stem}.txt").write_text(text)
     (root / "voc" / f"{stem}.xml").write_text(f"<annotation>\n{xml}</annotation>")
     (root / "instances.json").write_text(json.dumps(content | {"annotations": others}))
@@ -75,12 +75,12 @@ def one_good_row_of_ten(rows: list) -> list:
     return rows[:1] + [(0, 1, 2)] * 9
 
 
-def unknown_class(rows: list) -> list:
+def with_unknown_class(rows: list) -> list:
     return [rows[0], (7, *rows[1][1:])]
 
 
-def annotations(change: Callable[[dict, int], object]) -> Callable[[dict], None]:
-    """A change of a COCO JSON: of each annotation, and its position."""
+def change_annotations(change: Callable[[dict, int], object]) -> Callable[[dict], None]:
+    """Returns a change of a COCO JSON that calls ``change`` for each annotation and its position."""
 
     def changed(content: dict) -> None:
         for position, annotation in enumerate(content["annotations"]):
@@ -89,7 +89,9 @@ def annotations(change: Callable[[dict, int], object]) -> Callable[[dict], None]
     return changed
 
 
-def entries(key: str, change: Callable[[dict], object]) -> Callable[[dict], None]:
+def change_entries(key: str, change: Callable[[dict], object]) -> Callable[[dict], None]:
+    """Returns a change of a COCO JSON that calls ``change`` for each entry of the list ``key``."""
+
     def changed(content: dict) -> None:
         for entry in content[key]:
             change(entry)
@@ -97,21 +99,21 @@ def entries(key: str, change: Callable[[dict], object]) -> Callable[[dict], None
     return changed
 
 
-def in_folders(root: Path, reader: str) -> Path:
-    """The YAML names the folder of half of the images."""
+def move_half_to_folder(root: Path, reader: str) -> Path:
+    """Moves half of the images to a folder that the YAML does not name. Returns the YAML."""
     (root / "images/more").mkdir()
     for name in IMAGES[10:]:
         (root / "images/train" / name).rename(root / "images/more" / name)
-    return describe(root, reader)
+    return write_yaml(root, reader)
 
 
-def lose_half(root: Path) -> None:
-    """Every second object of all formats has a class without a name."""
+def rename_every_second_class(root: Path) -> None:
+    """Gives every second object a class without a name, in all formats."""
     for name in IMAGES:
-        edit_rows(root, name, unknown_class)
+        edit_rows(root, name, with_unknown_class)
 
 
-def without_area_of_dogs(root: Path) -> None:
-    """Half of the objects of all formats have no area: they are lost whatever classes are used."""
+def flatten_dogs(root: Path) -> None:
+    """Gives every dog a box without area, in all formats: half of the objects are lost whatever classes are used."""
     for name in IMAGES:
         edit_rows(root, name, lambda rows: [rows[0], (1, 45, 20, 45, 35)])

@@ -114,7 +114,7 @@ def test_odd_shapes(predictor, shape):
         ({"batch_size": -1}, "batch_size: must be at least 0, got -1"),
         ({"device": 7}, "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
         ({"color": "BGR"}, "color: must be 'rgb' or 'bgr', got 'BGR'"),
-        ({"conf": 25}, "conf: must be at most 1, got 25.0"),
+        ({"conf": 25}, "conf: must be at most 1, got 25"),
         ({"iou": -0.1}, "iou: must be at least 0, got -0.1"),
         ({"conf": "high"}, "conf: must be a number, got 'high'"),
     ],

@@ -27,6 +27,7 @@ def predictor(weights) -> Predictor:
         ({"conf": torch.tensor(0.25), "iou": 1}, {"conf": 0.25, "iou": 1.0}),
         ({"imgsz": np.int64(96), "max_det": torch.tensor(3)}, {"imgsz": 96, "max_det": 3}),
         ({"agnostic": np.True_, "box_voting": False}, {"agnostic": True, "box_voting": False}),
+        ({"agnostic": 1, "box_voting": np.int64(0)}, {"agnostic": True, "box_voting": False}),
         ({"classes": "ring"}, {"classes": ["ring"]}),
         ({"classes": 1}, {"classes": [1]}),
         ({"classes": np.array([1, 0])}, {"classes": [1, 0]}),
@@ -61,6 +62,8 @@ def refused_values() -> list[tuple[str, Any]]:
         ("classes", [0.5]),
         ("classes", (c for c in (0, 1))),
         ("agnostic", "no"),
+        ("agnostic", 2),
+        ("agnostic", "1"),
         ("box_voting", "False"),
         ("batch_size", 2.5),
         ("batch_size", -1),
@@ -87,6 +90,7 @@ def test_attributes_are_checked_when_they_are_assigned(weights, name, value):
 def test_text_is_not_taken_as_true(weights, name):
     with pytest.raises(UserError, match=f"^{name}: must be true or false, got 'no'"):
         load(weights, device="cpu", **{name: "no"})
+    load(weights, device="cpu", **{name: 0})
 
 
 def test_tiles_are_a_size_or_settings(weights):

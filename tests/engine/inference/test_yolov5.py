@@ -88,7 +88,7 @@ def test_settings_are_attributes(model, files):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("conf", 2, "conf: must be at most 1, got 2.0"),
+        ("conf", 2, "conf: must be at most 1, got 2"),
         ("iou", "a", "iou: must be a number, got 'a'"),
         ("classes", ["cat"], "has no class of this name"),
         ("max_det", 0, "max_det: must be at least 1"),

@@ -258,7 +258,7 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
     [
         (["--imgsz", "70"], "--imgsz 70: not a multiple of the model's stride 32; use 64 or 96"),
         (["--tile", "70"], "--tile 70: not a multiple of the model's stride 32; use 64 or 96"),
-        (["--tile", "64", "--overlap", "0"], "--overlap: must be at least 0.05, got 0.0"),
+        (["--tile", "64", "--overlap", "0"], "--overlap: must be at least 0.05, got 0"),
         (["--overlap", "0.2"], "--overlap: has no effect without --tile; add --tile, or leave --overlap out"),
         (
             ["--no-tile-full-image"],

@@ -85,7 +85,7 @@ def test_a_crowd_may_be_the_only_object_with_a_flag(images, tmp_path):
             "row 0: category: expected the name or the number of a class, got 0.5",
         ),
         ({"objects": None}, "1 file of Hugging Face parquet without objects"),
-        ({"image": {"bytes": b"x" * 99, "path": "one.png"}}, "row 0: cannot be decoded (damaged, or not an image)"),
+        ({"image": {"bytes": b"x" * 99, "path": "one.png"}}, "row 0): cannot be decoded (damaged, or not an image)"),
         ({"image": {"bytes": b"x" * 99, "path": None}}, "row 0: not an image of a known kind"),
         (
             {"image": {"bytes": b"GIF89a" + bytes(99), "path": None}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import cv2
@@ -24,6 +25,7 @@ from tests.helpers.tool_exports import (
     write_image_folder,
     write_kitti,
     write_labelme,
+    write_open_images,
     write_parquet,
     write_vott,
 )
@@ -222,3 +224,23 @@ def test_a_damaged_image_whose_size_is_not_in_the_export_is_left_out(write, imag
     }
     spec = load_dataset_spec(tmp_path / "out.yaml")
     assert len(load_index(spec, "train", IndexSettings(progress=False, max_bad=0.9)).paths) == 2
+
+
+@pytest.mark.parametrize("write", [write_open_images, write_parquet])
+def test_an_image_that_is_damaged_after_its_header_is_left_out(write, images, tmp_path):
+    """It stopped the conversion, in Open Images without naming the row."""
+    (images / "one.png").write_bytes((images / "one.png").read_bytes()[:60])
+    write(images)
+    lines = convert(images, tmp_path / "out.json", max_bad=0.9)
+    (line,) = [line for line in lines if line.startswith("training leaves out")]
+    assert line.startswith("training leaves out 1 of ")
+    assert re.search(r"(one|-000000)\.png \(labeled in .*(bbox\.csv:2|row 0)\): ", line), line
+    spec = load_dataset_spec(tmp_path / "out.yaml")
+    paths = load_index(spec, "train", IndexSettings(progress=False, max_bad=0.9)).paths
+    assert len(paths) == len(list((tmp_path / "out").rglob("*.png")) or list(images.glob("*.png"))) - 1
+
+
+def test_an_image_of_open_images_without_a_size_is_an_error_that_names_the_row(images):
+    write_open_images(images)
+    (images / "one.png").write_bytes(b"")
+    check_refusal(images, "train-annotations-bbox.csv:2: .../one.png: damaged image (the file is empty)")

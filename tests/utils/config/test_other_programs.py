@@ -45,12 +45,11 @@ YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
         ("train", {"copy_paste": 0, "erasing": 0.4, "iou": 0.7, "verbose": True}, ""),
         ("train", {"save_period": -1, "amp": True}, "--save-period 0 --amp auto"),
         ("val", {"split": "test", "half": True, "rect": False}, "--task test --amp fp16 --no-rect"),
-        ("val", {"augment": True, "plots": True}, "--tta"),
+        ("val", {"augment": True, "plots": True}, "--augment"),
         ("detect", {"show_labels": False, "line_width": 2, "classes": [0, 2], "save": False},
          "--hide-labels --line-thickness 2 --classes 0 2 --nosave"),
         ("detect", {"tracker": "botsort.yaml", "persist": True}, "--track botsort"),
-        ("export", {"half": True, "nms": True, "simplify": True, "imgsz": (640, 480)},
-         "--half --layout end2end --imgsz 640 480"),
+        ("export", {"half": True, "device": "cpu", "simplify": True, "imgsz": (640, 480)}, "--half --imgsz 640 480"),
         ("export", {"end2end": False}, "--nms"),
     ],
 )  # fmt: skip
@@ -98,7 +97,8 @@ def test_no_value_that_our_flag_takes_has_another_meaning_in_the_table(command):
     listed += [(name, value) for name, by_value in translations.arguments_to_flags.items() for value in by_value]
     for name, pattern in listed:
         action = flag_actions(cls).get(flag_name(name))
-        if action is not None and action.nargs != 0:
+        if action is not None:
+            assert action.nargs != 0, f"{name}: true and false are ours"
             value = pattern.replace(r"\d+", "7").replace("\\", "")
             mistakes = Mistakes()
             given_values(cls, [f"{flag_name(name)}={value}"], mistakes)
@@ -116,10 +116,22 @@ def test_only_exact_names_are_arguments(name):
 @pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
 def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
     assert "--imgsz" in flag_actions(cls)
-    for arguments in (["detect", "train", "data=d.yaml"], ["epochs=3"], ["train", "--epochs", "3"]):
-        assert "settings are flags here, such as --imgsz 640" in flag_error(cls, arguments)
-    message = "unrecognized arguments: batch_size=8 x=1 (settings are flags here, such as --batch-size 8)"
-    assert message in flag_error(cls, ["--imgsz", "640", "--offline", "batch_size=8", "x=1"])
+    for arguments in (["detect", "train", "data=d.yaml"], ["epocs=3"], ["train", "--epochs", "3"], ["imgsz="]):
+        message = flag_error(cls, arguments)
+        assert message == f"error: {arguments[0]}: settings are flags here; see docs/migration.md\n"
+    hint = "settings are flags here; write --imgsz 320"
+    assert flag_error(cls, ["imgsz=320", "x=1"]) == f"error: imgsz=320: {hint}\n"
+    assert f"unrecognized arguments: imgsz=320 x=1 ({hint})" in flag_error(cls, ["--offline", "imgsz=320", "x=1"])
+
+
+def test_only_flags_that_exist_are_suggested_for_arguments():
+    """``lr0=0.1`` was to be written as ``--lr0 0.1``, and ``cos_lr=True`` as ``--cos-lr True``."""
+    for argument in ("lr0=0.1", "foo=3", "cos_lr=True", "imgsz="):
+        message = flag_error(TrainConfig, ["--offline", argument])
+        assert f"{argument} (settings are flags here; see docs/migration.md)" in message
+    assert "(settings are flags here; write --data 'a b.yaml')" in flag_error(
+        TrainConfig, ["--offline", "data=a b.yaml"]
+    )
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
@@ -216,6 +228,7 @@ def test_a_word_after_a_translated_value_is_not_dropped():
     [
         (TrainConfig, "--save-period -1 --plots False --val False", "--save-period 0 --noplots --val-every 0"),
         (TrainConfig, "--batch 0.7 --amp False --half False --profile=False", "--batch-size -1 --amp off"),
+        (TrainConfig, "--workspace None --auto_augment None", ""),
         (ValConfig, "--half True --augment --split val", "--amp fp16 --tta --task val"),
         (ValConfig, "--half False --end2end False --amp True", "--nms --amp auto"),
         (DetectConfig, "--show True --save False --show-conf False --embed None", "--view-img --nosave --hide-conf"),
@@ -225,6 +238,32 @@ def test_a_word_after_a_translated_value_is_not_dropped():
 def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours):
     required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
     assert parse_config(cls, [*required, *typed.split()]) == parse_config(cls, [*required, *ours.split()])
+
+
+@pytest.mark.parametrize(
+    ("cls", "typed", "message"),
+    [
+        (TrainConfig, "--save False", "--save False: checkpoints are always written"),
+        (ExportConfig, "--simplify=False", "--simplify False: graphs are always simplified"),
+        (TrainConfig, "--format onnx", "unrecognized arguments: --format onnx"),
+        (TrainConfig, "--angle 3", "unrecognized arguments: --angle 3"),
+        (TrainConfig, "--erasing 0.4", "--erasing: there is no such augmentation; ..."),
+        (TrainConfig, "--auto_augment randaugment", "--auto-augment: there is no such augmentation; ..."),
+        (TrainConfig, "--pretrained False", "--pretrained: use --weights to name the weights to start from; ..."),
+    ],
+)
+def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, typed, message):
+    """Some were dropped in silence, as in a file of Ultralytics, or were "unrecognized arguments: False"."""
+    required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
+    with refused(message):
+        parse_config(cls, [*required, *typed.split()])
+
+
+@pytest.mark.parametrize("typed", ["--freeze [3]", "--freeze=[3]"])
+def test_a_list_of_ultralytics_is_the_words_of_our_flag(typed):
+    assert parse_config(TrainConfig, typed.split()).freeze == [3, 3]
+    assert parse_config(TrainConfig, ["--freeze=[0,1]"]).freeze == [0, 1]
+    assert parse_config(ExportConfig, ["--weights=b", "--imgsz", "[640,480]"]).imgsz == [640, 480]
 
 
 def write(path: Path, values: dict) -> str:

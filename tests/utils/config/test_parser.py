@@ -219,7 +219,7 @@ def test_a_repeated_flag_of_texts_has_a_command_line(values):
             "--source a.jpg --conf 2 --foo",
             [
                 "unrecognized arguments: --foo",
-                "--conf-thres: must be at most 1, got 2.0",
+                "--conf-thres: must be at most 1, got 2",
                 "the following arguments are required: --weights",
             ],
         ),

@@ -18,13 +18,13 @@ ROOT = Path(__file__).parents[3]
     ("values", "message"),
     [
         ({"mosaik": 1}, "x.yaml: unknown key 'mosaik' (did you mean 'mosaic'?)"),
-        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2.0"),
+        ({"mosaic": 2}, "x.yaml: mosaic: must be at most 1, got 2"),
         ({"mosaic": "yes please"}, "x.yaml: mosaic: must be a number, got 'yes please'"),
         ({"mosaic": True}, "x.yaml: mosaic: must be a number, got True"),
         ({"close_mosaic": 1.5}, "x.yaml: close_mosaic: must be a whole number or null, got 1.5"),
         ({"mosaic_block": 1.5}, "x.yaml: mosaic_block: must be a whole number, got 1.5"),
-        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1.0"),
-        ({"warmup_momentum": 1.0}, "x.yaml: warmup_momentum: must be at most 0.9999, got 1.0"),
+        ({"momentum": 1}, "x.yaml: momentum: must be at most 0.9999, got 1"),
+        ({"warmup_momentum": 1.0}, "x.yaml: warmup_momentum: must be at most 0.9999, got 1"),
         ([1], "x.yaml: must be 'key: value' lines, got list"),
         (
             {"label_smoothing": 0.1},

@@ -37,6 +37,11 @@ class _Argument:
         return normalized(self.value)
 
     @property
+    def is_ignored(self) -> bool:
+        """Whether the command has no use for the argument, whatever its value."""
+        return self.name in table_of(self.command).ignored_arguments
+
+    @property
     def listed_flags(self) -> list[str] | None:
         """Our flags if the table lists this value, else None."""
         return flags_of_known_value(self.command, self.name, self.value)
@@ -148,6 +153,7 @@ def _flags_with_value(argument: _Argument) -> list[str]:
 # Rules that translate an argument to flags. The first one that applies decides, so each rule may assume that none above
 # it applies.
 _RULES = (
+    _Rule("erasing=0.4", lambda argument: argument.is_ignored, _no_flags),
     _Rule("plots=False", lambda argument: argument.listed_flags is not None, _listed_flags),
     _Rule("pretrained=True", lambda argument: argument.is_default, _no_flags),
     _Rule("device=None", lambda argument: argument.text == "none" and argument.is_ours, _no_flags),

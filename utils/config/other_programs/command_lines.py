@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from utils.config.flags import int_or_text
 from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import (
     actions_of,
     flags_of_known_value,
     hyperparameter_of,
     normalized,
-    python_hint,
     same_flag,
     table,
     table_of,
@@ -61,6 +62,7 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     | ``--quiet`` | nothing, and a log line | it has no effect |
     | ``--save-period -1`` | ``--save-period 0`` | `_flags_of_argument`: the table lists this value |
     | ``--task detect`` | nothing | `_flags_of_argument`: it says what happens anyway |
+    | ``--save False`` | nothing, and a mistake with the reason | what it asks for does not exist here |
     | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
     | ``--epochs 3`` | the same words | it is our flag, or not in the table |
     """
@@ -72,19 +74,30 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
         option = typed.in_our_flags(command)
         reason = table_of(command).without_effect.get(option.flag)
         flags = _flags_of_argument(command, typed)
-        refusal = _refusal(command, option)
         if flags is not None:
             words += [*flags, *typed.values[1:]]
             if not flags and reason:
                 log_lines.append(f"{option.flag}: {reason}")
-        elif reason:
+            continue
+        if reason and _is_switched_off(option):
+            mistakes.add(f"{option.flag} {option.values[0]}: {reason}")
+            continue
+        if reason:
             log_lines.append(f"{option.flag}: {reason}")
             words += _values_of_others(option)
-        elif refusal:
+            continue
+        refusal = _refusal(command, option)
+        if refusal:
             mistakes.add(refusal)
         else:
             words += option.words
     return words, log_lines
+
+
+def _is_switched_off(option: _Option) -> bool:
+    """Returns whether the value of a flag without effect asks for something else than what happens anyway."""
+    has_value = option.flag in table().flags_with_value  # which is dropped, whatever it is
+    return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
 
 
 def _values_of_others(option: _Option) -> list[str]:
@@ -105,24 +118,32 @@ def _split_options(arguments: Sequence[str]) -> list[_Option]:
 
 
 def _flags_of_argument(command: str, option: _Option) -> list[str] | None:
-    """Returns our flags for a flag with its first value if these are an argument, such as ``mode=train``: the table
-    lists the value, or the flag is not ours and the value is true, false or None. Returns None for other options."""
+    """Returns our flags for a flag with its first value if these are an argument, such as ``mode=train``. Returns None
+    for other options, among them flags without meaning for the command, which only keywords and files may name."""
     if not option.values:
         return None
     name = _argument_name(option.flag)
     value = option.values[0]
-    if python_hint("keyword", name) or hyperparameter_of(command, name):
-        return None  # these are refused, whatever their value
     action = actions_of(command).get(option.flag)
-    is_our_switch = action is not None and action.nargs == 0  # the value is another word of the line
-    is_listed = flags_of_known_value(command, name, value) is not None
-    is_switched = action is None and normalized(value) in ("true", "false", "none")
-    if is_our_switch or not (is_listed or is_switched):
+    if action is not None and _is_list_of_numbers(value, action):
+        return flags_of_argument(command, name, value)
+    listed_flags = flags_of_known_value(command, name, value)
+    if action is not None or listed_flags is not None:
+        return listed_flags
+    if name == "pretrained" or hyperparameter_of(command, name):
+        return None  # as flags, these are refused with any value
+    is_ignored = name in table_of(command).ignored_arguments
+    if normalized(value) not in (("false", "none") if is_ignored else ("true", "false", "none")):
         return None
     try:
         return flags_of_argument(command, name, value)
-    except UserError:  # `_refusal` or the parser gives the reason
+    except UserError:  # `translate_command_line` or the parser gives the reason
         return None
+
+
+def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
+    """Returns whether ``value`` is a list such as ``[0,1]``, which our flag takes as words."""
+    return action.nargs == "+" and action.type is int_or_text and value.startswith(("[", "("))
 
 
 def _refusal(command: str, option: _Option) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions
+from utils.config.flags import flag_actions, flag_name
 from utils.config.settings import Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
@@ -34,7 +34,8 @@ class CommandTable:
         same_flags: flag -> the words that mean the same here.
         arguments_to_flags: argument -> value -> the words that mean the same here; "{}" is the value.
         default_arguments: argument -> the value that requests what the command does anyway, whatever its flags.
-        ignored_arguments: arguments without a meaning for this command, whatever their value.
+        ignored_arguments: arguments without a meaning for this command, whatever their value. Files of Ultralytics
+            have them all; as flags, which somebody has typed, they are refused or without effect.
         without_effect: flag -> why it has no effect.
         refused: flag -> why it does not exist, and what to write instead.
         refused_values: our flag -> value -> why the flag does not take this value here.
@@ -133,12 +134,19 @@ def reason_for_refusal(command: str, flag: str) -> str:
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")
 
 
+def reason_without_effect(command: str, name: str) -> str:
+    """Returns the reason why an argument that ``command`` accepts has no effect, or "" if the table has none: the
+    argument then asks for what happens anyway."""
+    flag = flag_name(name)
+    if name in table_of(command).ignored_arguments:
+        return reason_for_refusal(command, flag) or "belongs to another task or command"
+    return table_of(command).without_effect.get(flag, "")
+
+
 def flags_of_known_value(command: str, name: str, value: str) -> list[str] | None:
     """Looks up an argument with its value in the command's table. Returns our flags, or None if it is not listed."""
     command_table = table_of(command)
     text = normalized(value)
-    if name in command_table.ignored_arguments:
-        return []
     if name in command_table.default_arguments and re.fullmatch(command_table.default_arguments[name], text):
         return []
     for pattern, flags in command_table.arguments_to_flags.get(name, {}).items():
