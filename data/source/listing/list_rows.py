@@ -50,7 +50,7 @@ class ImageList:
         return self.folders.root
 
     @property
-    def voc_images(self) -> Path:
+    def voc_image_folder(self) -> Path:
         """The folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
         return self.file.parent.parent.parent / "JPEGImages"
 

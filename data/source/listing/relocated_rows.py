@@ -68,8 +68,9 @@ def image_of_other_split(image_list: ImageList, row: Row, image: str, split: str
 def _images_called_like(rows: Sequence[Row], image_list: ImageList) -> list[str]:
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {row.parts[-1] for row in rows}
-    voc_images = image_list.voc_images
-    top = voc_images if voc_images.is_dir() else image_list.root  # elsewhere, VOC's masks have the same names
+    top = image_list.voc_image_folder  # elsewhere, VOC's masks have the same names
+    if not top.is_dir():
+        top = image_list.root
     if not top.is_dir():
         return []
     images = [entry for visit in walk(top) for entry in visit.entries if is_image(entry.name, image_list.suffixes)]

@@ -158,6 +158,14 @@ def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
     assert split_names(tmp_path / "set", "val") == images[2:]
 
 
+@pytest.mark.parametrize("other", ["0.jpg", "ImageSets/Main/0.jpg"])
+def test_a_stem_in_a_list_of_voc_names_the_image_in_jpegimages(tmp_path, other):
+    images = ["JPEGImages/0.png", "JPEGImages/1.png"]
+    lists = {"ImageSets/Main/train.txt": ["0", "1"]}
+    write_lists(tmp_path / "set", [*images, other], {"train": "ImageSets/Main/train.txt"}, lists)
+    assert split_names(tmp_path / "set", "train") == images
+
+
 def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):
     root = tmp_path / "set"
     rows = [f"/home/me/{number}.png" for number in range(12)]
