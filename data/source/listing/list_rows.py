@@ -17,7 +17,7 @@ class Row(NamedTuple):
     """A row of a list that is not blank."""
 
     line: int
-    text: str  # without outer spaces
+    text: str  # without outer spaces; null characters are replaced
 
     @property
     def parts(self) -> list[str]:
@@ -81,5 +81,6 @@ def is_row(path: str) -> bool:
 
 
 def _rows(text: str) -> list[Row]:
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # no path contains it; found in files after a system crash
     rows = [Row(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [row for row in rows if row.text]

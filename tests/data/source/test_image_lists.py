@@ -147,6 +147,17 @@ def test_each_row_is_read_as_an_exact_path_if_it_is_one(tmp_path, lines):
     ]
 
 
+def test_a_row_with_null_characters_names_no_image(tmp_path):
+    rows = ["images/0.png", "\0\0\0images/1.png", "im\0ages/1.png", "\0\0", "images/1\0.png"]
+    lists = {"train.txt": rows, "val.txt": ["gone/images/\0/0.png"]}
+    write_lists(tmp_path / "set", ["images/0.png", "images/1.png"], {"train": "train.txt", "val": "val.txt"}, lists)
+    (tmp_path / "set/labels").mkdir()
+    listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
+    assert [image.name for image in listing.images] == ["images/0.png"]
+    lost = [finding.where for finding in listing.findings if finding.lost_images]
+    assert lost == [f"train.txt:{line}" for line in range(2, 6)]
+
+
 @pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])
 def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
     images = [f"JPEGImages/{number}.png" for number in range(3)]
