@@ -33,7 +33,7 @@ class RelocatedRows:
         parts = row.parts[self.num_dropped :]
         if not parts:  # fewer folders than the row that determined ``num_dropped``
             return []
-        path = os.path.join(self.base, *parts)
+        path = self.folders.normal(os.path.join(self.base, *parts))
         if not is_image(path, self.suffixes):
             return self.folders.files_of_stem(path, self.suffixes)
         return [path] if self.folders.exists(path) else []
