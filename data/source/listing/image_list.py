@@ -1,12 +1,12 @@
 """Reads a .txt list of images.
 
-A row is resolved by `exact_rows` or, if no row of the list is exact, by `relocated_rows`; `splits_of_images` then keeps
-it from the images of other splits.
+A row is resolved by `exact_rows` or, if no row of the list is exact, as `relocated_lists` decides.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.exact_rows import ExactRows
 from data.source.listing.list_rows import ImageList, Row
+from data.source.listing.relocated_lists import RelocatedLists, SharedImages
 from data.source.listing.relocated_rows import RelocatedRows
-from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.walk import Folders, none_if_missing
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
@@ -29,6 +29,8 @@ class NamedImage(NamedTuple):
 
     location: str
     image: ImageFile
+    row: Row
+    is_exact: bool  # whether the row is the image's path; see `RelocatedRows` for other rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class NamedImages:
     findings: list[Finding]
 
 
-def find_named_images(image_list: ImageList, split: str, splits: SplitsOfImages) -> NamedImages:
-    """Finds the images of a list of ``split``. Raises UserError as `SplitsOfImages.relocate` does."""
+def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
+    """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
     reader: ExactRows | RelocatedRows = ExactRows(image_list)
-    if image_list.rows and not any(len(reader.images(row)) == 1 for row in image_list.rows):
-        reader = splits.relocate(image_list, split)
+    is_exact = any(len(reader.images(row)) == 1 for row in image_list.rows)
+    if image_list.rows and not is_exact:
+        reader, shared = relocated_lists.relocate(image_list, split)
+        _log_shared(image_list, shared)
         _log_reader(image_list, reader)
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
     list_name = relative_name(image_list.file, image_list.root)
@@ -56,7 +60,7 @@ def find_named_images(image_list: ImageList, split: str, splits: SplitsOfImages)
         paths = reader.images(row)
         image = _image_at(paths[0], image_list.folders) if len(paths) == 1 else None
         if image is not None:
-            images.append(NamedImage(location, image))
+            images.append(NamedImage(location, image, row, is_exact))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
             findings.append(_missing(row, location))
@@ -90,6 +94,20 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
         return Finding(location, BAD_LISTED, f"{row.text[:100]!r} may be any of {names}", lost_images=1)
     reason = "a folder, not a file" if os.path.isdir(paths[0]) else NO_FILE
     return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
+
+
+def _log_shared(image_list: ImageList, shared: Sequence[SharedImages]) -> None:
+    for other in shared:
+        get_logger().warning(
+            "%s: %d of its images (first: %s) are also in %s of '%s', and its rows could mean the same files; if other "
+            "images of these names are meant, give paths of images relative to %s",
+            image_list.file,
+            len(other.paths),
+            relative_name(other.paths[0], image_list.root),
+            other.file,
+            other.split,
+            image_list.root,
+        )
 
 
 def _log_reader(image_list: ImageList, reader: RelocatedRows) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from data.labels.findings import NO_LABEL
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import matches, refused
@@ -87,9 +88,35 @@ def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp
     assert split_names(tmp_path / "set", "val") == images[1:]
     assert matches(
         lines.messages[0],
-        "set/part.txt: 2 of its images (first: images/1.png) are also in .../set/all.txt of 'train', whose rows can "
-        "be read alike; if they should be other images of the same names, give paths of images relative to .../set",
+        "set/part.txt: 2 of its images (first: images/1.png) are also in .../set/all.txt of 'train', and its rows "
+        "could mean the same files; if other images of these names are meant, give paths of images relative to .../set",
     )
+
+
+@pytest.mark.parametrize(("split", "other"), [("train", "val"), ("val", "train")])
+def test_rows_that_differ_in_dropped_folders_name_different_images(tmp_path, split, other):
+    """Only the images of one split are here, and it is not known of which."""
+    lists = {"train.txt": ["/x/train/images/0.png"], "val.txt": ["/x/val/images/0.png"]}
+    write_lists(tmp_path / "set", ["images/0.png"], {"train": "train.txt", "val": "val.txt"}, lists)
+    reason = f"images/0.png has the same name, but is an image of '{other}' (.../set/{other}.txt:1)"
+    row = f"/x/{split}/images/0.png"
+    with refused(f"set/{split}.txt:1: '{row}' is not an image; {reason}; {RELATIVE.format('images/0.png')}"):
+        split_names(tmp_path / "set", split)
+
+
+@pytest.mark.parametrize("train", ["[a.txt, b.txt]", "ab.txt"])
+def test_an_image_that_a_split_repeats_for_another_folder_is_missing(tmp_path, train):
+    first = ["/x/a/images/0.png", "/x/a/images/1.png"]
+    second = ["/x/b/images/1.png", "/x/a/images/0.png"]
+    lists = {"a.txt": first, "b.txt": second, "ab.txt": first + second}
+    images = ["images/0.png", "images/1.png"]
+    write_lists(tmp_path / "set", images, {"train": train}, lists)
+    listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
+    assert [image.name for image in listing.images] == images
+    assert [(finding.text, finding.lost_images) for finding in listing.findings if finding.kind != NO_LABEL] == [
+        (f"/x/b/images/1.png not found; images/1.png is read for {first[1]} ({train.strip('[').split(',')[0]}:2)", 1),
+        ("images/0.png is listed twice; used once", 0),
+    ]
 
 
 def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, lines):
@@ -119,7 +146,7 @@ def test_another_split_may_name_a_list_and_the_folder_of_its_images(tmp_path):
     rows = [f"old/{image}" for image in images]
     write_lists(root, images, {"train": "train.txt", "val": "val.txt"}, {"train.txt": rows, "val.txt": ["10.png"]})
     (root / "d.yaml").write_text("train: [train.txt, images]\nval: val.txt\nnames: [cat]\n")
-    reason = "extra/10.png has the same name, but is an image of 'train'"
+    reason = "extra/10.png has the same name, but is an image of 'train' (.../set/train.txt:11)"
     with refused(f"set/val.txt:1: '10.png' is not an image; {reason}; {RELATIVE.format('extra/10.png')}"):
         split_names(root, "val")
 
