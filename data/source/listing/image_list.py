@@ -19,7 +19,6 @@ from data.source.listing.relocated_rows import RelocatedRows
 from data.source.walk import Folders, none_if_missing
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
-from utils.logger import get_logger
 
 NO_FILE = "a pipe or device, not a file"
 
@@ -40,16 +39,21 @@ class NamedImages:
     images: list[NamedImage]  # in order
     missing: list[str]  # names in the rows whose images do not exist, as paths with /
     findings: list[Finding]
+    notes: list[str]  # lines for the log, if the list is relocated
+    warnings: list[str]
 
 
 def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
     """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
     reader: ExactRows | RelocatedRows = ExactRows(image_list)
     is_exact = any(len(reader.images(row)) == 1 for row in image_list.rows)
+    notes: list[str] = []
+    warnings: list[str] = []
     if image_list.rows and not is_exact:
         reader, shared = relocated_lists.relocate(image_list, split)
-        _log_shared(image_list, shared)
-        _log_reader(image_list, reader)
+        notes = _reader_notes(image_list, reader)
+        if shared:
+            warnings.append(_shared_images_warning(image_list, shared))
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
     list_name = relative_name(image_list.file, image_list.root)
     images: list[NamedImage] = []
@@ -66,7 +70,7 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
-    return NamedImages(images, missing, findings)
+    return NamedImages(images, missing, findings, notes, warnings)
 
 
 def _image_at(path: str, folders: Folders) -> ImageFile | None:
@@ -96,26 +100,19 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
     return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
 
 
-def _log_shared(image_list: ImageList, shared: Sequence[SharedImages]) -> None:
-    for other in shared:
-        get_logger().warning(
-            "%s: %d of its images (first: %s) are also in %s of '%s', and its rows could mean the same files; if other "
-            "images of these names are meant, give paths of images relative to %s",
-            image_list.file,
-            len(other.paths),
-            relative_name(other.paths[0], image_list.root),
-            other.file,
-            other.split,
-            image_list.root,
-        )
-
-
-def _log_reader(image_list: ImageList, reader: RelocatedRows) -> None:
-    """Logs how the rows are read, by the example of the first that names an image."""
+def _reader_notes(image_list: ImageList, reader: RelocatedRows) -> list[str]:
+    """Returns how the rows are read, by the example of the first that names an image, or nothing if none does."""
     for row in image_list.rows:
         images = reader.images(row)
         if len(images) == 1:
-            message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
-            image_name = relative_name(images[0], image_list.root)
-            get_logger().info(message, image_list.file, row.line, row.text, image_name)
-            return
+            example = f"line {row.line}: {row.text} is {relative_name(images[0], image_list.root)}"
+            return [f"{image_list.file}: no row names an image as written; rows are read like {example}"]
+    return []
+
+
+def _shared_images_warning(image_list: ImageList, shared: Sequence[SharedImages]) -> str:
+    counts = ", ".join(f"{len(other.paths):,} in {other.file} of '{other.split}'" for other in shared)
+    first = relative_name(shared[0].paths[0], image_list.root)
+    advice = f"if other images of these names are meant, give paths of images relative to {image_list.root}"
+    problem = f"some of its images (first: {first}) are also in other lists, whose rows could mean the same files"
+    return f"{image_list.file}: {problem}: {counts}; {advice}"

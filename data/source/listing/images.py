@@ -50,6 +50,8 @@ class SplitImages:
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
     other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
+    notes: list[str] = field(default_factory=list)  # lines for the log about relocated lists
+    warnings: list[str] = field(default_factory=list)
     _relocated: dict[str, NamedImage] = field(default_factory=dict)  # images of relocated rows, by name
 
     def add(self, image: ImageFile, location: str) -> None:
@@ -95,7 +97,10 @@ class SplitImages:
 
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
+    """Returns the images of a split, at least one, and logs how its relocated lists are read.
+
+    Raises UserError if there is no image, or if an entry is missing.
+    """
     entries = spec.listed_splits[split].images
     for entry in entries:
         if entry == Path(entry.anchor):
@@ -108,6 +113,10 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
     relocated_lists = RelocatedLists(spec, folders)
     for entry in entries:
         _read_entry(split_images, entry, split, relocated_lists)
+    for note in split_images.notes:
+        get_logger().info(note)
+    for warning in split_images.warnings:
+        get_logger().warning(warning)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     split_images.separate_aliases()
@@ -160,6 +169,8 @@ def _add_list(split_images: SplitImages, file: Path, split: str, relocated_lists
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
     split_images.findings += named.findings
     split_images.missing += named.missing
+    split_images.notes += named.notes
+    split_images.warnings += named.warnings
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:

@@ -87,10 +87,28 @@ def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp
     lines.clear()
     assert split_names(tmp_path / "set", "val") == images[1:]
     assert matches(
-        lines.messages[0],
-        "set/part.txt: 2 of its images (first: images/1.png) are also in .../set/all.txt of 'train', and its rows "
-        "could mean the same files; if other images of these names are meant, give paths of images relative to .../set",
+        lines.messages[1],
+        "set/part.txt: some of its images (first: images/1.png) are also in other lists, whose rows could mean the "
+        "same files: 2 in .../set/all.txt of 'train'; if other images of these names are meant, give paths of images "
+        "relative to .../set",
     )
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_log_tells_once_how_a_relocated_list_is_read(tmp_path, split, lines):
+    """The others are also read, to see whether the label file without an image is theirs."""
+    root = tmp_path / "set"
+    rows = [f"/old/images/{number}.png" for number in range(3)]
+    splits = {name: f"{name}.txt" for name in ("train", "val", "test")}
+    images = [f"images/{number}.png" for number in range(3)]
+    write_lists(root, images, splits, dict.fromkeys(splits.values(), rows))
+    (root / "labels").mkdir()
+    for name in ("1", "unused"):
+        (root / f"labels/{name}.txt").write_text("0 0.5 0.5 0.5 0.5")
+    assert split_names(root, split) == images
+    assert [line.partition(": ")[0] for line in lines.messages] == [str(root / f"{split}.txt")] * 2
+    others = [f"3 in {root}/{file} of '{name}'" for name, file in splits.items() if name != split]
+    assert ", ".join(others) in lines.messages[1]
 
 
 @pytest.mark.parametrize(("split", "other"), [("train", "val"), ("val", "train")])
@@ -128,7 +146,7 @@ def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, l
         split_names(tmp_path / "set", "train")
     lines.clear()
     assert split_names(tmp_path / "set", "val") == ["images/train/0.png", "images/train/1.png"]
-    assert "val.txt: 2 of its images (first: images/train/0.png) are also in " in lines.messages[0]
+    assert "val.txt: some of its images (first: images/train/0.png) are also in " in lines.messages[1]
 
 
 def test_a_list_that_two_splits_name_is_no_reason_for_a_warning(tmp_path, lines):
