@@ -39,18 +39,19 @@ class NamedImages:
     images: list[NamedImage]  # in order
     missing: list[str]  # names in the rows whose images do not exist, as paths with /
     findings: list[Finding]
-    notes: list[str]  # lines for the log, if the list is relocated
-    warnings: list[str]
+    notes: list[str]  # for the log
+    warnings: list[str]  # for the log
 
 
 def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
     """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
-    reader: ExactRows | RelocatedRows = ExactRows(image_list)
-    is_exact = any(len(reader.images(row)) == 1 for row in image_list.rows)
+    paths_of_rows = list(map(ExactRows(image_list).images, image_list.rows))
+    is_exact = any(len(paths) == 1 for paths in paths_of_rows)
     notes: list[str] = []
     warnings: list[str] = []
     if image_list.rows and not is_exact:
         reader, shared = relocated_lists.relocate(image_list, split)
+        paths_of_rows = list(map(reader.images, image_list.rows))
         notes = _reader_notes(image_list, reader)
         if shared:
             warnings.append(_shared_images_warning(image_list, shared))
@@ -59,9 +60,8 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
     images: list[NamedImage] = []
     missing: list[str] = []
     findings: list[Finding] = []
-    for row in image_list.rows:
+    for row, paths in zip(image_list.rows, paths_of_rows, strict=True):
         location = f"{list_name}:{row.line}"
-        paths = reader.images(row)
         image = _image_at(paths[0], image_list.folders) if len(paths) == 1 else None
         if image is not None:
             images.append(NamedImage(location, image, row, is_exact))
@@ -70,6 +70,8 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
+    if is_exact and len(missing) > len(images):
+        warnings.append(_few_exact_rows_warning(image_list, images))
     return NamedImages(images, missing, findings, notes, warnings)
 
 
@@ -108,6 +110,13 @@ def _reader_notes(image_list: ImageList, reader: RelocatedRows) -> list[str]:
             example = f"line {row.line}: {row.text} is {relative_name(images[0], image_list.root)}"
             return [f"{image_list.file}: no row names an image as written; rows are read like {example}"]
     return []
+
+
+def _few_exact_rows_warning(image_list: ImageList, images: Sequence[NamedImage]) -> str:
+    count = f"only {len(images):,} of {len(image_list.rows):,} rows are paths of images as written"
+    if images:
+        count += f", first {images[0].location}: {images[0].row.text}"
+    return f"{image_list.file}: {count}; the others are not looked up in other folders: write all rows as such paths"
 
 
 def _shared_images_warning(image_list: ImageList, shared: Sequence[SharedImages]) -> str:

@@ -50,8 +50,8 @@ class SplitImages:
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
     other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
-    notes: list[str] = field(default_factory=list)  # lines for the log about relocated lists
-    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for the log, about lists
+    warnings: list[str] = field(default_factory=list)  # for the log, about lists
     _relocated: dict[str, NamedImage] = field(default_factory=dict)  # images of relocated rows, by name
 
     def add(self, image: ImageFile, location: str) -> None:
@@ -97,7 +97,7 @@ class SplitImages:
 
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split, at least one, and logs how its relocated lists are read.
+    """Returns the images of a split, at least one, and logs how its lists are read.
 
     Raises UserError if there is no image, or if an entry is missing.
     """

@@ -203,6 +203,18 @@ def test_a_row_with_null_characters_names_no_image(tmp_path):
     assert lost == [f"train.txt:{line}" for line in range(2, 6)]
 
 
+def test_a_list_of_which_few_rows_are_exact_is_reported(tmp_path, lines):
+    """One image is also where the row says, by accident."""
+    root = tmp_path / "set"
+    rows = [f"{number}.png" for number in range(3)]
+    write_lists(root, ["1.png", *(f"images/{row}" for row in rows)], {"train": "train.txt"}, {"train.txt": rows})
+    assert split_names(root, "train") == ["1.png"]
+    assert lines.messages == [
+        f"{root}/train.txt: only 1 of 3 rows are paths of images as written, first train.txt:2: 1.png; the others are "
+        "not looked up in other folders: write all rows as such paths"
+    ]
+
+
 @pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])
 def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
     images = [f"JPEGImages/{number}.png" for number in range(3)]
