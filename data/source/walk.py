@@ -168,6 +168,11 @@ class Folders:
             self._real[folder] = os.path.realpath(folder)
         return self._real[folder]
 
+    def real_image(self, path: str) -> str:
+        """Returns the path of an image without symbolic links to its folder."""
+        folder, name = os.path.split(path)
+        return os.path.join(self.real(folder), name)
+
     def first_name(self, folder: str) -> str:
         """Returns one path for all paths that symbolic links give a folder: the first one this was called with."""
         return self._first_names.setdefault(self.real(folder), folder)

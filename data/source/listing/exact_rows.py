@@ -10,7 +10,7 @@ from data.source.listing.list_rows import ImageList, Row
 
 class ExactRows:
     """Resolves the rows of a list as written or, if there is no such image, with Windows separators. Rows without a
-    suffix name images by their stems, also those in VOC's JPEGImages.
+    suffix name images by their stems, first those in VOC's JPEGImages, of which previews and masks may have the stems.
 
     Rows that begin with ``./`` are relative to the list's folder or else to the data set's folder; other rows are
     relative to the data set's folder or else to the list's folder.
@@ -21,7 +21,7 @@ class ExactRows:
         self._suffixes = image_list.suffixes
         self._root = str(image_list.root)
         self._list_folder = str(image_list.file.parent)
-        self._voc_images = str(image_list.voc_images)
+        self._voc_image_folder = str(image_list.voc_image_folder)
 
     def images(self, row: Row) -> list[str]:
         """Returns the absolute path of the image that a row names, or those of several that have the stem."""
@@ -35,7 +35,7 @@ class ExactRows:
         if path.startswith("./"):
             bases.reverse()
         if not is_image(path, self._suffixes):
-            bases.append(self._voc_images)
+            bases.insert(0, self._voc_image_folder)
         paths = [self._folders.normal(os.path.join(base, path)) for base in bases]
         if not is_image(path, self._suffixes):
             of_stem = (self._folders.files_of_stem(path, self._suffixes) for path in paths)

@@ -1,12 +1,12 @@
 """Reads a .txt list of images.
 
-A row is resolved by `exact_rows` or, if no row of the list is exact, by `relocated_rows`; `splits_of_images` then keeps
-it from the images of other splits.
+A row is resolved by `exact_rows` or, if no row of the list is exact, as `relocated_lists` decides.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,12 +14,11 @@ from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.exact_rows import ExactRows
 from data.source.listing.list_rows import ImageList, Row
+from data.source.listing.relocated_lists import RelocatedLists, SharedImages
 from data.source.listing.relocated_rows import RelocatedRows
-from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.walk import Folders, none_if_missing
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
-from utils.logger import get_logger
 
 NO_FILE = "a pipe or device, not a file"
 
@@ -29,6 +28,8 @@ class NamedImage(NamedTuple):
 
     location: str
     image: ImageFile
+    row: Row
+    is_exact: bool  # whether the row is the image's path; see `RelocatedRows` for other rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +39,40 @@ class NamedImages:
     images: list[NamedImage]  # in order
     missing: list[str]  # names in the rows whose images do not exist, as paths with /
     findings: list[Finding]
+    notes: list[str]  # for the log
+    warnings: list[str]  # for the log
 
 
-def find_named_images(image_list: ImageList, split: str, splits: SplitsOfImages) -> NamedImages:
-    """Finds the images of a list of ``split``. Raises UserError as `SplitsOfImages.relocate` does."""
-    reader: ExactRows | RelocatedRows = ExactRows(image_list)
-    if image_list.rows and not any(len(reader.images(row)) == 1 for row in image_list.rows):
-        reader = splits.relocate(image_list, split)
-        _log_reader(image_list, reader)
+def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
+    """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
+    paths_of_rows = list(map(ExactRows(image_list).images, image_list.rows))
+    is_exact = any(len(paths) == 1 for paths in paths_of_rows)
+    notes: list[str] = []
+    warnings: list[str] = []
+    if image_list.rows and not is_exact:
+        reader, shared = relocated_lists.relocate(image_list, split)
+        paths_of_rows = list(map(reader.images, image_list.rows))
+        notes = _reader_notes(image_list, reader)
+        if shared:
+            warnings.append(_shared_images_warning(image_list, shared))
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
     list_name = relative_name(image_list.file, image_list.root)
     images: list[NamedImage] = []
     missing: list[str] = []
     findings: list[Finding] = []
-    for row in image_list.rows:
+    for row, paths in zip(image_list.rows, paths_of_rows, strict=True):
         location = f"{list_name}:{row.line}"
-        paths = reader.images(row)
         image = _image_at(paths[0], image_list.folders) if len(paths) == 1 else None
         if image is not None:
-            images.append(NamedImage(location, image))
+            images.append(NamedImage(location, image, row, is_exact))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
-    return NamedImages(images, missing, findings)
+    if is_exact and len(missing) > len(images):
+        warnings.append(_few_exact_rows_warning(image_list, images))
+    return NamedImages(images, missing, findings, notes, warnings)
 
 
 def _image_at(path: str, folders: Folders) -> ImageFile | None:
@@ -92,12 +102,26 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
     return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
 
 
-def _log_reader(image_list: ImageList, reader: RelocatedRows) -> None:
-    """Logs how the rows are read, by the example of the first that names an image."""
+def _reader_notes(image_list: ImageList, reader: RelocatedRows) -> list[str]:
+    """Returns how the rows are read, by the example of the first that names an image, or nothing if none does."""
     for row in image_list.rows:
         images = reader.images(row)
         if len(images) == 1:
-            message = "%s: no row names an image as written; rows are read like line %d: %s is %s"
-            image_name = relative_name(images[0], image_list.root)
-            get_logger().info(message, image_list.file, row.line, row.text, image_name)
-            return
+            example = f"line {row.line}: {row.text} is {relative_name(images[0], image_list.root)}"
+            return [f"{image_list.file}: no row names an image as written; rows are read like {example}"]
+    return []
+
+
+def _few_exact_rows_warning(image_list: ImageList, images: Sequence[NamedImage]) -> str:
+    count = f"only {len(images):,} of {len(image_list.rows):,} rows are paths of images as written"
+    if images:
+        count += f", first {images[0].location}: {images[0].row.text}"
+    return f"{image_list.file}: {count}; the others are not looked up in other folders: write all rows as such paths"
+
+
+def _shared_images_warning(image_list: ImageList, shared: Sequence[SharedImages]) -> str:
+    counts = ", ".join(f"{len(other.paths):,} in {other.file} of '{other.split}'" for other in shared)
+    first = relative_name(shared[0].paths[0], image_list.root)
+    advice = f"if other images of these names are meant, give paths of images relative to {image_list.root}"
+    problem = f"some of its images (first: {first}) are also in other lists, whose rows could mean the same files"
+    return f"{image_list.file}: {problem}: {counts}; {advice}"

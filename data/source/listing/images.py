@@ -21,9 +21,9 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, find_named_images
+from data.source.listing.image_list import NO_FILE, NamedImage, find_named_images
 from data.source.listing.list_rows import is_list, read_list, read_rows
-from data.source.listing.splits_of_images import SplitsOfImages
+from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
@@ -50,6 +50,9 @@ class SplitImages:
     real_folders: dict[str, str] = field(default_factory=dict)  # real paths, by the prefixes of image names
     walked_folders: set[str] = field(default_factory=set)  # real paths
     other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
+    notes: list[str] = field(default_factory=list)  # for the log, about lists
+    warnings: list[str] = field(default_factory=list)  # for the log, about lists
+    _relocated: dict[str, NamedImage] = field(default_factory=dict)  # images of relocated rows, by name
 
     def add(self, image: ImageFile, location: str) -> None:
         """Adds an image that the split names at ``location``. A repeated image becomes a finding."""
@@ -57,6 +60,18 @@ class SplitImages:
             self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is listed twice; used once"))
         else:
             self.images[image.name] = image
+
+    def add_named(self, named: NamedImage) -> None:
+        """Adds an image that a list names. If a relocated row repeats an image but contradicts the first such row, it
+        means another image, which is missing."""
+        if not named.is_exact:
+            first = self._relocated.setdefault(named.image.name, named)
+            if first.row.contradicts(named.row):
+                text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
+                self.findings.append(Finding(named.location, MISSING_IMAGE, text, lost_images=1))
+                self.missing.append(named.row.name)
+                return
+        self.add(named.image, named.location)
 
     def separate_aliases(self) -> None:
         """Moves the other names of images to `aliases`. Call this after all images have been added."""
@@ -82,7 +97,10 @@ class SplitImages:
 
 
 def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
-    """Returns the images of a split, at least one. Raises UserError if there is none, or if an entry is missing."""
+    """Returns the images of a split, at least one, and logs how its lists are read.
+
+    Raises UserError if there is no image, or if an entry is missing.
+    """
     entries = spec.listed_splits[split].images
     for entry in entries:
         if not entry.exists():
@@ -90,9 +108,13 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    splits = SplitsOfImages(spec, folders)
+    relocated_lists = RelocatedLists(spec, folders)
     for entry in entries:
-        _read_entry(split_images, entry, split, splits)
+        _read_entry(split_images, entry, split, relocated_lists)
+    for note in split_images.notes:
+        get_logger().info(note)
+    for warning in split_images.warnings:
+        get_logger().warning(warning)
     if not split_images.images:
         raise _no_images(spec, split, split_images)
     split_images.separate_aliases()
@@ -106,10 +128,10 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    splits = SplitsOfImages(spec, folders)
+    relocated_lists = RelocatedLists(spec, folders)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry, split, splits)
+            _read_entry(split_images, entry, split, relocated_lists)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
             split_images.missing += _rows_of_unresolved_list(entry)
@@ -125,26 +147,28 @@ def _rows_of_unresolved_list(entry: Path) -> list[str]:
         return []
 
 
-def _read_entry(split_images: SplitImages, entry: Path, split: str, splits: SplitsOfImages) -> None:
+def _read_entry(split_images: SplitImages, entry: Path, split: str, relocated_lists: RelocatedLists) -> None:
     """Adds the images of a folder or list that ``split`` names."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):
-        _add_list(split_images, entry, split, splits)
+        _add_list(split_images, entry, split, relocated_lists)
 
 
-def _add_list(split_images: SplitImages, file: Path, split: str, splits: SplitsOfImages) -> None:
+def _add_list(split_images: SplitImages, file: Path, split: str, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list of ``split`` names, and the findings about its rows."""
     image_list = read_list(file, split_images.folders, split_images.suffixes)
-    named = find_named_images(image_list, split, splits)
-    for row in named.images:
-        split_images.add(row.image, row.location)
+    named = find_named_images(image_list, split, relocated_lists)
+    for image in named.images:
+        split_images.add_named(image)
     root = split_images.folders.root
-    for folder in {row.image.name.rpartition("/")[0] for row in named.images}:
+    for folder in {named_image.image.name.rpartition("/")[0] for named_image in named.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))
     split_images.findings += named.findings
     split_images.missing += named.missing
+    split_images.notes += named.notes
+    split_images.warnings += named.warnings
 
 
 def _add_folder(split_images: SplitImages, visit: Visit, split_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Row(NamedTuple):
     """A row of a list that is not blank."""
 
     line: int
-    text: str  # without outer spaces
+    text: str  # without outer spaces; null characters are replaced
 
     @property
     def parts(self) -> list[str]:
@@ -33,6 +34,12 @@ class Row(NamedTuple):
     @property
     def stem(self) -> str:
         return os.path.splitext(self.parts[-1])[0]
+
+    def contradicts(self, other: Row) -> bool:
+        """Returns whether this row and another one of the same file name must mean different images: the folders of
+        neither row are the last ones of the other, as in ``a/images/0.jpg`` and ``b/images/0.jpg``."""
+        pairs = zip(reversed(self.parts[:-1]), reversed(other.parts[:-1]), strict=False)
+        return any(first != second for first, second in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +57,21 @@ class ImageList:
         return self.folders.root
 
     @property
-    def voc_images(self) -> Path:
+    def voc_image_folder(self) -> Path:
         """The folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
         return self.file.parent.parent.parent / "JPEGImages"
+
+    def row_of_image(self, images_of: Callable[[Row], Sequence[str]]) -> dict[str, Row]:
+        """Returns the first row of each image, by its `Folders.real_image`. A row of several images has none.
+
+        ``images_of``: returns the paths of the images that a row may name.
+        """
+        row_of_image: dict[str, Row] = {}
+        for row in self.rows:
+            images = images_of(row)
+            if len(images) == 1:
+                row_of_image.setdefault(self.folders.real_image(images[0]), row)
+        return row_of_image
 
 
 def read_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:
@@ -81,5 +100,6 @@ def is_row(path: str) -> bool:
 
 
 def _rows(text: str) -> list[Row]:
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")  # no path contains it; found in files after a system crash
     rows = [Row(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return [row for row in rows if row.text]

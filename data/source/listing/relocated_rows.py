@@ -21,7 +21,8 @@ _MAX_TRIED_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class RelocatedRows:
-    """Resolves all rows of a list as paths in one folder. Readers that compare as equal resolve equal rows alike."""
+    """Resolves all rows of a list as paths in one folder. Readers are equal if they have the same folder and drop as
+    many parts of each row; the dropped parts themselves may differ, see `Row.contradicts`."""
 
     base: Path
     num_dropped: int  # leading folders of each row, which belong to another location
@@ -33,15 +34,15 @@ class RelocatedRows:
         parts = row.parts[self.num_dropped :]
         if not parts:  # fewer folders than the row that determined ``num_dropped``
             return []
-        path = os.path.join(self.base, *parts)
+        path = self.folders.normal(os.path.join(self.base, *parts))
         if not is_image(path, self.suffixes):
             return self.folders.files_of_stem(path, self.suffixes)
         return [path] if self.folders.exists(path) else []
 
 
 def relocate(image_list: ImageList, other_split: Callable[[str], str | None]) -> RelocatedRows:
-    """Returns a reader for a list none of whose rows is exact. The first row that fits exactly one image decides for
-    all.
+    """Returns a reader for a list none of whose rows is exact. The first row that fits exactly one image
+    determines the reader.
 
     ``other_split``: returns the other split that has an image, or None. Such an image may only have the same name and
     other labels, so it is not considered. Raises UserError if none of the first rows fits an image, or if one fits
@@ -60,16 +61,18 @@ def relocate(image_list: ImageList, other_split: Callable[[str], str | None]) ->
     raise _no_image(image_list, candidates, other_split)
 
 
-def image_of_other_split(image_list: ImageList, row: Row, image: str, split: str) -> UserError:
-    """Returns the error about a row that is not exact, and that may mean an ``image`` of another split."""
-    return UserError(f"{_not_an_image(image_list, row)}; {_named_by(split, image, image_list.root)}")
+def image_of_other_split(image_list: ImageList, row: Row, image: str, owner: str) -> UserError:
+    """Returns the error about a row of a relocated list that may mean an ``image`` of another split, the ``owner``."""
+    difference = f"is an image of {owner}"
+    return UserError(f"{_not_an_image(image_list, row)}; {_same_name(image, difference, image_list.root)}")
 
 
 def _images_called_like(rows: Sequence[Row], image_list: ImageList) -> list[str]:
     """Returns the paths of the images in the data set that have the names of ``rows``, with or without suffix."""
     names = {row.parts[-1] for row in rows}
-    voc_images = image_list.voc_images
-    top = voc_images if voc_images.is_dir() else image_list.root  # elsewhere, VOC's masks have the same names
+    top = image_list.voc_image_folder  # elsewhere, VOC's masks have the same names
+    if not top.is_dir():
+        top = image_list.root
     if not top.is_dir():
         return []
     images = [entry for visit in walk(top) for entry in visit.entries if is_image(entry.name, image_list.suffixes)]
@@ -118,24 +121,19 @@ def _no_image(image_list: ImageList, candidates: Sequence[str], other_split: Cal
         return UserError(message + (labels_without_images(root) or f"; give paths of images relative to {root}"))
     image = max(sorted(candidates), key=lambda path: _num_common_parts(path, first))
     split = other_split(image)
-    if split:
-        return UserError(f"{message}; {_named_by(split, image, root)}")
-    name = relative_name(image, root)
-    return UserError(f"{message}; {name} has the same name, but is in another folder; {_advice(name, root)}")
+    difference = f"is an image of '{split}'" if split else "is in another folder"
+    return UserError(f"{message}; {_same_name(image, difference, root)}")
 
 
 def _not_an_image(image_list: ImageList, row: Row) -> str:
     return f"{image_list.file}:{row.line}: {row.text[:200]!r} is not an image"
 
 
-def _named_by(split: str, image: str, root: Path) -> str:
-    """Returns the part of a message about an image of another split."""
+def _same_name(image: str, difference: str, root: Path) -> str:
+    """Returns the part of a message about an image that has the name of a row but is probably another one."""
     name = relative_name(image, root)
-    return f"{name} has the same name, but is an image of '{split}'; {_advice(name, root)}"
-
-
-def _advice(name: str, root: Path) -> str:
-    return f"give paths of images relative to {root}: '{name}' if this image is meant"
+    advice = f"give paths of images relative to {root}: '{name}' if this image is meant"
+    return f"{name} has the same name, but {difference}; {advice}"
 
 
 def _several_images(row: Row, images: list[str], image_list: ImageList) -> UserError:

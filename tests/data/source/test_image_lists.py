@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from data.labels.findings import NO_LABEL
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import matches, refused
@@ -86,10 +87,54 @@ def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp
     lines.clear()
     assert split_names(tmp_path / "set", "val") == images[1:]
     assert matches(
-        lines.messages[0],
-        "set/part.txt: 2 of its images (first: images/1.png) are also in .../set/all.txt of 'train', whose rows can "
-        "be read alike; if they should be other images of the same names, give paths of images relative to .../set",
+        lines.messages[1],
+        "set/part.txt: some of its images (first: images/1.png) are also in other lists, whose rows could mean the "
+        "same files: 2 in .../set/all.txt of 'train'; if other images of these names are meant, give paths of images "
+        "relative to .../set",
     )
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_log_tells_once_how_a_relocated_list_is_read(tmp_path, split, lines):
+    """The others are also read, to see whether the label file without an image is theirs."""
+    root = tmp_path / "set"
+    rows = [f"/old/images/{number}.png" for number in range(3)]
+    splits = {name: f"{name}.txt" for name in ("train", "val", "test")}
+    images = [f"images/{number}.png" for number in range(3)]
+    write_lists(root, images, splits, dict.fromkeys(splits.values(), rows))
+    (root / "labels").mkdir()
+    for name in ("1", "unused"):
+        (root / f"labels/{name}.txt").write_text("0 0.5 0.5 0.5 0.5")
+    assert split_names(root, split) == images
+    assert [line.partition(": ")[0] for line in lines.messages] == [str(root / f"{split}.txt")] * 2
+    others = [f"3 in {root}/{file} of '{name}'" for name, file in splits.items() if name != split]
+    assert ", ".join(others) in lines.messages[1]
+
+
+@pytest.mark.parametrize(("split", "other"), [("train", "val"), ("val", "train")])
+def test_rows_that_differ_in_dropped_folders_name_different_images(tmp_path, split, other):
+    """Only the images of one split are here, and it is not known of which."""
+    lists = {"train.txt": ["/x/train/images/0.png"], "val.txt": ["/x/val/images/0.png"]}
+    write_lists(tmp_path / "set", ["images/0.png"], {"train": "train.txt", "val": "val.txt"}, lists)
+    reason = f"images/0.png has the same name, but is an image of '{other}' (.../set/{other}.txt:1)"
+    row = f"/x/{split}/images/0.png"
+    with refused(f"set/{split}.txt:1: '{row}' is not an image; {reason}; {RELATIVE.format('images/0.png')}"):
+        split_names(tmp_path / "set", split)
+
+
+@pytest.mark.parametrize("train", ["[a.txt, b.txt]", "ab.txt"])
+def test_an_image_that_a_split_repeats_for_another_folder_is_missing(tmp_path, train):
+    first = ["/x/a/images/0.png", "/x/a/images/1.png"]
+    second = ["/x/b/images/1.png", "/x/a/images/0.png"]
+    lists = {"a.txt": first, "b.txt": second, "ab.txt": first + second}
+    images = ["images/0.png", "images/1.png"]
+    write_lists(tmp_path / "set", images, {"train": train}, lists)
+    listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
+    assert [image.name for image in listing.images] == images
+    assert [(finding.text, finding.lost_images) for finding in listing.findings if finding.kind != NO_LABEL] == [
+        (f"/x/b/images/1.png not found; images/1.png is read for {first[1]} ({train.strip('[').split(',')[0]}:2)", 1),
+        ("images/0.png is listed twice; used once", 0),
+    ]
 
 
 def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, lines):
@@ -101,7 +146,7 @@ def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, l
         split_names(tmp_path / "set", "train")
     lines.clear()
     assert split_names(tmp_path / "set", "val") == ["images/train/0.png", "images/train/1.png"]
-    assert "val.txt: 2 of its images (first: images/train/0.png) are also in " in lines.messages[0]
+    assert "val.txt: some of its images (first: images/train/0.png) are also in " in lines.messages[1]
 
 
 def test_a_list_that_two_splits_name_is_no_reason_for_a_warning(tmp_path, lines):
@@ -119,7 +164,7 @@ def test_another_split_may_name_a_list_and_the_folder_of_its_images(tmp_path):
     rows = [f"old/{image}" for image in images]
     write_lists(root, images, {"train": "train.txt", "val": "val.txt"}, {"train.txt": rows, "val.txt": ["10.png"]})
     (root / "d.yaml").write_text("train: [train.txt, images]\nval: val.txt\nnames: [cat]\n")
-    reason = "extra/10.png has the same name, but is an image of 'train'"
+    reason = "extra/10.png has the same name, but is an image of 'train' (.../set/train.txt:11)"
     with refused(f"set/val.txt:1: '10.png' is not an image; {reason}; {RELATIVE.format('extra/10.png')}"):
         split_names(root, "val")
 
@@ -147,6 +192,29 @@ def test_each_row_is_read_as_an_exact_path_if_it_is_one(tmp_path, lines):
     ]
 
 
+def test_a_row_with_null_characters_names_no_image(tmp_path):
+    rows = ["images/0.png", "\0\0\0images/1.png", "im\0ages/1.png", "\0\0", "images/1\0.png"]
+    lists = {"train.txt": rows, "val.txt": ["gone/images/\0/0.png"]}
+    write_lists(tmp_path / "set", ["images/0.png", "images/1.png"], {"train": "train.txt", "val": "val.txt"}, lists)
+    (tmp_path / "set/labels").mkdir()
+    listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
+    assert [image.name for image in listing.images] == ["images/0.png"]
+    lost = [finding.where for finding in listing.findings if finding.lost_images]
+    assert lost == [f"train.txt:{line}" for line in range(2, 6)]
+
+
+def test_a_list_of_which_few_rows_are_exact_is_reported(tmp_path, lines):
+    """One image is also where the row says, by accident."""
+    root = tmp_path / "set"
+    rows = [f"{number}.png" for number in range(3)]
+    write_lists(root, ["1.png", *(f"images/{row}" for row in rows)], {"train": "train.txt"}, {"train.txt": rows})
+    assert split_names(root, "train") == ["1.png"]
+    assert lines.messages == [
+        f"{root}/train.txt: only 1 of 3 rows are paths of images as written, first train.txt:2: 1.png; the others are "
+        "not looked up in other folders: write all rows as such paths"
+    ]
+
+
 @pytest.mark.parametrize("train", ["JPEGImages", "ImageSets/Main/trainval.txt"])
 def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
     images = [f"JPEGImages/{number}.png" for number in range(3)]
@@ -156,6 +224,14 @@ def test_lists_of_voc_may_share_images_with_other_splits(tmp_path, train):
     write_lists(tmp_path / "set", images, {"train": train, "val": "ImageSets/Main/val.txt"}, lists)
     assert split_names(tmp_path / "set", "train") == images
     assert split_names(tmp_path / "set", "val") == images[2:]
+
+
+@pytest.mark.parametrize("other", ["0.jpg", "ImageSets/Main/0.jpg"])
+def test_a_stem_in_a_list_of_voc_names_the_image_in_jpegimages(tmp_path, other):
+    images = ["JPEGImages/0.png", "JPEGImages/1.png"]
+    lists = {"ImageSets/Main/train.txt": ["0", "1"]}
+    write_lists(tmp_path / "set", [*images, other], {"train": "ImageSets/Main/train.txt"}, lists)
+    assert split_names(tmp_path / "set", "train") == images
 
 
 def test_a_relocated_list_is_refused_if_only_a_later_row_names_an_image_of_another_split(tmp_path):

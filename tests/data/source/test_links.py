@@ -149,7 +149,7 @@ def test_the_stage_may_not_be_in_the_data_set_behind_a_link(proj, tmp_path):
 
 
 @pytest.mark.parametrize("labels", ["beside the link", "beside its target"])
-@pytest.mark.parametrize("entry", ["../images/train", "images/train", "../pics", "list.txt"])
+@pytest.mark.parametrize("entry", ["../images/train", "images/train", "../pics", "list.txt", "relocated.txt"])
 def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
     source = write_dataset(tmp_path / "store", train=4, val=2)
     expected = boxes_of(load_index(load_dataset_spec(source), "train", IndexSettings(progress=False)))
@@ -159,6 +159,7 @@ def test_a_link_to_images_does_not_lose_their_labels(tmp_path, labels, entry):
     (base / "images").symlink_to(tmp_path / "store" / "images")
     (base / "pics").symlink_to(tmp_path / "store" / "images" / "train")
     (root / "list.txt").write_text("".join(f"images/train/00{i}.png\n" for i in range(4)))
+    (root / "relocated.txt").write_text("".join(f"/old/images/train/00{i}.png\n" for i in range(4)))
     if labels == "beside the link" and entry != "../pics":
         shutil.move(tmp_path / "store" / "labels", base / "labels")
     (root / "data.yaml").write_text(f"train: {entry}\nnames: [light, dark]\n")
