@@ -128,7 +128,7 @@ def test_all_formats_are_checked_and_scored(
     for name in files:
         line = next(line for line in made_once.printed.splitlines() if f"/{name}: " in line)
         assert "; 4 images: AP " in line
-        assert "0 without a counterpart" in line
+        assert "match, 0 do not;" in line
         model = open_model(weights.with_name(name), device=CPU, trust=True)
         assert (model.names, model.input_hw, model.nms_iou) == (NAMES, (64, 64), 0.7)
         assert (model.threshold(box_voting=True), model.threshold(box_voting=False)) == (0.4, 0.3)
@@ -179,7 +179,7 @@ def test_rectangular_and_dynamic_canvases(weights: Path, data: Path, capsys: pyt
     call(export.main, "--weights", weights, "--format", "torchscript", "--dynamic")
     model = open_model(file, device=CPU, trust=True)
     assert (model.input_hw, model.batch) == (None, None)
-    assert "0 without a counterpart" in capsys.readouterr().out
+    assert "match, 0 do not;" in capsys.readouterr().out
 
 
 def test_int8(weights: Path, data: Path, capsys: pytest.CaptureFixture):

@@ -157,7 +157,7 @@ def test_export_val_and_detect(packages: None, tmp_path: Path, capsys: pytest.Ca
     data = write_dataset(tmp_path / "set", train=4, val=4)
     weights = write_detector(tmp_path / "best.pt", calibrated_detector(TINY_MODEL, ("light", "dark")))
     call(export.main, "--weights", weights, "--format", "ncnn", "torchscript", "--data", data)
-    assert capsys.readouterr().out.count("0 without a counterpart") == 2
+    assert capsys.readouterr().out.count("match, 0 do not;") == 2
     exported = tmp_path / "best_ncnn_model"
     out = ["--device", "cpu", "--project", tmp_path / "runs"]
     call(val.main, "--weights", exported, "--trust", *out, "--workers", "0", "--noplots")
