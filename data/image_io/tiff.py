@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
 # Tags (TIFF 6.0).
 _IMAGE_WIDTH = 256
+_IMAGE_LENGTH = 257
 _BITS_PER_SAMPLE = 258
 _COMPRESSION = 259
 _PHOTOMETRIC = 262
 _SAMPLES_PER_PIXEL = 277
+_ROWS_PER_STRIP = 278
+_STRIP_BYTE_COUNTS = 279
 _PLANAR_CONFIGURATION = 284
 _PREDICTOR = 317
 _TILE_WIDTH = 322
@@ -94,15 +97,29 @@ _READ_IN_STRIPS = {
 
 
 def check_fields(tiff: bytes, path: str | os.PathLike) -> None:
-    """Raises UserError if a field of the first page that decides how pixels are read is damaged, or if there is a page
-    without the fields that every TIFF must have."""
+    """Raises UserError if a field of the first page that decides how pixels are read is damaged or missing."""
     for tag, name in _CHECKED_FIELDS.items():
         field = tiff_field(tiff, tag)
         if field is not None and not field.values:
             raise UserError(f"{path}: cannot be decoded (its field {name} is damaged)")
-    for tag in (_COMPRESSION, _PHOTOMETRIC):
-        if tiff_field(tiff, tag) is None and tiff_field(tiff, _IMAGE_WIDTH) is not None:
-            raise UserError(f"{path}: cannot be decoded (it has no field {_CHECKED_FIELDS[tag]})")
+    if tiff_field(tiff, _IMAGE_WIDTH) is None:
+        return
+    if tiff_field(tiff, _PHOTOMETRIC) is None:
+        raise UserError(f"{path}: cannot be decoded (it has no field PhotometricInterpretation)")
+    if tiff_field(tiff, _COMPRESSION) is None and not _fits_uncompressed(tiff):
+        raise UserError(f"{path}: cannot be decoded (it has no field Compression, but is compressed)")
+
+
+def _fits_uncompressed(tiff: bytes) -> bool:
+    """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ
+    write no field Compression."""
+    height = _value(tiff, _IMAGE_LENGTH, default=-1)
+    rows = min(_value(tiff, _ROWS_PER_STRIP, default=height), height)
+    bits = _values(tiff, _BITS_PER_SAMPLE, default=1)
+    has_planes = _value(tiff, _PLANAR_CONFIGURATION, default=_CHUNKY) != _CHUNKY
+    channels = 1 if has_planes else _value(tiff, _SAMPLES_PER_PIXEL, default=1)
+    row_bytes = math.ceil(_value(tiff, _IMAGE_WIDTH, default=-1) * bits[0] * channels / 8)
+    return _values(tiff, _STRIP_BYTE_COUNTS, default=-1)[:1] == (rows * row_bytes,)
 
 
 def is_read_by_opencv(tiff: bytes) -> bool:

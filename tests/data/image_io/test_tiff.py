@@ -286,7 +286,7 @@ def test_a_damaged_field_is_refused_by_its_name(tmp_path, tag, position):
 @pytest.mark.parametrize(
     ("tag", "reason"),
     [
-        (259, "it has no field Compression"),
+        (259, "it has no field Compression, but is compressed"),
         (262, "it has no field PhotometricInterpretation"),
         (277, "it gives the bits of 3 channels, but has 1 channel"),
     ],
@@ -295,6 +295,22 @@ def test_a_field_that_is_not_there_is_refused(tmp_path, tag, reason):
     write_with_changed_field(tmp_path / "a.tif", tag, 1)  # another tag
     with refused(f"a.tif: cannot be decoded ({reason})"):
         read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_file_without_the_field_compression_is_uncompressed(tmp_path, dtype, channels):
+    """Older versions of ImageJ write such files, and the specification's default is no compression."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (*HW, channels), dtype)
+    photometric = "rgb" if channels == 3 else "minisblack"
+    tifffile.imwrite(path, image if channels == 3 else image[..., 0], photometric=photometric, metadata=None)
+    expected = read_image(path)
+    content = path.read_bytes()
+    field = struct.pack("<HHII", 259, 3, 1, 1)
+    assert content.count(field) == 1
+    path.write_bytes(content.replace(field, struct.pack("<HHII", 60000, 3, 1, 1)))
+    np.testing.assert_array_equal(read_image(path), expected)
 
 
 def test_too_little_memory_is_no_damage(tmp_path, monkeypatch):
