@@ -20,7 +20,7 @@ from utils.files.paths import path_of
 
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
-_FIRST_LIST = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
+_FIRST_LIST = re.compile(rb'"(annotations|images|categories|licenses)"\s*:\s*\[\s*\{')
 _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
@@ -140,7 +140,8 @@ def _read(request: LabelRequest) -> LabelSource:
 
 
 def is_coco(head: bytes) -> bool:
-    """Returns whether a file that begins with ``head`` seems to be a COCO JSON with annotations or images."""
+    """Returns whether a file that begins with ``head`` seems to be a COCO JSON. Long lists of licenses and categories
+    may come before the images, as in Roboflow's exports."""
     return _FIRST_LIST.search(head) is not None
 
 

@@ -146,7 +146,8 @@ def _unmatched(without_image: _EntryWithoutImage, places: ImagePlaces, names: Im
     is_of_no_split = reason is UnmatchedReason.NO_SPLIT
     text = "" if is_of_no_split else _reason_text(without_image, names)
     if reason is UnmatchedReason.THIS_SPLIT and not place.has_its_folders and places.has_own_folders(file_name):
-        text += f"; if {os.path.dirname(file_name)} is a folder of another split, name it in the YAML"
+        folder = os.path.dirname(file_name)
+        text += f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
     return UnmatchedEntry(
         entry=without_image.entry,
         reason=reason,

@@ -1,5 +1,6 @@
 """A split without images or labels is refused with what is there instead."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +9,12 @@ import pytest
 
 from tests.data.index.small_set import load, write_yaml
 from tests.helpers.messages import refused
+
+
+# As Roboflow writes them: the images come after more bytes than are read to recognize a file.
+COCO_JSON = json.dumps(
+    {"info": {}, "categories": [{"id": i, "name": "n" * 80} for i in range(99)], "images": [{"id": 1}]}
+)
 
 
 def keep(root: Path) -> None:
@@ -146,7 +153,7 @@ def test_a_split_without_labels_says_what_is_there(root, tmp_path, there, messag
     (root / "instances.json").unlink()
     for name in re.split(r" (?!/)", there):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text('{"images": [{"id": 1}]}' if "_" in name else "")
+        (root / name).write_text(COCO_JSON if "_" in name else "")
     with refused(f"set/d.yaml: 'train' has 5 images and no label file; the first was expected at {message}") as caught:
         load(root, tmp_path / "cache")
     assert there.startswith("README") == str(caught.value).endswith("a.txt")

@@ -377,7 +377,9 @@ def test_an_image_gets_no_boxes_from_a_folder_that_the_yaml_does_not_name(tmp_pa
     assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
     assert lost(data) == [(6, 24), (0, 0)]
     folder = style.format(path="images/test", below="test")
-    with refused(f"; if {folder} is a folder of another split, name it in the YAML"):
+    with refused(
+        f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
+    ):
         load(data, "train", max_bad=0.1)
 
 
