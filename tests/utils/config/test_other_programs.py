@@ -228,7 +228,8 @@ def test_a_word_after_a_translated_value_is_not_dropped():
     [
         (TrainConfig, "--save-period -1 --plots False --val False", "--save-period 0 --noplots --val-every 0"),
         (TrainConfig, "--batch 0.7 --amp False --half False --profile=False", "--batch-size -1 --amp off"),
-        (TrainConfig, "--workspace None --auto_augment None", ""),
+        (TrainConfig, "--workspace None --auto_augment None --quiet False", ""),
+        (ExportConfig, "--end2end True", ""),
         (ValConfig, "--half True --augment --split val", "--amp fp16 --tta --task val"),
         (ValConfig, "--half False --end2end False --amp True", "--nms --amp auto"),
         (DetectConfig, "--show True --save False --show-conf False --embed None", "--view-img --nosave --hide-conf"),
