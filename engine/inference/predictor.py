@@ -21,7 +21,7 @@ from engine.inference.result_boxes import boxes_of
 from engine.inference.results import ResultList, Results
 from engine.inference.settings import DetectionSettings
 from models.postprocess.tiles import Tiles
-from utils.config.plain_values import checked_value
+from utils.config.plain_values import checked_value, plain_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
@@ -182,9 +182,10 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
     """Returns how to cut images; None: not at all. ``tiles``: see `load`."""
     if tiles is None or isinstance(tiles, Tiles):
         return tiles
-    if tiles is True:
+    plain = plain_value("tiles", tiles)
+    if plain is True:
         return Tiles(model.tile, full_image=False, scaled=True) if model.tile else None
-    size = 0 if tiles is False else checked_value("tiles", tiles, Count)
+    size = 0 if plain is False else checked_value("tiles", plain, Count)
     return Tiles(size) if size else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import KeysView, Mapping, ValuesView
+from collections.abc import KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 from utils.config.yaml_files import MAX_DEPTH
@@ -14,8 +14,8 @@ from utils.schema import TOO_LONG, check, fits_64_bits, parse_hint
 def plain_value(name: str, value: Any, depth: int = 0) -> Any:
     """Converts the value of the keyword ``name`` to None, a bool, a number, text, or a list or dict of these.
 
-    Arrays, numbers and tensors of NumPy and torch become lists and numbers; tuples, ranges, views of dicts, and sets in
-    the order of their text become lists; paths and torch's devices become text. ``depth``: number of lists and dicts
+    Arrays, numbers and tensors of NumPy and torch become lists and numbers; sequences, views of dicts, and sets in the
+    order of their text become lists; paths and torch's devices become text. ``depth``: number of lists and dicts
     around ``value``, at most `MAX_DEPTH`. Raises UserError that begins with ``name`` for any other value.
     """
     if depth > MAX_DEPTH:
@@ -25,14 +25,14 @@ def plain_value(name: str, value: Any, depth: int = 0) -> Any:
         return {_plain_scalar(name, key): plain_value(name, item, depth + 1) for key, item in plain.items()}
     if isinstance(plain, set | frozenset):
         plain = sorted(plain, key=str)  # their own order changes from process to process
-    if isinstance(plain, list | tuple | range | KeysView | ValuesView):
+    if isinstance(plain, Sequence | KeysView | ValuesView) and not isinstance(plain, str | bytes | bytearray):
         return [plain_value(name, item, depth + 1) for item in plain]
     return _plain_scalar(name, plain)
 
 
 def checked_value(name: str, value: Any, hint: Any) -> Any:
     """Returns the `plain_value` of a keyword, checked against its type ``hint``. The numbers 0 and 1 are false and
-    true, as in other programs. Raises UserError that begins with ``name``."""
+    true. Raises UserError that begins with ``name``."""
     kind, is_optional, bounds = parse_hint(hint)
     plain = plain_value(name, value)
     if kind is bool and plain in (0, 1):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine.inference.predictor import Predictor, load
+from engine.inference.predictor import load
 from engine.inference.yolov5 import load_yolov5
 from models.postprocess.tiles import Tiles
 from tests.engine.inference.conftest import picture
 from utils.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def predictor(weights) -> Predictor:
-    return load(weights, device="cpu", conf=0.0, max_det=5)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +28,7 @@ def predictor(weights) -> Predictor:
         ({"classes": 1}, {"classes": [1]}),
         ({"classes": np.array([1, 0])}, {"classes": [1, 0]}),
         ({"classes": {0: "disc", 1: "ring"}.keys()}, {"classes": [0, 1]}),
+        ({"classes": deque([1])}, {"classes": [1]}),
         ({"half": False, "augment": None, "visualize": 0}, {}),
         ({"imgsz": None, "conf": None}, {}),
     ],
@@ -90,7 +87,8 @@ def test_attributes_are_checked_when_they_are_assigned(weights, name, value):
 def test_text_is_not_taken_as_true(weights, name):
     with pytest.raises(UserError, match=f"^{name}: must be true or false, got 'no'"):
         load(weights, device="cpu", **{name: "no"})
-    load(weights, device="cpu", **{name: 0})
+    for value in (0, None, np.False_):
+        load(weights, device="cpu", **{name: value})
 
 
 def test_tiles_are_a_size_or_settings(weights):
@@ -98,7 +96,7 @@ def test_tiles_are_a_size_or_settings(weights):
         return load(weights, device="cpu", tiles=value).image_detector.tiles
 
     assert tiles(64) == tiles(np.int64(64)) == Tiles(64)
-    assert [tiles(value) for value in (True, False, None, 0)] == [None] * 4
+    assert [tiles(value) for value in (True, False, None, 0, np.False_)] == [None] * 5
     assert tiles(Tiles(64, overlap=0.5)) == Tiles(64, overlap=0.5)
     for mistake in ("640", 64.5, -64, 33):
         with pytest.raises(UserError, match=r"tile"):
