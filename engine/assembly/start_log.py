@@ -15,13 +15,13 @@ from utils.strings import counted
 def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
     starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number. Logs nothing
-    for a run that only has to write its report.
+    for a run that has no step left, but only has to score its last epoch or to write its report.
 
     ``settings``: those of ``plan``, with the open ones chosen.
     """
-    if plan.only_reports:
-        return
     config = settings.config
+    if plan.only_reports or _only_scores(plan):
+        return
     log = get_logger()
     warning = few_steps_warning(steps, from_weights=bool(config.weights))
     if warning and step.ctx.is_main and not config.time:
@@ -40,6 +40,13 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
     )
     compiles = " and compiles the model" if config.compile else ""
     log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
+
+
+def _only_scores(plan: RunPlan) -> bool:
+    """Returns whether all epochs are done, so that the last one can only lack its scores."""
+    if not isinstance(plan, ContinuedRun) or plan.settings.config.time:
+        return False
+    return plan.started_from.progress.epoch >= plan.settings.config.epochs
 
 
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:

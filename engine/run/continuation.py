@@ -43,8 +43,8 @@ from utils.strings import counted
 def plan_continued(command: TrainCommand, folder: Path) -> ContinuedRun | EndedRun | None:
     """Returns the plan of the run in ``folder``; None if it has saved nothing yet.
 
-    Raises UserError if the checkpoint is damaged, for a setting that the run cannot change or, if the run has ended,
-    for one that would have changed its results.
+    Raises UserError if the checkpoint is damaged (its tensors are checked when they are read), for a setting that the
+    run cannot change or, if the run has ended, for one that would have changed its results.
     """
     newest = read_stored_run(folder)
     reported_epochs = None if newest is None else read_reported_epochs(folder, newest.run_id)

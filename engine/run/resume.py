@@ -23,7 +23,8 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     """Returns the plan of the run that wrote the checkpoint ``path``: its settings, but for what the command line
     changes.
 
-    Raises UserError for a file from which no run can continue, for a checkpoint that is not the newest of its run, and
+    Raises UserError for a file from which no run can continue (its tensors are checked when they are read), for a
+    checkpoint that is not the newest of its run, and
     for a setting that cannot change.
     """
     started_from = StartedFrom.of(CheckpointFacts.read(path))
