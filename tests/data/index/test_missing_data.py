@@ -10,7 +10,6 @@ import pytest
 from tests.data.index.small_set import load, write_yaml
 from tests.helpers.messages import refused
 
-
 # As Roboflow writes them: the images come after more bytes than are read to recognize a file.
 COCO_JSON = json.dumps(
     {"info": {}, "categories": [{"id": i, "name": "n" * 80} for i in range(99)], "images": [{"id": 1}]}
