@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -65,9 +64,9 @@ def open_weights(
         if not get_logger().hasHandlers():
             configure_logging(True)  # a download prints its address and license
         path = fetch_weights(path, ctx=DistributedContext.single(), offline=offline)
-    return open_model(path, device=devices[0], nms=_checked_switch("nms", nms), trust=_checked_switch("trust", trust))
-
-
-def _checked_switch(name: str, value: Any) -> bool:
-    """Returns a keyword that is true or false; None is false, the default."""
-    return False if value is None else checked_value(name, value, bool)
+    return open_model(
+        path,
+        device=devices[0],
+        nms=bool(checked_value("nms", nms, bool | None)),
+        trust=bool(checked_value("trust", trust, bool | None)),
+    )
