@@ -34,10 +34,11 @@ class ExactRows:
         bases = [self._root, self._list_folder]
         if path.startswith("./"):
             bases.reverse()
-        if not is_image(path, self._suffixes):
+        has_suffix = is_image(path, self._suffixes)
+        if not has_suffix:
             bases.insert(0, self._voc_image_folder)
         paths = [self._folders.normal(os.path.join(base, path)) for base in bases]
-        if not is_image(path, self._suffixes):
+        if not has_suffix:
             of_stem = (self._folders.files_of_stem(path, self._suffixes) for path in paths)
             return next(filter(None, of_stem), [])
         for path in paths:

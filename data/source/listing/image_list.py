@@ -15,7 +15,6 @@ from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.exact_rows import ExactRows
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, SharedImages
-from data.source.listing.relocated_rows import RelocatedRows
 from data.source.walk import Folders, none_if_missing
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
@@ -29,7 +28,7 @@ class NamedImage(NamedTuple):
     location: str
     image: ImageFile
     row: Row
-    is_exact: bool  # whether the row is the image's path; see `RelocatedRows` for other rows
+    is_exact: bool  # whether the row is the image's path; see `relocated_rows` for other rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
     if image_list.rows and not is_exact:
         reader, shared = relocated_lists.relocate(image_list, split)
         paths_of_rows = list(map(reader.images, image_list.rows))
-        notes = _reader_notes(image_list, reader)
+        notes = _reader_notes(image_list, paths_of_rows)
         if shared:
             warnings.append(_shared_images_warning(image_list, shared))
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
@@ -102,12 +101,11 @@ def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) 
     return Finding(location, BAD_IMAGE, f"{row.text}: {reason}", lost_images=1, consequence="left out")
 
 
-def _reader_notes(image_list: ImageList, reader: RelocatedRows) -> list[str]:
+def _reader_notes(image_list: ImageList, paths_of_rows: Sequence[list[str]]) -> list[str]:
     """Returns how the rows are read, by the example of the first that names an image, or nothing if none does."""
-    for row in image_list.rows:
-        images = reader.images(row)
-        if len(images) == 1:
-            example = f"line {row.line}: {row.text} is {relative_name(images[0], image_list.root)}"
+    for row, paths in zip(image_list.rows, paths_of_rows, strict=True):
+        if len(paths) == 1:
+            example = f"line {row.line}: {row.text} is {relative_name(paths[0], image_list.root)}"
             return [f"{image_list.file}: no row names an image as written; rows are read like {example}"]
     return []
 
