@@ -26,8 +26,8 @@ SLURM = LAUNCH / "slurm.sbatch"
 STAND_INS = {
     # srun: runs what follows its own flags, one task, passing TERM on.
     "srun": 'while [[ $1 == --* ]]; do echo "$1" >> "$OUT/srun"; shift; done\nexec "$@"\n',
-    "torchrun": 'printf "%s\\n" "$@" > "$OUT/torchrun"\n'
-    'trap "touch $OUT/told; exit 1" TERM\n'  # as torchrun does whatever its processes' exit code
+    "torchrun": 'trap "touch $OUT/told; exit 1" TERM\n'  # as torchrun does whatever its processes' exit code
+    'printf "%s\\n" "$@" > "$OUT/torchrun"\n'
     'sleep "$NAP" & wait $!\nexit "$CODE"\n',
     "scontrol": 'case "$1 $2" in\n"show hostnames") echo alpha; echo beta;;\n'
     '"show job") echo "   JobState=$STATE Reason=None";;\n*) echo "$@" >> "$OUT/scontrol";;\nesac\n',
@@ -51,12 +51,14 @@ def cluster(tmp_path):
     ("number", "state"), [(signal.SIGUSR1, "RUNNING"), (signal.SIGTERM, "RUNNING"), (signal.SIGTERM, "COMPLETING")]
 )
 def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number, state):
-    """But for one that scancel has ended."""
-    job = subprocess.Popen(["bash", str(SLURM)], env=cluster | {"NAP": "60", "STATE": state})
+    """But for one that scancel has ended. The shell is a slow one: srun has ended before it looks again."""
+    slow_kill = 'kill() { builtin kill "$@" && if [ "$1" = -TERM ]; then sleep 0.3; fi; }\n'
+    (tmp_path / "slow.sh").write_text(slow_kill)
+    slow = {"BASH_ENV": str(tmp_path / "slow.sh")}
+    job = subprocess.Popen(["bash", str(SLURM)], env=cluster | slow | {"NAP": "60", "STATE": state})
     deadline = time.monotonic() + 60
     while not (tmp_path / "torchrun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.3)
     job.send_signal(number)
     code = job.wait(timeout=60)
     assert (tmp_path / "told").exists()
