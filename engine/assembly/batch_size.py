@@ -33,8 +33,8 @@ from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
 from utils.strings import counted
 
-MAX_SHARD_IMAGES = 512  # per shard; more gain no speed, and the host keeps 36 batches with 16 workers
-BOXES = 128  # per image, as in mosaics of COCO; targets are padded to the image with the most boxes
+MAX_SHARD_IMAGES = 512  # images per shard; larger batches are no faster, and the host keeps 36 batches with 16 workers
+BOXES = 128  # boxes per image, as in mosaics of COCO; targets are padded to the image with the most boxes
 MIN_EPOCH_BATCHES = 10  # a batch holds at most a tenth of an epoch's samples,
 ALWAYS_ALLOWED = 16  # or the default batch size, if that is larger
 HEADROOM = 0.1  # fraction of the free memory for fragmentation, communication, and images with more boxes
@@ -107,8 +107,8 @@ def batch_that_fits(search: BatchSearch, *, epoch_samples: int) -> int:
     """Returns the largest global batch that fits and that `largest_for_data` allows, and logs it. All processes must
     call this.
 
-    Neither the model nor its gradients change. ``epoch_samples``: of all processes. Raises UserError if not even one
-    image per shard fits.
+    Neither the model nor its gradients change. ``epoch_samples``: samples of an epoch over all processes. Raises
+    UserError if not even one image per shard fits.
     """
     ctx = search.ctx
     memory = CudaMemory(ctx.device)
@@ -172,7 +172,7 @@ def largest_that_fits(
     peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_SHARD_IMAGES
 ) -> int:
     """Returns the largest number of images up to ``max_images`` that fits, a multiple of 8 from 16 on; 0 if none fits.
-    It has been measured to fit, and the next larger number not to, unless that exceeds ``max_images``.
+    This number was measured to fit, and the next larger one not to fit, unless that exceeds ``max_images``.
 
     ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """
@@ -213,7 +213,7 @@ def prepare_step(search: BatchSearch, *, images: int) -> TakeStep:
     each process has one shard: the batch size is 2 x 16 = 32, and a micro-batch here has 16.
 
     Args:
-        images: per shard of the batch; the step takes this process's shards.
+        images: number per shard of the batch; the step takes this process's shards.
     """
     ctx = search.ctx
     settings = search.settings

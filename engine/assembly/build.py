@@ -38,7 +38,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     All checks come before the run's folder is created, and checks that need no files come before any file is opened.
 
     Args:
-        plan: of `engine.run.plan.plan_run`.
+        plan: result of `engine.run.plan.plan_run`.
         watchdog: entered by the caller.
         stack: receives everything that is closed when the run ends, such as hooks and the lock on the run's folder.
 
@@ -57,7 +57,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     starting_model = build_run_model(ctx, planned, data, checkpoint)
     model = starting_model.model
     samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
-    train_index = samples.reader.index  # of whole images; `sample_index` is of their tiles, if the data has any
+    train_index = samples.reader.index  # index of whole images; `sample_index` has their tiles, if the data has any
     criterion = build_run_criterion(
         ctx, planned, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
     )

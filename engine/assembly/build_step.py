@@ -31,7 +31,7 @@ from utils.errors import UserError
 from utils.logger import get_logger
 from utils.machine.devices import resolve_amp
 
-CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # in a run; cuDNN's search for the fastest kernels takes 5 to 15 s
+CUDNN_BENCHMARK_MIN_BATCHES = 2_000  # batches in a run; cuDNN's search for the fastest kernels takes 5 to 15 s
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StepBatches:
     """The steps of a run and their batches. A full batch is any but the last one of an epoch, which may be smaller."""
 
     steps: StepPlan
-    images: int  # of a full batch, over all ranks
+    images: int  # images in a full batch, over all ranks
     has_regions: bool = False  # whether there may be ignore regions (`Targets.ignore`)
 
     @staticmethod
@@ -114,7 +114,7 @@ def loaded_parameters(
 
     Args:
         pretrained: see `engine.assembly.starting_model.StartingModel`.
-        settings: of the run, with ``lr_mult``.
+        settings: the run's settings, in which ``lr_mult`` is chosen.
         checkpoint: the one that the run continues from; None for a new run.
     """
     lr_mult = settings.hyp.lr_mult

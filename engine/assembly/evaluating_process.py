@@ -68,7 +68,7 @@ def run_evaluation_process(launch: Launch | None, config: TrainConfig, explicit_
         ctx.store.set(READY.format(rank=ctx.rank), "")
         for number in itertools.count(1):
             scores = score(_wait_for(ctx.store, WEIGHTS.format(number=number)))
-            if scores is not None:  # on rank 0 of the evaluating processes
+            if scores is not None:  # rank 0 of the evaluating processes
                 post_message(ctx.store, SCORES.format(number=number), scores)
     except dist.DistError:  # the store is gone, so the run has ended
         pass

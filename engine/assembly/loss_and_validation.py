@@ -87,7 +87,7 @@ def build_criterion(
 ) -> Criterion:
     """Builds the loss of the model's head, with its current anchors, on the device.
 
-    ``class_weights``: of `_choose_class_weights`, computed from the training split.
+    ``class_weights``: result of `_choose_class_weights`, computed from the training split.
     """
     criterion = model.head.build_loss(
         settings.hyp, teacher=teacher, label_smoothing=settings.config.label_smoothing, class_weights=class_weights

@@ -30,25 +30,25 @@ from utils.distributed.context import DistributedContext, broadcast_object, gath
 from utils.logger import get_logger
 from utils.strings import counted
 
-MAX_PROBE_IMAGES = 100  # of the training split
+MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
 BATCH_IMAGES = 10
-MAX_SHARE_OF_RUN = 0.25  # of the images that the run sees: a forward pass is a third of a step or less
-FOUND_IOU = 0.5  # least IoU of a predicted box with an object that it finds
-# Least mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
+MAX_SHARE_OF_RUN = 0.25  # maximum fraction of the run's images; a forward pass takes at most a third of a step
+FOUND_IOU = 0.5  # minimum IoU of an object with a predicted box that finds it
+# Minimum mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
 # `benchmarks/LOG.md`.
 FAMILIAR_SCORE = 0.05
 WELL_KNOWN_SCORE = 0.4
 LR_MULT_FAMILIAR = 0.0625
 LR_MULT_UNFAMILIAR = 0.125
 REFERENCE_EPOCHS = 20  # in longer runs, LR_MULT_FAMILIAR moves weights that know the objects well too far
-MIN_LR_SHARE = 1 / 3  # of LR_MULT_FAMILIAR; longer runs than 60 epochs were not measured
+MIN_LR_SHARE = 1 / 3  # lowest fraction of LR_MULT_FAMILIAR; runs of more than 60 epochs were not measured
 
 
 class LrMult(NamedTuple):
     """A value of ``lr_mult``."""
 
     value: float
-    reason: str  # as the log states it
+    reason: str  # reason as the log states it
 
 
 class ObjectScore(NamedTuple):
@@ -62,7 +62,7 @@ class Measurement(NamedTuple):
     """How well the weights of a run find the objects of its training split."""
 
     score: float  # mean of `score_on_objects`; NaN: not measured
-    details: str  # on how many objects, or why it was not measured
+    details: str  # number of objects, or why it was not measured
 
 
 def probe_lr_mult(
@@ -89,7 +89,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
     same.
 
     Args:
-        score: of `score_on_objects`; NaN: not measured.
+        score: result of `score_on_objects`; NaN: not measured.
         total_steps: inf if unknown.
     """
     if math.isnan(score):
@@ -100,7 +100,7 @@ def lr_mult_by_score(score: float, epochs: int, total_steps: float) -> LrMult:
         return LrMult(LR_MULT_FAMILIAR * share, f"detects the training objects well{longer}")
     if score < FAMILIAR_SCORE:
         return LrMult(LR_MULT_UNFAMILIAR, "hardly detects the training objects")
-    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # in few steps, loaded layers have far to go as well
+    lr_mult = LR_MULT_FAMILIAR * new_layers_lr_mult(total_steps)  # few steps: loaded layers also have far to go
     few = f", raised for {counted(int(total_steps), 'step')}" if lr_mult > LR_MULT_FAMILIAR else ""
     return LrMult(lr_mult, f"detects some of the training objects{few}")
 

@@ -29,9 +29,9 @@ from utils.distributed.context import DistributedContext
 class HookResources:
     """External resources of the hooks, opened before the data so that a missing or unusable one fails early."""
 
-    results: ResultsTable  # of the results.csv that is in the folder already
-    services: list[Service]  # of ``--tracker``, on rank 0
-    callbacks: UserCallbacks | None  # of ``--callbacks``
+    results: ResultsTable  # content of the results.csv that is already in the folder
+    services: list[Service]  # services that ``--tracker`` names; empty except on rank 0
+    callbacks: UserCallbacks | None  # hook that ``--callbacks`` adds
 
 
 def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources:

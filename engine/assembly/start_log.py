@@ -43,7 +43,7 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
 
 
 def _only_scores(plan: RunPlan) -> bool:
-    """Returns whether all epochs are done, so that the last one can only lack its scores."""
+    """Returns whether all epochs are done, so that at most the scores of the last one are missing."""
     if not isinstance(plan, ContinuedRun) or plan.settings.config.time:
         return False
     return plan.started_from.progress.epoch >= plan.settings.config.epochs

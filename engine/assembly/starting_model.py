@@ -37,8 +37,8 @@ class StartingModel:
     """A model before its first step, and where its weights come from."""
 
     model: Detector  # on its device
-    pretrained: dict[str, tuple[int, ...]]  # by name of each parameter from weights: its rows that are still random
-    origin: dict[str, str]  # of the weights: fields of `models.weights.origin.Origin`
+    pretrained: dict[str, tuple[int, ...]]  # rows that are still random, by name of each parameter from weights
+    origin: dict[str, str]  # origin of the weights: fields of `models.weights.origin.Origin`
 
 
 def build_run_model(

@@ -38,7 +38,7 @@ class TeacherFile:
     detector: Detector  # on the CPU
     flag: str  # the flag that requested it
     path: str  # absolute
-    sha256: str  # of its tensors
+    sha256: str  # checksum of its tensors
     origin: Origin
 
     @property

@@ -31,7 +31,7 @@ from utils.batches import Batch, Targets, to_float
 class StepSettings:
     """Settings of the computation of a step."""
 
-    amp_dtype: torch.dtype | None = None  # of autocast; None: no autocast
+    amp_dtype: torch.dtype | None = None  # type of autocast; None: no autocast
     clip_norm: float = 0.0  # the largest norm of the gradients; 0: they are not clipped
     skip_zero_grads: bool = False  # see `drop_zero_gradients`
     compilation: Compilation | None = None  # None: nothing is compiled
@@ -83,8 +83,8 @@ class TrainStep:
             batches: this rank's micro-batches; any may be empty.
             counts: number of images in each micro-batch, over all ranks.
             updates: optimizer steps, including this one.
-            flags: of this rank; `reader` returns those of all ranks.
-            samples: over all ranks; None: an image is a sample.
+            flags: requests of this rank; `reader` returns those of all ranks.
+            samples: number of samples over all ranks; None: each image is one.
         """
         old_statistics = flatten(self._statistics)
         totals: list[Tensor] = []
@@ -140,8 +140,8 @@ class TrainStep:
         """Adds the gradients of one micro-batch. Returns its loss, detached.
 
         Args:
-            batch_images: of the micro-batch over all ranks.
-            step_images: of the step over all ranks.
+            batch_images: number of images in the micro-batch over all ranks.
+            step_images: number of images in the step over all ranks.
         """
         device = self.ctx.device
         settings = self.settings

@@ -41,7 +41,7 @@ class Validator(Protocol):
         ...
 
     def validate(self, epoch: Epoch) -> Action:
-        """Sets the result of an epoch, whose averaged weights are those of the run.
+        """Sets the result of an epoch, scored with the current averaged weights of the run.
 
         Returns `Action.STOP` if a signal has ended the validation: a resumed run then validates the epoch again.
         """
@@ -52,8 +52,8 @@ class Validator(Protocol):
         ...
 
     def send(self, pending: PendingEpoch) -> None:
-        """Has an epoch validated by other processes, after `takes_weights` returned True. No epoch is pending before,
-        and this one is afterwards."""
+        """Has an epoch validated by other processes, after `takes_weights` returned True. Called only while no epoch is
+        pending; afterwards, this one is."""
         ...
 
     def has_scores(self) -> bool:
@@ -63,7 +63,8 @@ class Validator(Protocol):
     def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
         """Sets the result of the pending epoch, which is ``epoch``; none is pending afterwards.
 
-        ``is_closing``: of the epoch that is trained now, see `models.losses.base.Criterion.set_closing`.
+        ``is_closing``: whether the epoch that is trained now is a closing one, see
+        `models.losses.base.Criterion.set_closing`.
 
         Returns `Action.STOP` if a signal has ended its validation: it stays pending.
         """
@@ -102,7 +103,7 @@ class Trainer:
         self.validator = validator
         self.results = results
         self.hooks = Hooks(hooks)
-        self.step_samples = 0  # of the newest step, see `Training`
+        self.step_samples = 0  # samples of the newest step, see `Training`
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._stopped = False  # this process takes no more steps
@@ -120,14 +121,13 @@ class Trainer:
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
 
     def fit(self) -> TrainingOutcome:
-        """Runs what is left of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all
-        ranks."""
+        """Runs the rest of the run. Raises as `RunControl.raise_if_aborted` does, after the same step on all ranks."""
         try:
             with self.control.training(self.run.folder, is_writing=lambda: self.checkpointer.is_writing):
                 self._train()
             return self._finish()
         except Stopped:
-            if self.control.is_finalizing:  # by Ctrl-C; a stop that the ranks agreed on has been logged
+            if self.control.is_finalizing:  # ended by Ctrl-C; a stop that the ranks agreed on has been logged
                 log.info("stopped by a signal; %s", self._continuation())
             raise
 
