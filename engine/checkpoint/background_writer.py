@@ -41,15 +41,15 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """True while anything is waiting or being written. Any thread may ask."""
+        """True while anything is waiting or being written. May be read from any thread."""
         return not all(call.done() for call in tuple(self._calls))
 
     def wait(self) -> None:
-        """Returns when nothing is waiting or being written, successful or not."""
+        """Waits until nothing is waiting or being written, whether or not the writes succeeded."""
         wait(self._calls)
 
     def flush(self) -> None:
-        """Returns when everything is written. Raises the error of the thread, if any."""
+        """Waits until everything is written. Raises the error of the thread, if any."""
         self.wait()
         self.check()
 

@@ -60,7 +60,7 @@ class CheckpointFacts:
 
     header: CheckpointHeader
     description: RunDescription
-    path: Path = Path()  # of the file that it was read from
+    path: Path = Path()  # file that it was read from
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -41,7 +41,7 @@ class Checkpointer:
 
     @property
     def is_writing(self) -> bool:
-        """True until all files are written. Any thread may ask."""
+        """True until all files are written. May be read from any thread."""
         return self._writer.is_busy
 
     def check(self) -> None:
@@ -49,11 +49,11 @@ class Checkpointer:
         self._writer.check()
 
     def wait(self) -> None:
-        """Returns when no file is being written any more, successful or not."""
+        """Waits until no file is being written, whether or not the writes succeeded."""
         self._writer.wait()
 
     def flush(self) -> None:
-        """Returns when all files are written. Raises the error of a write, if any."""
+        """Waits until all files are written. Raises the error of a write, if any."""
         self._writer.flush()
 
     def set_epochs(self, epochs: int) -> None:
@@ -97,7 +97,7 @@ class Checkpointer:
 
         Args:
             pending: the epoch as it was saved.
-            progress: of the run, with the result of the epoch.
+            progress: the run's progress, with the result of the epoch.
         """
         if not self.ctx.is_main:
             return

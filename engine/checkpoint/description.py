@@ -22,7 +22,7 @@ class NamedFiles:
     """The files that the settings of a run name, by setting, as they were when the run took them over."""
 
     typed: dict[str, str] = field(default_factory=dict)  # absolute path of what the command line said, a name or a path
-    # Of each file but the YAML of the data set, whose labels are compared instead (`DataIdentity`).
+    # Checksum of each file except the YAML of the data set, whose labels are compared instead (`DataIdentity`).
     sha256: dict[str, str] = field(default_factory=dict)
 
 
@@ -32,7 +32,7 @@ class RunDescription:
 
     run_id: str  # see `engine.checkpoint.newest_run`
     model_spec: dict[str, Any]
-    names: list[str]  # of the classes
+    names: list[str]  # class names
     used_classes: list[str]  # names of the data set's classes that --classes chose
     imgsz: int
     bits: int  # per image channel; the number of channels is in ``model_spec``
@@ -40,7 +40,7 @@ class RunDescription:
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)  # best.pt leaves them out
     data: dict[str, str]  # location of the data set, see `utils.files.data_location`
-    identity: DataIdentity  # of its images and labels
+    identity: DataIdentity  # identity of its images and labels
     val_images: list[str]  # held out by --val-fraction: names in the data set's folder
     tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]]  # parameters from weights, and their random rows

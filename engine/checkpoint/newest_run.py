@@ -43,8 +43,8 @@ def read_settings_yaml(folder: Path) -> dict[str, Any] | None:
 
 
 def run_id_of(checkpoint: Path) -> str | None:
-    """Returns the id of the run that has written the file ``checkpoint``, "" if no run has (tools.weights converts
-    weights to such files); None if there is no such file, or a damaged one. Reads none of the tensors."""
+    """Returns the id of the run that wrote the file ``checkpoint``; "" if no run did (tools.weights also writes such
+    files); None if the file is missing or damaged. Reads no tensors."""
     try:
         stored = read_part(checkpoint, "run_id", check_sums=False)
     except UserError:

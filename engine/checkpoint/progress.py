@@ -26,11 +26,11 @@ class Progress:
     batch: Count = 0  # micro-batches of the next epoch taken
     step: Count = 0  # micro-batches taken by each rank
     updates: Count = 0  # optimizer steps taken
-    loss_sums: list[float] = field(default_factory=list)  # over the finite steps of the epoch; empty: none yet
-    finite_steps: Count = 0  # of the epoch
+    loss_sums: list[float] = field(default_factory=list)  # sums over the finite steps of the epoch; empty: none yet
+    finite_steps: Count = 0  # finite steps of the epoch so far
     bad_steps: Count = 0  # non-finite ones in a row
-    buffers_averaged: bool = False  # over the ranks: the epoch's steps are done
-    best_fitness: float = -1.0  # of `engine.evaluation.metrics`
+    buffers_averaged: bool = False  # whether all ranks have the same buffers: the epoch's steps are done
+    best_fitness: float = -1.0  # see `engine.evaluation.metrics.Fitness`
     best_epoch: Annotated[int, Bounds(-1)] = -1
     # Thresholds with the best F1 in the newest validation, see `EvalResult`; None: not known.
     confidence: float | None = None
@@ -51,7 +51,7 @@ class Progress:
         return f"epoch {self.epoch + 1}, batch {self.batch} of {epoch_batches}"
 
     def record_fitness(self, fitness: float) -> bool:
-        """Notes the ``fitness`` after the epochs completed; it may be nan. Returns whether it is the best so far."""
+        """Records the ``fitness`` after the completed epochs; it may be nan. Returns whether it is the best so far."""
         is_best = fitness > self.best_fitness
         if is_best:
             self.best_fitness = fitness
@@ -61,7 +61,7 @@ class Progress:
     def record_thresholds(
         self, *, confidence: float | None, plain_confidence: float | None, scored_confidence: float | None
     ) -> None:
-        """Notes the thresholds of the newest validation."""
+        """Records the thresholds of the newest validation."""
         self.confidence = confidence
         self.plain_confidence = plain_confidence
         self.scored_confidence = scored_confidence
@@ -76,8 +76,8 @@ class Progress:
         self.class_weights = weights
 
     def has_stalled(self, patience: int, *, epoch: int | None = None) -> bool:
-        """Returns True if ``epoch``, or the newest completed one, is ``patience`` epochs or more after the best one:
-        never with a ``patience`` of 0, and not before an epoch has a score."""
+        """Returns True if ``epoch``, by default the newest completed one, is at least ``patience`` epochs after the
+        best one. Returns False for a ``patience`` of 0, and before any epoch has a score."""
         newest = self.epoch if epoch is None else epoch
         epochs_without_best = newest - self.best_epoch
         return patience > 0 and self.best_epoch >= 0 and epochs_without_best >= patience
@@ -108,7 +108,7 @@ class Progress:
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
     def note_averaged_buffers(self) -> None:
-        """Notes that all ranks have one model: the steps of the epoch are done."""
+        """Records that all ranks have the same model: the steps of the epoch are done."""
         self.buffers_averaged = True
 
     def complete_epoch(self) -> None:
@@ -142,7 +142,7 @@ class PendingEpoch:
     """A completed epoch that is still to be scored, by other processes or because it has become the last: the data
     that is saved once it has scores."""
 
-    row: dict[str, float]  # of results.csv
+    row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`
     progress: Progress  # after the epoch
     ema: dict[str, Tensor]  # on the CPU of rank 0; empty on the other ranks
@@ -158,9 +158,9 @@ class RunConditions:
 
     world_size: int
     device: str  # its type
-    seconds: float  # over all its starts
+    seconds: float  # training time over all its starts
     epoch_batches: Count  # micro-batches of an epoch on each rank
-    images: int  # of the training split, or its tiles
+    images: int  # number of training images, or of their tiles
 
 
 @dataclass(frozen=True, kw_only=True)

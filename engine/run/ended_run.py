@@ -51,8 +51,8 @@ def check_unchanged(
     Args:
         stored: the settings of the run, in which files that have moved have their new paths.
         end_reason: see `EndedRun`.
-        description: of the run, if a checkpoint is there. A data set at another path counts as the same if it has the
-            classes, images and labels that are described.
+        description: the run's description, if there is a checkpoint. A data set at another path counts as the same if
+            it has the classes, images and labels that are described.
     """
     stored_by_name = stored.by_name()
     for name, value in settings.by_name().items():

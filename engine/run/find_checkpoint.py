@@ -14,9 +14,9 @@ from utils.program import resume_flag
 
 
 def find_checkpoint(config: TrainConfig) -> Path:
-    """Returns the checkpoint that ``--resume`` means: the file that it names, the last.pt of the folder that it names,
-    or without a name the newest last.pt of the project. A symbolic link to a checkpoint in the folder of its run means
-    that checkpoint.
+    """Returns the checkpoint that ``--resume`` selects: the file that it names, the last.pt of the folder that it
+    names, or without a name the newest last.pt of the project. A symbolic link to a checkpoint in the folder of its run
+    stands for that checkpoint.
 
     The file need not exist, if a name is given. Raises UserError if the project has no last.pt, or if that of a folder
     is from an earlier run than the folder's newest one: to continue the earlier run, the file itself must be named.

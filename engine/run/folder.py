@@ -49,10 +49,10 @@ def claim_folder(
     behind.
 
     Args:
-        settings: of the run; none of them is left open.
+        settings: the run's settings; none of them is left open.
         stack: when it is closed, a new folder is removed if the run has failed before its first step and saved no
             checkpoint, and the folder is unlocked.
-        progress: of the run; the trainer counts its steps there.
+        progress: the run's progress; the trainer counts its steps there.
 
     Raises UserError when the folder cannot be made, when another process trains there (``--exist-ok``), or when one has
     trained there since the plan was made (``--resume auto``).

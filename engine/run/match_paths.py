@@ -20,7 +20,7 @@ class FileMatch(enum.Enum):
     """How the file that a command names is related to the one that a run has stored for the same setting."""
 
     SAME = "same"  # the same path, or typed in the same way in the same working folder
-    CHANGED = "changed"  # the same file, perhaps by another path, but it has another content now
+    CHANGED = "changed"  # the same file, perhaps by another path, with changed content
     MOVED = "moved"  # another path to the same file, or to one of the same content
     BOTH_GONE = "both gone"  # neither exists, so they cannot be compared
     OTHER = "other"
@@ -57,10 +57,10 @@ def compare_file(name: str, stored: RunSettings, config: TrainConfig, files: Nam
 class MatchedPaths:
     """The settings of a run, and of a command that continues it, with equal paths where they mean the same file."""
 
-    stored: RunSettings  # of the run; files that have moved have their new paths
-    command: TrainCommand  # with the stored paths of the run's other files
+    stored: RunSettings  # settings of the run; files that have moved have their new paths
+    command: TrainCommand  # the command, with the stored paths of the run's other files
     local_paths: frozenset[str]  # settings whose paths are those of the command, which each process resolves itself
-    messages: list[str]  # about each file that has changed or can no longer be compared
+    messages: list[str]  # a message for each file that has changed or can no longer be compared
 
 
 def match_paths(stored: RunSettings, command: TrainCommand) -> MatchedPaths:
@@ -121,5 +121,5 @@ def _exists(value: str) -> bool:
 
 
 def _has_gone(value: str) -> bool:
-    """Returns whether ``value`` is a path, but no file exists there; False for a name, such as "demo"."""
+    """Returns whether ``value`` is a path at which no file exists; False for a name, such as "demo"."""
     return os.path.isabs(value) and not os.path.exists(value)

@@ -18,7 +18,7 @@ from utils.files.safe_io import open_direct, read_regular, read_text
 
 LIST_NAME = ".written"
 _MAX_LIST_BYTES = 1 << 28
-_MAX_RESULTS_BYTES = 1 << 26  # of results.json
+_MAX_RESULTS_BYTES = 1 << 26  # size limit of results.json
 
 
 class WrittenFiles:

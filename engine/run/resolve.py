@@ -96,8 +96,8 @@ def resolve_command(
 
 
 def typed_paths(typed: TrainConfig) -> dict[str, str]:
-    """Returns, by setting, the absolute paths of what a command line says, whether there are such files or not. "demo",
-    which is the built-in data set in each folder, and URLs stay as they are."""
+    """Returns the absolute paths that a command line names, by setting, whether or not the files exist. URLs, and
+    "demo", which means the built-in data set in any folder, stay as they are."""
     paths = {}
     for name in sorted(PATH_SETTINGS):
         value = os.path.expanduser(getattr(typed, name))

@@ -27,7 +27,7 @@ _ORDER_SETTINGS = ("seed", "rect", "image_weights", "repeat_factor")
 class EpochData:
     """The training split of a run that continues."""
 
-    batches: int  # in an epoch, on each rank
+    batches: int  # batches of an epoch on each rank
     images: int  # or tiles of them
     identity: DataIdentity
 
@@ -133,9 +133,9 @@ def warn_of_lost_results(checkpoint: Checkpoint) -> None:
 class EpochStart(enum.Enum):
     """Where a run continues in the epoch that its checkpoint has begun."""
 
-    KEEP = "keep"  # at its batch; that is 0 between two epochs
+    KEEP = "keep"  # continue at its batch; that is 0 between two epochs
     END = "end"  # after all steps: only the end of the epoch is missing
-    RECOUNT = "recount"  # at the same image, recounted in current batches and steps; 0 if the order changed
+    RECOUNT = "recount"  # continue at the same image, recounted in current batches and steps; 0 if the order changed
 
 
 def choose_epoch_start(checkpoint: Checkpoint, config: TrainConfig, data: EpochData) -> EpochStart:

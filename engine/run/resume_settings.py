@@ -41,8 +41,8 @@ _UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 class MergedSettings:
     """The settings of a run, and of a command that continues it."""
 
-    stored: RunSettings  # of the run so far; files that have moved have their new paths
-    settings: RunSettings  # with those of the command line
+    stored: RunSettings  # settings of the run so far; files that have moved have their new paths
+    settings: RunSettings  # the stored settings with those of the command line
     local_paths: frozenset[str]  # see `MatchedPaths`
     messages: list[str]  # to be logged, about files and a recipe that the command names
 

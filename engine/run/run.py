@@ -24,7 +24,7 @@ class RunSettings:
 
     config: TrainConfig  # resolved (resolve.py): paths are absolute
     hyp: Hyperparameters
-    files: NamedFiles = field(default_factory=NamedFiles)  # that the settings name
+    files: NamedFiles = field(default_factory=NamedFiles)  # files that the settings name
 
     def with_epochs(self, epochs: int) -> RunSettings:
         """Returns the settings with another number of epochs."""
@@ -52,7 +52,7 @@ class StartedFrom:
     """The checkpoint from which a run continues, without its tensors."""
 
     path: Path
-    description: RunDescription  # of the run when it was saved
+    description: RunDescription  # description of the run when it was saved
     progress: Progress
     conditions: RunConditions
     metrics: dict[str, float]  # scores of its weights; empty: not validated
@@ -129,14 +129,14 @@ class NewRun(_Plan):
 class ContinuedRun(_Plan):
     """The plan of a run that continues to train from a checkpoint, or only has to write its report."""
 
-    stored: RunSettings  # of the run so far; files that have moved have their new paths
+    stored: RunSettings  # settings of the run so far; files that have moved have their new paths
     launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
-    end_reason: str  # as in `EndedRun`; "": there are steps to take, or all are done and scores are missing
+    end_reason: str  # see `EndedRun`; "": there are steps to take, or all are done and scores are missing
     position_text: str  # progress of the checkpoint
-    change_messages: list[str]  # about settings and files
-    machine_messages: list[str]  # about processes and devices
+    change_messages: list[str]  # messages about settings and files
+    machine_messages: list[str]  # messages about processes and devices
 
     @property
     def startup_messages(self) -> list[str]:
@@ -211,4 +211,4 @@ class TrainingOutcome:
     missing; with one, the next start writes the report again."""
 
     run: TrainingRun
-    failure: UserError | None  # of a callback's ``on_end``, on rank 0: to be raised after the exports
+    failure: UserError | None  # error of a callback's ``on_end``, on rank 0: to be raised after the exports
