@@ -95,7 +95,7 @@ class OptimizerSettings:
 
     lr: float | None = None  # initial learning rate; None: the rate of the rule
     lr_factor: float = 1.0  # multiplies it in either case
-    momentum: float  # of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule
+    momentum: float  # momentum of SGD and Muon, and beta1 of Adam and AdamW when they are the only rule
     weight_decay: float
     sharded: bool = False  # each process keeps the state of its part of the parameters (`engine.optim.zero`)
 
@@ -104,7 +104,7 @@ class OptimizerSettings:
 class LoadedParameters:
     """Parameters that come from weights, and the rates at which they and the others learn."""
 
-    new_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by name, rows that are not loaded (classes)
+    new_rows: Mapping[str, Sequence[int]] = field(default_factory=dict)  # rows that are not loaded, by parameter
     lr_mult: float = 1.0  # multiplies the rate of all rows that are loaded
     new_lr_mult: float = 1.0  # multiplies the rule's rate for parameters and rows that are not loaded, if others are
 

@@ -21,7 +21,7 @@ class StepPlan:
 
     accumulate: int  # batches per step; the last step of an epoch may have fewer
     per_epoch: int  # steps
-    epochs: int  # of the run; with ``--time``, changes once the duration of an epoch is known
+    epochs: int  # epochs of the run; with ``--time``, changes once the duration of an epoch is known
     is_timed: bool = False  # with ``--time``
 
     @property
@@ -31,7 +31,7 @@ class StepPlan:
 
     @property
     def known_total(self) -> float:
-        """Steps of the run, from which other choices follow; inf for one whose length is unknown (``--time``)."""
+        """Steps of the run, on which other choices depend; inf if its length is unknown (``--time``)."""
         return math.inf if self.is_timed else self.total
 
 

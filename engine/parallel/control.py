@@ -28,10 +28,10 @@ class Action(enum.Flag):
     """Actions that every rank takes next. These are flags, so that the actions of several hooks can be combined."""
 
     CONTINUE = 0
-    SAVE = enum.auto()  # at once
+    SAVE = enum.auto()  # save the run at once
     END = enum.auto()  # take no more steps
     BREAK_OFF = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
-    STOP = SAVE | END | BREAK_OFF  # by a signal or a request: a resumed run continues here
+    STOP = SAVE | END | BREAK_OFF  # for a signal or a request: a resumed run continues here
 
     @property
     def saves(self) -> bool:
@@ -58,7 +58,7 @@ class RunControl:
     """
 
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
-        self.exit_code = 0  # of the signal that has stopped the ranks, or 0
+        self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
         self.is_finalizing = False  # see `begin_finalizing`
         self.ended_by_callback = False  # the ranks have followed `request_stop`, and no hook has failed
         self._ctx = ctx
@@ -129,8 +129,8 @@ class RunControl:
         """Returns the action to take after a step.
 
         Args:
-            flags: of all ranks, read after this step.
-            action: of the hooks; the same on all ranks.
+            flags: requests of all ranks, read after this step.
+            action: joined actions of the hooks; the same on all ranks.
             read_newest: reads the flags of the steps that have not been read yet; called before a save.
         """
         self._watchdog.beat()
@@ -139,7 +139,7 @@ class RunControl:
         flags |= read_newest()
         if flags.interrupt:
             return self._stop(INTERRUPTED)
-        if flags.stop:  # by a signal to any rank, or else by a request
+        if flags.stop:  # a signal to any rank, or else a request
             exit_code = max_over_ranks(self._ctx, REQUEUE if self._signals.requeue else 0)
             return self._stop(exit_code) if exit_code else self._follow_request()
         return action | Action.SAVE
@@ -157,9 +157,9 @@ class RunControl:
         return self.poll_stop()
 
     def poll_stop(self) -> bool:
-        """Returns whether a signal has reached this rank or, by the last poll, another. Tells the others of a signal to
-        this one. Called alone while a rank waits for validation scores: then the watchdog must notice if another rank
-        dies."""
+        """Returns whether a signal has reached this rank or, as of the last poll, another one. Tells the others of a
+        signal to this rank. Called without a beat while a rank waits for validation scores, so that the watchdog
+        notices if another rank dies."""
         store = self._ctx.store
         now = time.monotonic()
         is_stopped = self.has_signal

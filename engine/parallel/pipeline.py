@@ -89,7 +89,7 @@ class Stage(Strategy):
         self._split = choose_split_point(model, autocast)
         layers = list(model.model)
         halves = [_trained_norms(layers[: self._split.layer]), _trained_norms(layers[self._split.layer :])]
-        self._norms = halves[ctx.rank % STAGES]  # that this process computes
+        self._norms = halves[ctx.rank % STAGES]  # batch norms that this process computes
         self._peer_statistics = _statistics(halves[self._peer % STAGES])
         self._statistics = _statistics([*halves[0], *halves[1]])
 

@@ -84,7 +84,7 @@ class StepValues:
     finite: bool  # gradients of the global batch; False: the step was skipped
     local_finite: bool  # this rank's own loss
     grad_norm: float  # before clipping
-    flags: StepFlags  # of all ranks, when the step began
+    flags: StepFlags  # requests of all ranks when the step began
     losses: tuple[float, ...]  # the criterion's parts over the global batch, normalized
     paths: tuple[str, ...]  # images of this rank's shard
 

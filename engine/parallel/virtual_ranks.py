@@ -64,7 +64,7 @@ class VirtualRanks(Strategy):
         self._optimizer = optimizer
         self._statistics = float_buffers(model)
         self._counters = [b for b in model.buffers() if not b.is_floating_point()]  # batches that norms have seen
-        self._tree = SubtreeSum()  # of the step being computed
+        self._tree = SubtreeSum()  # sum of the step that is being computed
 
     def shards(self, batches: Sequence[Batch], counts: Sequence[int]) -> Iterator[Sequence[Batch]]:
         """Yields the micro-batches of each of this process's virtual ranks, which all begin with the statistics and
@@ -149,7 +149,7 @@ def _exchanges(rank: int, world_size: int, length: int) -> list[_Exchange]:
 
 
 def _send_and_receive(sent: Tensor, like: Tensor, peer: int) -> Tensor:
-    """Sends ``sent`` to ``peer``, and returns the tensor that ``peer`` sends, which is like ``like``."""
+    """Sends ``sent`` to ``peer``, and returns the tensor that ``peer`` sends, of the shape and type of ``like``."""
     received = torch.empty_like(like)
     operations = [dist.P2POp(dist.isend, sent.contiguous(), peer), dist.P2POp(dist.irecv, received, peer)]
     for work in dist.batch_isend_irecv(operations):

@@ -28,10 +28,10 @@ from utils.program import resume_flag
 log = logging.getLogger("lockstep")
 
 CHECK_EVERY_S = 0.5
-PEER_DEAD_S = 3.0  # without a step after another process of this machine has ended; gloo itself notices sooner
-STALL_S = 600.0  # without a step, after which stacks are written
-STOP_TIMEOUT_S = 25.0  # without a step after a signal: batch systems give 30 s before they kill
-STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # the same before training starts, when there is nothing to save
+PEER_DEAD_S = 3.0  # time without a step after another process of this machine has ended; gloo itself notices sooner
+STALL_S = 600.0  # time without a step after which stacks are written
+STOP_TIMEOUT_S = 25.0  # time without a step after a signal: batch systems give 30 s before they kill
+STOP_TIMEOUT_BEFORE_TRAINING_S = 4.0  # shorter before training starts, when there is nothing to save
 
 
 class Watchdog:
@@ -56,7 +56,7 @@ class Watchdog:
         self._stop_timeout_s = STOP_TIMEOUT_BEFORE_TRAINING_S
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._peers: dict[int, str] = {}  # by rank
+        self._peers: dict[int, str] = {}  # processes by rank, as `has_died` takes them
         self._parent = os.getppid()
         self._reported_beat = -1.0  # the beat after which a stall was reported
         self._signal_at: float | None = None
@@ -125,7 +125,7 @@ class Watchdog:
             self._write_stacks(now - beat)
 
     def _note_signal(self, now: float) -> None:
-        """Notes when the first signal has arrived."""
+        """Records when the first signal arrived."""
         if self.signals.drain() and self._signal_at is None:
             self._signal_at = now
 
