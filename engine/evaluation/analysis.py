@@ -32,7 +32,7 @@ KINDS = ("class", "location", "both", "duplicate", "background", "missed")
 CLASS, LOCATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(6)
 CORRECT, IN_CROWD = -1, -2  # outcomes of detections besides the kinds
 FOREGROUND_IOU, BACKGROUND_IOU = 0.5, 0.1  # TIDE's t_f and t_b
-SIZES = ("all", "small", "medium", "large")  # of `AREA_RANGES`
+SIZES = ("all", "small", "medium", "large")  # names of `AREA_RANGES`
 
 
 class SizeScores(NamedTuple):
@@ -86,10 +86,15 @@ class Errors(NamedTuple):
 def find_errors(matches: Matches) -> Errors:
     """Finds the kind of each false positive, and the missed objects.
 
-    A false positive is an error of LOCATION if its best IoU with objects of its class is in [0.1, 0.5), else of CLASS
-    if it has an IoU of at least 0.5 with an object of another class, else a DUPLICATE if it has that with an object of
-    its own class (which a better detection matched), else of BOTH if it has at least 0.1 with an object of another
-    class, else of BACKGROUND. Unmatched objects are MISSED unless an error of one of the first two kinds is about them.
+    A false positive has the first of these kinds that applies:
+
+    - LOCATION: its best IoU with objects of its class is in [0.1, 0.5).
+    - CLASS: it has an IoU of at least 0.5 with an object of another class.
+    - DUPLICATE: it has an IoU of at least 0.5 with an object of its class, which a better detection matched.
+    - BOTH: it has an IoU of at least 0.1 with an object of another class.
+    - BACKGROUND: any other.
+
+    An unmatched object is MISSED unless an error of LOCATION or CLASS is about it.
     """
     assignment = matches.assignment
     is_object = ~matches.objects.crowd

@@ -154,7 +154,7 @@ def _interpolated_ap(tp: np.ndarray, detections: np.ndarray, required_tp: np.nda
     Args:
         tp: (S, n), true positives up to each of n detections.
         detections: (S, n), all detections up to there.
-        required_tp: of `_counts_at_recall`.
+        required_tp: result of `_counts_at_recall`.
     """
     precision = tp / np.maximum(detections, 1)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]

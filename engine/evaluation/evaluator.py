@@ -91,9 +91,9 @@ class _Shard:
 
     def __init__(self) -> None:
         self.is_complete = True
-        self.tables: dict[str, list[DetectionTable]] = defaultdict(list)  # by the names of `SELECTIONS`
+        self.tables: dict[str, list[DetectionTable]] = defaultdict(list)  # keys: the names of `SELECTIONS`
         self._visited = [np.zeros(0, np.int64)]  # indices of images, or of tiles, of each batch
-        self._first_images: list[int] = []  # of each batch with a loss; they order the batches of all ranks
+        self._first_images: list[int] = []  # first image of each batch with a loss; orders the batches of all ranks
         self._loss_sums: list[Tensor] = []  # (2 + P,) total, normalizer and parts
 
     def add(self, batch: Batch, selections: Mapping[str, Detections], loss: LossOutput | None) -> None:
@@ -145,7 +145,7 @@ class Evaluator:
         preview: the last run's first batch on this rank, and its `SHOWN`, in canvas pixels.
     """
 
-    ground_truth: GroundTruth  # of all images; the loaders of all ranks together yield each image once
+    ground_truth: GroundTruth  # objects in all images; the loaders of all ranks together yield each image once
     num_classes: int
     # Maps the model and its raw outputs (float32) to detections in canvas pixels, by the names in `SELECTIONS`, see
     # `models.postprocess.detections.select_for_validation`.
@@ -191,7 +191,7 @@ class Evaluator:
         return self._score(_join_ranks(gathered))
 
     def _score(self, arrays: dict[str, np.ndarray]) -> EvalResult:
-        """Scores the detections of all ranks and keeps them. ``arrays``: of `_run_shard`, joined over ranks; the
+        """Scores the detections of all ranks and keeps them. ``arrays``: result of `_run_shard`, joined over ranks; the
         detections are removed from it."""
         self._check_visits(arrays["visited"])
         plain_confidence = self._take_threshold(arrays, SHOWN_UNVOTED)

@@ -146,7 +146,7 @@ def sort_by_class(matches: Matches) -> DetectionOutcomes:
     ranked = matches.ranked
     assignment = matches.assignment
     order = matches.by_class
-    position = np.empty_like(order)  # of each detection in this order
+    position = np.empty_like(order)  # position of each detection in this order
     position[order] = np.arange(order.size)
     x1, y1, x2, y2 = ranked.boxes_xyxy.T
     out_of_range = _out_of_range((x2 - x1) * (y2 - y1))[order][:, :, None]
@@ -187,7 +187,7 @@ def _assign_coco(group: np.ndarray, pairs: Pairs, crowd: np.ndarray, target_igno
     ``group``: int64 (D,) ascending, scores descending within a group; ``target_ignored``: bool (M, A).
     """
     overlapping, overlapped, pairs = _compact(pairs)
-    rank = _position_in_run(group[overlapping])  # by score, among the overlapping detections of a group
+    rank = _position_in_run(group[overlapping])  # rank by score among the overlapping detections of a group
     step_of_pair = rank[pairs.detection]
     # Within a detection: ascending overlap, equal ones in the order of the objects; COCO matches the last of the best.
     candidates = pairs.take(np.lexsort((pairs.target, pairs.overlap, pairs.detection, step_of_pair)))
@@ -283,7 +283,7 @@ def overlapping_pairs(group: np.ndarray, boxes_xyxy: np.ndarray, objects: Object
     for chunk in np.split(rows, np.flatnonzero(np.diff(chunk_of_row)) + 1):
         counts = num_objects[chunk]
         detection = np.repeat(chunk, counts)
-        first_pair = np.cumsum(counts) - counts  # of each detection, among the pairs of this chunk
+        first_pair = np.cumsum(counts) - counts  # position of each detection's first pair in this chunk
         target = np.arange(counts.sum()) + np.repeat(first_object[chunk] - first_pair, counts)
         overlap = _overlap(boxes_xywh[detection], objects.boxes_xywh[target], objects.crowd[target])
         pairs.append(Pairs(detection, target, overlap).take(overlap >= min_overlap))

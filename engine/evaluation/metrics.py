@@ -102,7 +102,7 @@ class Metric(NamedTuple):
 
     name: str  # in results.csv and TensorBoard after "metrics/", and in lower case in results.json
     column: str  # in the printed table and classes.csv
-    title: str  # of its chart, and in messages
+    title: str  # title of its chart; also its name in messages
     axis: str  # label of the chart's y axis
     # Maps curves and `interpolated_precision` (C, A, T, R) to float64 (C, ...). The mean for a class is its metric; the
     # mean of all values is the overall metric.

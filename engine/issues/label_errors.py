@@ -109,8 +109,8 @@ class _Evidence(NamedTuple):
 class _Match(NamedTuple):
     """One-to-one matches of detections and labels with an IoU of at least `NEAR_OBJECT`, by overlap times score."""
 
-    label: np.ndarray  # int64 (D,) of each detection; -1: none
-    detection: np.ndarray  # int64 (M,) of each label; -1: none
+    label: np.ndarray  # int64 (D,) label of each detection; -1: none
+    detection: np.ndarray  # int64 (M,) detection of each label; -1: none
     overlap: np.ndarray  # float64 (M,) IoU with it; 0: none
 
 

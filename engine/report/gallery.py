@@ -22,7 +22,7 @@ LABEL_LEGEND = (
 )
 STYLES = {MISSING_LABEL: "missed", SPURIOUS: "spurious"}  # style of an issue's box by kind; other kinds: location
 MAX_LABEL_ERRORS = 60
-MAX_DRAWN_LABELS = 60  # in a picture of a label error
+MAX_DRAWN_LABELS = 60  # maximum number in a picture of a label error
 MAX_DRAWN_DETECTIONS = 40
 
 

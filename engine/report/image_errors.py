@@ -29,7 +29,7 @@ KIND_LEGEND = (
     LegendEntry("label, not found", COLORS["label"]),
 )
 MAX_CARDS = 40
-MAX_GALLERY_BYTES = 1_800_000  # size of the gallery's JPEG files together
+MAX_GALLERY_BYTES = 1_800_000  # total size of the gallery's JPEG files
 MAX_BOXES = 60  # errors drawn in an image
 
 
@@ -38,10 +38,10 @@ class ImageErrors:
 
     Attributes:
         detections: D detections; ``image`` int64 (D,) and ``outcome`` int64 (D,), see `Errors`.
-        object_image, object_classes, crowd, object_boxes_xyxy_px: of M objects, with ``detected`` and ``missed`` bool
+        object_image, object_classes, crowd, object_boxes_xyxy_px: M objects, with ``detected`` and ``missed`` bool
             (M,), see `Errors`.
-        error_image, error_class, error_kind: int64 (E,), of all errors: false positives, with the class of the
-            detection, and missed objects, with their own.
+        error_image, error_class, error_kind: all errors, int64 (E,): false positives, with the class of the detection,
+            and missed objects, with their own class.
     """
 
     def __init__(self, gt: GroundTruth, table: DetectionTable, num_classes: int, threshold: float) -> None:

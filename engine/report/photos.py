@@ -25,7 +25,7 @@ JPEG_QUALITY = 80
 MIN_BOX_SIDE = 8  # pixels; smaller boxes would be drawn as dots
 LINE_PX = 2
 TEXT_PX = 14
-MAX_OUTLINES = 150  # in a photo; more would hide it
+MAX_OUTLINES = 150  # maximum number in a photo; more would hide it
 # Colors of boxes by style, see `engine.report.image_errors.KIND_STYLES` for the styles of errors.
 COLORS = {
     "correct": "#20c05c",
@@ -43,7 +43,7 @@ class Outline(NamedTuple):
     """A box in a photo."""
 
     box_xyxy_px: Sequence[float] | np.ndarray  # original pixels
-    style: str  # of `COLORS`
+    style: str  # key of `COLORS`
     text: str = ""
 
 

@@ -18,9 +18,9 @@ from engine.run.results_csv import CONFIDENCE_COLUMN
 
 RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
-FEW_OBJECTS = 100  # in a validation split with fewer, changes of AP may be chance
+FEW_OBJECTS = 100  # with fewer in the validation split, changes of AP may be chance
 SURE = 0.975  # fraction of the draws, as in a two-sided interval of 95 %
-MIN_IMAGES = 10  # with fewer, draws do not show the range of chance
+MIN_IMAGES = 10  # with fewer images, draws do not show the range of chance
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 
 

@@ -20,8 +20,8 @@ from utils.drawing.draw import class_colors, draw_boxes, tile_images, write_imag
 from utils.drawing.text import write_text
 from utils.pixels import as_rgb8
 
-PICTURED_IMAGES = 16  # of a batch
-PICTURED_PAIRS = 8  # of labels and detections
+PICTURED_IMAGES = 16  # images of a batch on a sheet
+PICTURED_PAIRS = 8  # images shown with their labels and detections
 CAPTION_COLOR = np.array([40, 40, 40])
 
 

@@ -24,7 +24,7 @@ from utils.strings import counted
 
 MIN_LABEL_ERROR_SCORE = 0.5  # more probable than not
 MAX_PAIRS = 200  # confused pairs of classes
-MAX_LABEL_BYTES = 700_000  # size of the JPEG files of label errors together
+MAX_LABEL_BYTES = 700_000  # total size of the JPEG files of label errors
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CurvesSection:
     """Precision, recall and F1."""
 
     figures: dict[str, Picture]  # by the name of the file; empty without objects
-    scores: page.HtmlTable  # of each class
+    scores: page.HtmlTable  # scores of each class
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ConfusionSection:
     """The confusion matrix."""
 
     figures: dict[str, Picture]
-    pairs: page.HtmlTable  # of classes
+    pairs: page.HtmlTable  # confused pairs of classes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ErrorsSection:
 
     split: ErrorSplit
     figures: dict[str, Picture]  # empty without objects
-    counts: page.HtmlTable  # of each class
+    counts: page.HtmlTable  # error counts of each class
 
 
 @dataclass(frozen=True)
