@@ -31,7 +31,7 @@ class ExportDetails:
     keep_old: bool
     single_cls: bool
     tile: int  # side of the tiles that the model was trained on, pixels; 0: whole images
-    val_images: list[str]  # that the training held out
+    val_images: list[str]  # validation images that the training held out
     ap: float | None  # best AP in training; None: unknown, such as for a branch that training does not validate
     checked: CheckOutcome
 
@@ -48,7 +48,7 @@ def describe_file(
 
     Args:
         model: the checkpoint.
-        options: of `resolve_options`.
+        options: result of `resolve_options`.
         spec: the data of the check or calibration; None: the file names the data set of the training.
         checked: outcome of the check; "yes" also before the check, because only a file that passes gets its name.
     """

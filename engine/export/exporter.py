@@ -56,7 +56,7 @@ class Exporter:
         Args:
             detector: the checkpoint's, not fused.
             model: the checkpoint, which the files should reproduce.
-            options: of `resolve_options`.
+            options: result of `resolve_options`.
             data: None: there is no check and no calibration.
         """
         self._model = model

@@ -16,9 +16,9 @@ from utils.strings import counted
 class Tolerance:
     """The largest differences that are allowed."""
 
-    min_iou: float  # of a match
+    min_iou: float  # lowest IoU of a match
     missing: float  # fraction of detections without a match; one detection is allowed in any case
-    box: float  # of a side, as a fraction of the longer side of the box
+    box: float  # difference of a side, as a fraction of the longer side of the box
     score: float
     on_average: bool  # whether ``box`` and ``score`` limit the mean over the matches, instead of each
     ap: float
@@ -48,7 +48,7 @@ class Parity:
     mean_box: float
     score: float
     mean_score: float
-    ap: float  # of the exported model
+    ap: float  # AP of the exported model
     ap_checkpoint: float
     f1: float  # at the threshold, of the exported model
     f1_checkpoint: float

@@ -42,7 +42,7 @@ class Reference:
         Args:
             model: the checkpoint.
             index: the images of the check.
-            options: of `resolve_options`.
+            options: result of `resolve_options`.
         """
         self._index = index
         self._letterboxed = partial(letterboxed, index, options, model.stride, BATCH)  # anew for each model

@@ -17,9 +17,9 @@ from models.postprocess.nms import overlap_and_union, overlaps
 from utils.boxes import xyxy_to_cxcywh
 
 END2END_ROWS = 300  # rows of the end2end layout, by convention
-END2END_MIN_SCORE = 0.001  # of a row of the end2end layout after NMS, as in validation
+END2END_MIN_SCORE = 0.001  # lowest score of a row of the end2end layout after NMS, as in validation
 CANDIDATES = VOTERS  # (box, class) pairs that NMS in the graph compares, and that vote
-ROUNDS = 24  # of suppression in the graph
+ROUNDS = 24  # iterations of suppression in the graph
 MAX_COORDINATE = 1e30
 
 
@@ -118,9 +118,9 @@ def voted_rows(rows: Tensor, numbers: Tensor, pairs: Tensor, iou_thres: float) -
     Sums are not computed as matrix products, which on GPUs may have the precision of TF32.
 
     Args:
-        rows: (B, D, 6), the kept ones: x1, y1, x2, y2, score, class.
-        numbers: (B, D), which of ``pairs`` they are.
-        pairs: (B, K, 6), all that may vote.
+        rows: (B, D, 6), the kept pairs: x1, y1, x2, y2, score, class.
+        numbers: (B, D), position of each row in ``pairs``.
+        pairs: (B, K, 6), all pairs that may vote.
 
     Returns rows (B, D, 6).
     """

@@ -48,9 +48,9 @@ class ExportMetadata:
     end2end: bool = False  # rows of final detections; in a foreign file, maybe boxes of a head that needs no NMS
     task: str = "detect"
     channels: Annotated[int, Bounds(1, MAX_CHANNELS)] = 3
-    bits: Annotated[int, Bounds(8, 16)] = 8  # of a channel
+    bits: Annotated[int, Bounds(8, 16)] = 8  # bits per channel
     nms_iou: Fraction | None = None  # None: the detections need no NMS
-    box_voting: bool = False  # by the NMS inside
+    box_voting: bool = False  # whether the NMS inside uses box voting
     validation_iou: Fraction | None = None  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
     # Thresholds with the best F1 in validation: of the output as it is, after NMS if it needs that, and with the box
@@ -115,7 +115,7 @@ def parse_metadata(text: Mapping[str, str]) -> ExportMetadata:
     args = _literal(text, "args")
     stride = _literal(text, "stride")
     if isinstance(stride, list | tuple) and stride:
-        stride = stride[-1]  # of the coarsest level
+        stride = stride[-1]  # the stride of the coarsest level
     values: dict[str, Any] = {
         "stride": stride,
         "imgsz_hw": _height_and_width(_literal(text, "imgsz")),

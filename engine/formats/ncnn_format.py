@@ -37,7 +37,7 @@ from utils.machine.packages import require_package
 PARAM_FILE = "model.ncnn.param"
 WEIGHTS_FILE = "model.ncnn.bin"
 CONVERSION_TIMEOUT_S = 600.0
-DEFAULT_HW = (640, 640)  # of a file that does not state its size
+DEFAULT_HW = (640, 640)  # canvas of a file that does not state its size
 # Opens the model of argv and runs it on a gray image, see `try_in_process`.
 _TRIAL = """
 import sys

@@ -57,7 +57,7 @@ class OpenVinoFormat(ModelFormat):
             xml = folder / f"{path.name.removesuffix(EXPORT_FORMATS['openvino'].suffix)}.xml"
             try:
                 openvino.save_model(graph, xml, compress_to_fp16=bool(metadata.details.get("half")))
-            except RuntimeError as error:  # of a C++ stream, which gives no reason
+            except RuntimeError as error:  # raised by a C++ stream, which gives no reason
                 raise OSError(errno.EIO, f"{error}; is the disk full?", str(path)) from None
             write_metadata_file(folder, metadata)
             replace_path(folder, path)

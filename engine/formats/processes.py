@@ -11,7 +11,7 @@ from pathlib import Path
 from utils.errors import UserError
 
 TRIAL_TIMEOUT_S = 120.0
-TRIAL_MEMORY_BYTES = 16 * 2**30  # of address space, unless the system allows less
+TRIAL_MEMORY_BYTES = 16 * 2**30  # limit of the address space, unless the system allows less
 # Precedes the program of a trial.
 _TRIAL_LIMITS = f"""
 import resource

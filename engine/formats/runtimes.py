@@ -21,7 +21,7 @@ from utils.files.safe_io import write_whole
 from utils.logger import get_logger
 from utils.machine.packages import require_package
 
-MAX_INPUT_VALUES = 2**30  # of a batch of images, 4 GB: a small file may state any size
+MAX_INPUT_VALUES = 2**30  # values in a batch of images, 4 GB: a small file may state any size
 METADATA_FILE = "metadata.yaml"  # in the folders of formats that have several files
 
 

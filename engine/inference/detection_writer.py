@@ -24,8 +24,8 @@ from utils.files.url import url_path
 
 WRITABLE = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
 SPARE_BYTES = 1 << 20
-FRACTION_DIGITS = 9  # of fractions of the image's size in YOLO's labels: 0.00001 px of 10,000
-MAX_FOLDER_BYTES = 200  # of a class's folder: file systems limit names to 255
+FRACTION_DIGITS = 9  # digits of fractions in YOLO's labels: 0.00001 px at a size of 10,000
+MAX_FOLDER_BYTES = 200  # limit for the name of a class's folder: file systems allow 255
 CROP_GAIN = 1.02
 CROP_MARGIN_PX = 10
 _FRAME = re.compile(r"(.+)_\d{6,}", re.DOTALL)  # the names that detect.py gives to the frames of videos
@@ -121,13 +121,14 @@ class UniqueStems:
     """Assigns a file stem to each source.
 
     This is the source's own stem, made safe (`safe_name`), with a number appended if two sources share a stem, or if an
-    image has the name of a video's frame (STEM_000123). What is numbered or made safe never takes another file's stem.
+    image has the name of a video's frame (STEM_000123). A stem that is numbered or made safe never equals another
+    file's stem.
     """
 
     def __init__(self, files: Iterable[str | Path] = ()) -> None:
         """``files``: those that will be named."""
         self._own = {str(file): Path(file).stem for file in files}  # stems of the files, by path
-        self._stems: dict[str, str] = {}  # by source
+        self._stems: dict[str, str] = {}  # stems by source
         # Case-folded, because some file systems ignore case:
         self._reserved = {stem.casefold() for stem in self._own.values() if safe_name(stem) == stem}
         self._taken: set[str] = set()

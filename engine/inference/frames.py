@@ -23,7 +23,7 @@ class Frame:
     is_video: bool = False
     total: int | None = 1  # number of frames of the video, None if unknown
     is_live: bool = False  # the newest frame of a webcam or stream
-    sequence: str = ""  # in which objects are tracked: the video or stream, or an image's folder; "": images of a call
+    sequence: str = ""  # where objects are tracked: the video or stream, or an image's folder; "": images of a call
 
 
 @dataclass(frozen=True)

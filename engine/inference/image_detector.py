@@ -26,7 +26,7 @@ from utils.logger import get_logger
 from utils.machine.resources import available_cores
 
 BATCH_SIZE = 16  # on GPUs
-MAX_THREADS = 4  # with a GPU: for reading, and as many for drawing
+MAX_THREADS = 4  # with a GPU, for reading and for drawing each
 
 
 class Canvases(NamedTuple):

@@ -56,7 +56,7 @@ def as_images(
 
 
 def _frames_of(item: Source, color: Color | None, pixels: PixelFormat, *, number: int) -> list[Frame]:
-    """Converts an item of a source: one image, or several if it is a batch. ``number``: of its first image."""
+    """Converts an item of a source: one image, or several if it is a batch. ``number``: number of its first image."""
     name = _numbered_name(number)
     if isinstance(item, str | os.PathLike):
         path = os.fspath(item)
@@ -92,7 +92,8 @@ def as_frames(images: Iterable[Source], color: Color | None, pixels: PixelFormat
 
 
 def check_many(images: object, method: str) -> None:
-    """Raises UserError for anything but an iterable of images, such as one image. ``method``: of `Predictor`."""
+    """Raises UserError for anything but an iterable of images, such as one image. ``method``: name of a method of
+    `Predictor`."""
     is_one = (isinstance(images, np.ndarray | Tensor) and images.ndim < 4) or _is_pillow_image(images)
     if is_one or not isinstance(images, Iterable):
         kind = "one image" if is_one else type(images).__name__

@@ -24,7 +24,7 @@ from utils.schema import suggestion
 LOW_CONFIDENCE = 0.1
 _WITHOUT_LOW_CONFIDENCE = ("ocsort", "sort")  # trackers that associate all detections alike
 IMAGES_PER_SECOND = 30.0  # assumed for folders of images
-Tracker: TypeAlias = Any  # of the package trackers: its method update(sv.Detections) sets tracker_id
+Tracker: TypeAlias = Any  # a tracker of the package trackers: its method update(sv.Detections) sets tracker_id
 TrackerSource: TypeAlias = "str | Callable[[], Tracker]"  # a name of OBJECT_TRACKERS, or a function that makes one
 
 
@@ -47,8 +47,8 @@ class ObjectTracks:
         self._source = tracker
         self._threshold = threshold
         self._vid_stride = vid_stride
-        self._tracker: Tracker | None = None  # of the sequence
-        self._sequence: str | None = None  # of the newest frame
+        self._tracker: Tracker | None = None  # tracker of the current sequence
+        self._sequence: str | None = None  # sequence of the newest frame
 
     @property
     def lowest_confidence(self) -> float:

@@ -92,7 +92,7 @@ class PlacedFile(NamedTuple):
 
     path: Path
     sequence: str
-    number: int  # of an image in its sequence, from 0
+    number: int  # number of an image in its sequence, from 0
 
 
 def _placed(files: Iterable[Path]) -> Iterator[PlacedFile]:

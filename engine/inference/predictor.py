@@ -35,7 +35,7 @@ class Predictor:
 
     task = "detect"
     model: InferenceModel
-    device: torch.device  # of the model
+    device: torch.device  # the model's device
     names: dict[int, str]  # class names by number
     color: Color | None  # order of channels in arrays; None: each call gives it
     settings: DetectionSettings  # may be replaced between calls
@@ -95,7 +95,7 @@ class Predictor:
             batch_size: maximum number of images at once; 0: 16, but 1 on a CPU.
             verbose: print a line for each image.
             device: accepted for programs that name the device in each call; must equal the model's.
-            settings: of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
+            settings: fields of `DetectionSettings`, for this call; None or imgsz 0: the predictor's.
         """
         if device is not None:
             self.check_device(device)
@@ -135,7 +135,7 @@ class Predictor:
                 detect.py; or an iterable of images, each as in a call, which are processed one by one.
             vid_stride: read every n-th frame of videos and streams; not for an iterable.
             color: see `__call__`; for the arrays of an iterable.
-            settings: of `DetectionSettings`.
+            settings: fields of `DetectionSettings`.
 
         Raises UserError for settings that do not fit and a source that cannot be used: at the call if it is missing or
         cannot be opened, in the iteration if it cannot be read.
@@ -164,8 +164,9 @@ class Predictor:
             tracker: "bytetrack", "botsort", "cbiou", "ocsort" or "sort", or a function that returns a tracker of the
                 package trackers for each sequence (a video, a stream, or the images of a folder).
             vid_stride, color: see `stream`.
-            settings: of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue tracks. A
-                tracker that a function returns has its own thresholds, and gets the detections above 0.1 as well.
+            settings: fields of `DetectionSettings`. Above ``conf``, detections begin tracks; lower ones continue
+                tracks. A tracker that a function returns has its own thresholds, and gets the detections above 0.1 as
+                well.
 
         Raises UserError like `stream`, and at the call if the package is missing.
         """
@@ -239,7 +240,7 @@ def load(
         tiles: cut large images into tiles of this size in pixels, or as `Tiles` describes; True: as the model was
             trained; False: scale them to ``imgsz``.
         trust: as for `open_model`.
-        settings: of `DetectionSettings`.
+        settings: fields of `DetectionSettings`.
     """
     model = open_weights(path, device=device, nms=nms, trust=trust)
     return Predictor(model, amp=amp, color=color, tiles=tiles, **settings)

@@ -130,7 +130,7 @@ class Boxes:
 
 
 def _to_centers(boxes: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    return xyxy_to_cxcywh(cast(Tensor, boxes))  # of either type; for mypy, a union of both is none of them
+    return xyxy_to_cxcywh(cast(Tensor, boxes))  # either type; mypy rejects a union of both
 
 
 def boxes_of(table: DetectionTable, image_hw: tuple[int, int], tracks: np.ndarray | None = None) -> Boxes:

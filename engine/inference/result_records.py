@@ -11,7 +11,7 @@ from engine.inference.result_boxes import Boxes
 from utils.boxes import scale_boxes
 from utils.machine.packages import require_package
 
-DataFrame: TypeAlias = Any  # of pandas, which is not required
+DataFrame: TypeAlias = Any  # pandas.DataFrame; pandas is not required
 SUMMARY_COLUMNS = ["name", "class", "confidence", "box"]
 TRACK_COLUMN = "track_id"
 

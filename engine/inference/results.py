@@ -31,8 +31,8 @@ _OF_ONE_RESULT = ("boxes", "image", "names", "orig_shape", "path", "speed")
 class Results:
     """The detections of one image, uint8 (H, W, 3) RGB, on the CPU.
 
-    ``path``: of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference, postprocess);
-    times of a batch are divided by its size.
+    ``path``: path of the file, or a name by position. ``speed``: milliseconds by stage (preprocess, inference,
+    postprocess); times of a batch are divided by its size.
     """
 
     masks = keypoints = probs = obb = None  # a detector of boxes finds none of these

@@ -48,7 +48,7 @@ class DetectionSettings:
         return replace(chosen, imgsz=chosen.resolve(model).imgsz)
 
     def changed(self, keywords: Mapping[str, Any]) -> DetectionSettings:
-        """Returns the settings with ``keywords``, of which None and an ``imgsz`` of 0 change nothing. Keywords of other
+        """Returns the settings changed by ``keywords``; None and an ``imgsz`` of 0 change nothing. Keywords of other
         programs are accepted if they are False or None. Raises UserError for unknown ones."""
         known = [field.name for field in fields(self)]
         for name, value in keywords.items():

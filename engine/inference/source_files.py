@@ -140,7 +140,7 @@ def by_number(path: Path) -> list[tuple[str, int]]:
 
 
 def sequence_of(path: Path) -> str:
-    """Returns the sequence that a file belongs to: a video is one, and so are the images of a folder."""
+    """Returns the sequence of a file: each video is a sequence, and so are the images of each folder."""
     return str(path) if path.suffix.lower() in VIDEO_SUFFIXES else os.path.abspath(path.parent)
 
 

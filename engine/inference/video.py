@@ -24,7 +24,7 @@ from utils.machine.threads import iterate_ahead
 
 DEFAULT_FPS = 25.0  # for videos and streams that state no rate
 STREAM_TIMEOUT_S = 30.0
-MIN_READ_FRACTION = 0.95  # of the frames that a container states, which is an estimate; fewer: the video is damaged
+MIN_READ_FRACTION = 0.95  # fraction of the container's frame count, an estimate; below it, the video is damaged
 
 
 def video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
