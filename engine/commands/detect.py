@@ -57,7 +57,7 @@ def detect(config: DetectConfig) -> Path | None:
 
 
 def _settings(config: DetectConfig, model: InferenceModel) -> ResolvedSettings:
-    """Returns the settings of the flags, with the defaults of ``model``."""
+    """Converts the flags to settings, with the defaults of ``model``."""
     chosen = DetectionSettings(
         imgsz=config.imgsz,
         conf=config.conf_thres,

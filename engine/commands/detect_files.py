@@ -68,7 +68,7 @@ class ResultFiles:
         self._written = WrittenFiles(run_dir)
         self._track_stem_of = UniqueStems()
         self._track_files: set[Path] = set()
-        self._last_index: dict[str, int] = {}  # of the newest frame written, by path
+        self._last_index: dict[str, int] = {}  # index of the newest frame written, by path
         self._predictions = PredictionsFile(run_dir / "predictions.json") if config.save_json else None
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
@@ -157,7 +157,7 @@ class PredictionsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._rows = tempfile.TemporaryFile("w+", encoding="utf-8", dir=path.parent)  # noqa: SIM115 (see `close`)
-        self._stems: list[str] | None = []  # of all images, while they are numbers; None: one is not
+        self._stems: list[str] | None = []  # stems of all images while each is a number; None: one is not
 
     def add(self, stem: str, rows: Sequence[dict[str, Any]]) -> None:
         """Adds an image, whose ``rows`` have its stem as image_id."""
@@ -198,7 +198,8 @@ class PredictionsFile:
 
 
 def writes_files(config: DetectConfig) -> bool:
-    """Returns whether the flags request any file. A run without files needs no folder, and uses no number."""
+    """Returns whether the flags request any file. A run that writes no files needs no folder, so it takes no folder
+    number."""
     return not config.nosave or config.save_txt or config.save_json or config.save_crop
 
 

@@ -73,7 +73,7 @@ class FileFailures:
 
     def __init__(self) -> None:
         self._used: set[str] = set()  # files that had frames
-        self._reasons: dict[str, str] = {}  # by file
+        self._reasons: dict[str, str] = {}  # reasons by file
 
     def __contains__(self, path: str) -> bool:
         return path in self._reasons

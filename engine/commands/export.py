@@ -49,8 +49,8 @@ def export_best(folder: Path, config: TrainConfig, *, failure: UserError | None 
 
     The folder is locked while files are exported. Raises UserError if another process holds it.
 
-    ``failure``: of the training, which the caller raises afterwards. It is logged before the first export, which may
-    take long, or be killed.
+    ``failure``: error of the training, which the caller raises afterwards. It is logged before the first export, which
+    may take long, or be killed.
     """
     best = best_of_newest_run(folder)
     if best is None:

@@ -22,8 +22,8 @@ MAX_RECORD_BYTES = 1 << 16
 class ExportedFile:
     """An export of a run. Unlike times, checksums also identify the files in a copy of the run's folder."""
 
-    weights_sha256: str  # of the checkpoint
-    sha256: str  # of the file, or of the folder
+    weights_sha256: str  # checksum of the checkpoint
+    sha256: str  # checksum of the file, or of the folder
     replaces: str = ""  # sha256 of the earlier export that it replaces, which a killed run leaves in place; "": none
 
 

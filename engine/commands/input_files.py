@@ -60,7 +60,7 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
 
 
 def check_detection(config: DetectConfig) -> None:
-    """Raises UserError for flags of detect.py that do nothing, and a source or weights that are missing."""
+    """Raises UserError for flags of detect.py that do nothing, and for a missing source or missing weights."""
     with all_mistakes() as mistakes:
         if config.save_conf and not config.save_txt:
             mistakes.add("--save-conf: adds the confidence to the txt labels; give --save-txt too")

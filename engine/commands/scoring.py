@@ -41,11 +41,11 @@ class SplitScores:
     """The scores of a model on a split, and the detections that were scored."""
 
     result: EvalResult
-    scored: DetectionTable  # whose AP is computed
+    scored: DetectionTable  # detections whose AP is computed
     shown: DetectionTable  # as detect.py shows them
-    evaluator: Evaluator  # which has run
-    index: DatasetIndex  # of the split
-    canvases: CanvasRule  # of its images
+    evaluator: Evaluator  # evaluator that has run
+    index: DatasetIndex  # index of the split
+    canvases: CanvasRule  # rule for the canvases of its images
 
 
 def score(
@@ -58,7 +58,7 @@ def score(
 ) -> SplitScores | None:
     """Scores a model on the split ``config.task``. Every process of the run must call this; all but rank 0 get None.
 
-    ``index``: of the split, if it is open already.
+    ``index``: index of the split, if it is already open.
     """
     canvases = canvases_of(config, model)
     config = replace(config, imgsz=canvases.imgsz)

@@ -32,8 +32,8 @@ from utils.distributed.agreement import product_version
 
 SETUP = "setup"  # key of the first message
 READY = "ready/{rank}"  # set by an evaluating process that has opened model and data
-WEIGHTS = "weights/{number}"  # from 1
-SCORES = "scores/{number}"  # of the weights with this number
+WEIGHTS = "weights/{number}"  # number from 1
+SCORES = "scores/{number}"  # scores of the weights with this number
 WAIT_ENDED = "wait_ended/{number}"  # set by rank 0 when its wait for scores with this number, from 1, ends
 FAILED = "failed"  # error message of an evaluating process
 ENDED = "ended"  # set when the run has ended
@@ -48,9 +48,9 @@ class SetupMessage:
     """The properties of a run that the evaluating processes need. Tensors are on the CPU."""
 
     settings: RunSettings
-    source: DataSource  # with the images that --val-fraction holds out
+    source: DataSource  # includes the images that --val-fraction holds out
     finds_own_data: bool  # each process resolves --data itself, see `engine.run.run.ContinuedRun.local_paths`
-    names: list[str]  # of the classes
+    names: list[str]  # class names
     model_spec: dict[str, Any]
     ema: dict[str, Tensor]  # the averaged weights
     class_weights: Tensor | None  # (C,) in the loss

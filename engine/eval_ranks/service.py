@@ -63,11 +63,11 @@ class ValidationService:
         self._evaluator = evaluator
         self._run_store = ctx.store
         self._store = evaluation_store(ctx.store)
-        self._number = 0  # of the newest message with weights, from 1
-        self._epoch = 0  # whose weights these are
+        self._number = 0  # number of the newest message with weights, from 1
+        self._epoch = 0  # epoch of these weights
         self._sent_at = 0.0
         self._is_busy = False
-        self._wait_number = 0  # of the newest wait for scores, from 1
+        self._wait_number = 0  # number of the newest wait for scores, from 1
         self._failure = ""  # why there will be no more scores
         self._ranks = range(ctx.world_size, ctx.world_size + ctx.eval_ranks)
         if ctx.is_main:
@@ -167,7 +167,7 @@ class ValidationService:
         return scores
 
     def _find_failure(self) -> None:
-        """Notes and logs, once, that an evaluating process has ended."""
+        """Records and logs, once, that an evaluating process has ended."""
         if self._failure:
             return
         dead = [rank for rank in self._ranks if has_died(self._run_store.get(f"process/{rank}").decode())]

@@ -32,7 +32,7 @@ Callback = Callable[["RunState"], None]
 class RunState:
     """The argument of a callback. Setting an attribute does not change the run."""
 
-    folder: Path  # of the run
+    folder: Path  # the run's folder
     settings: dict[str, Any]  # all flags and hyper-parameters by name
     rank: int
     world_size: int
@@ -40,7 +40,7 @@ class RunState:
     model: Detector  # with the averaged weights (EMA), on the device; not a copy: changes are validated and saved
     stop: Callable[[], None]  # saves and ends the run: all ranks, at most two steps later or when the epoch ends
     epoch: int = 0  # completed
-    epochs: int = 0  # of the whole run
+    epochs: int = 0  # epochs of the whole run
     step: int = 0  # taken by the optimizer, over all epochs
     steps_per_epoch: int = 0
     losses: dict[str, float] = field(default_factory=dict)  # means of the epoch, until the step before; nan: none yet
@@ -81,7 +81,8 @@ def _callbacks_of(owner: Any) -> dict[str, Callback]:
 
 
 def _located_message(error: BaseException, path: str | None) -> str:
-    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost."""
+    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line of
+    all."""
     import_machinery = ("<frozen", __file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]

@@ -20,7 +20,7 @@ class ClassWeights(Hook):
         self._base = np.array(loader.class_weights)
 
     def start(self, trainer: Training) -> None:
-        if trainer.progress.class_weights:  # of a resumed run
+        if trainer.progress.class_weights:  # a resumed run has them
             trainer.loader.set_class_weights(np.asarray(trainer.progress.class_weights))
 
     def record(self, trainer: Training, epoch: Epoch) -> None:

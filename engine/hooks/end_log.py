@@ -17,7 +17,7 @@ class ClassScores(Hook):
     """Logs the scores of best.pt by class at the end of a run, on rank 0.
 
     After a resume without a new best epoch, logs the scores of the newest validation, which may have been repeated only
-    for its report. ``names``: of the classes.
+    for its report. ``names``: class names.
     """
 
     def __init__(self, truth: GroundTruth, names: Sequence[str]) -> None:

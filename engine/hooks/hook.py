@@ -43,7 +43,7 @@ class Epoch:
     """An epoch whose steps are done."""
 
     number: int  # from 1
-    row: dict[str, float] = field(default_factory=dict)  # of results.csv
+    row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
     # Of its validation, if there was one:
     result: EvalResult | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
@@ -66,10 +66,10 @@ class Training(Protocol):
     progress: Progress
     control: RunControl
     checkpointer: Checkpointer
-    epochs: int  # of the whole run
+    epochs: int  # epochs of the whole run
     steps: StepPlan
     schedule: Schedule
-    step_samples: int  # of the newest step over all ranks; an image of ``--quad`` is made of four
+    step_samples: int  # samples of the newest step over all ranks; with ``--quad``, four per image
     data_wait_s: float  # how long the newest step waited for its samples
 
     @property

@@ -27,7 +27,7 @@ class NonFiniteSteps(Hook):
 
     def __init__(self) -> None:
         self._bad_steps: list[Sequence[str]] = []  # the files of each bad step in a row that this process has taken
-        self._has_warned = False  # that the list of files cannot be written
+        self._has_warned = False  # whether a warning has said that the list of files cannot be written
 
     def after_read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress
@@ -84,8 +84,8 @@ class NonFiniteSteps(Hook):
         return f"stopped: the last {trainer.progress.bad_steps} steps were not finite. {remedy} {advice}"
 
     def _find_blank_image(self, trainer: Training) -> str:
-        """Returns the path of one such image if all images of the bad steps, on all ranks, have a single color; else
-        "". Every rank must call this: all have the same bad steps."""
+        """Returns the path of an image if all images of the bad steps, on all ranks, have a single color; else "".
+        Every rank must call this: all have the same bad steps."""
         pixels = trainer.loader.index.pixels
         # This rank's shard of a small batch may be empty.
         steps_with_images = [paths for paths in self._bad_steps if paths]

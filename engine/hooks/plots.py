@@ -34,7 +34,7 @@ log = logging.getLogger("lockstep")
 
 PICTURED_BATCHES = 3
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
-TIME_BUDGET = 0.05  # of the run, at most, spent after epochs
+TIME_BUDGET = 0.05  # largest fraction of the run's time that is spent after epochs
 
 
 def check_plots() -> None:
@@ -47,7 +47,7 @@ class Plots(Hook):
     disk, causes only a warning.
 
     Args:
-        evaluator: of the validation; it has the detections of the newest one.
+        evaluator: holds the detections of the newest validation.
         val: the split that is validated.
         fitness: decides the best epoch.
         tensorboard: also receives the pictures.
@@ -58,7 +58,7 @@ class Plots(Hook):
         self._val = val
         self._fitness = fitness
         self._tensorboard = tensorboard
-        self._warnings: set[str] = set()  # that have been logged
+        self._warnings: set[str] = set()  # warnings that have been logged
 
     def start(self, trainer: Training) -> None:
         run = trainer.run

@@ -27,8 +27,8 @@ from utils.schema import Count, build
 from utils.strings import counted
 
 CLOSE_S = 10.0  # longest wait for a service at the end of a run if only epochs are missing, or after errors
-FINISH_S = 60.0  # the same if files are stored as well
-MAX_NOTE_BYTES = 1 << 16  # of the file of a `TrackedRun`
+FINISH_S = 60.0  # longest wait if files are stored as well
+MAX_NOTE_BYTES = 1 << 16  # size limit of the file of a `TrackedRun`
 REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "confusion_matrix.png", "PR_curve.png")
 
 
@@ -36,7 +36,7 @@ REPORT_FILES = ("report.html", "results.csv", "results.png", "settings.yaml", "c
 class TrackedRun:
     """The note with which a later process continues the tracked run: a small JSON file in the run's folder."""
 
-    key: str = ""  # by which the service finds its run; "": not known
+    key: str = ""  # the service's key for its run; "": not known
     epoch: Count = 0  # the last one tracked
     # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
     # created with this id in the same folder, if it has one; "": it creates a new one.
@@ -182,7 +182,7 @@ class Tracking(Hook):
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except BaseException as error:  # of any kind, even SystemExit: tracking must not end a run
+            except BaseException as error:  # any error, even SystemExit: tracking must not end a run
                 if not self._has_warned:
                     reason = first_line(error)
                     get_logger().warning("%s: %s; tried again after each epoch", self._service.name, reason)

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 STORE = "mlflow.db"  # in the folder of runs
 ARTIFACTS = "mlartifacts"  # in the folder of runs as well
 EXPERIMENT = "lockstep"
-RUN_ID_TAG = "lockstep_run_id"  # of a run in MLflow
-FOLDER_TAG = "folder"  # of a run in MLflow
-MAX_PARAMETERS = 100  # in a request to MLflow
-MAX_CHARACTERS = 6000  # of a parameter
-MAX_NAME_CHARACTERS = 250  # of a metric
+RUN_ID_TAG = "lockstep_run_id"  # tag of a run in MLflow
+FOLDER_TAG = "folder"  # tag of a run in MLflow
+MAX_PARAMETERS = 100  # MLflow's limit for a request
+MAX_CHARACTERS = 6000  # MLflow's limit for the value of a parameter
+MAX_NAME_CHARACTERS = 250  # MLflow's limit for the name of a metric
 # Variables that turn off messages about each step.
 QUIET = {"mlflow": {"MLFLOW_LOGGING_LEVEL": "WARNING"}, "wandb": {"WANDB_SILENT": "true"}}
 
@@ -191,7 +191,7 @@ def open_services(names: Sequence[str]) -> list[Service]:
             os.environ.setdefault(variable, value)
         if name == "wandb":
             with contextlib.suppress(UserError):  # there is no home folder
-                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # of its own log files
+                os.environ.setdefault("WANDB_CACHE_DIR", str(cache_folder() / "wandb"))  # for its own log files
         require_package(name, f"--tracker {name}", f"leave out --tracker {name}")
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         for package in ("sqlalchemy", "alembic"):
