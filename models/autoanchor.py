@@ -97,7 +97,7 @@ def check_anchors(
         head: predicts boxes relative to anchors.
         anchor_t: ratio of sides from which on a box does not match.
         refit: whether anchors may be changed.
-        seed: of the fit.
+        seed: seed of the fit's random numbers.
 
     Returns a line for the log. Raises ValueError for a head without anchors.
     """
@@ -123,7 +123,7 @@ def check_anchors(
 class _Fit(NamedTuple):
     """What a fit found."""
 
-    summary: str  # for the log
+    summary: str  # line for the log
     anchors: np.ndarray | None = None  # (n, 2); None: none better than the current ones
 
 

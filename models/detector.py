@@ -153,7 +153,7 @@ def build_detector(
         model: a built-in name such as ``yolov8n``, the path of a model YAML, or a `Detector.spec`.
         num_classes: C; the YAML's ``nc`` is not used.
         names: names of the C classes; None: their numbers.
-        seed: of the weights.
+        seed: seed of the weights.
         channels: channels of an image; None: the model's. A model for RGB images takes any number.
 
     Raises UserError for an unknown model, a mistake in a YAML, or a model that is for images of other channels.

@@ -42,7 +42,7 @@ class ModuleKind(Enum):
 class ModuleEntry:
     """One registered module."""
 
-    path: str  # of the class, relative to this package, which may be called `models` or `lockstep.models`
+    path: str  # path of the class, relative to this package, which may be called `models` or `lockstep.models`
     kind: ModuleKind
 
     @property
@@ -125,7 +125,7 @@ def make_activation(spec: ModelSpec) -> nn.Module | None:
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """Builds the module of a row before the head; ``channels``: of its sources.
+    """Builds the module of a row before the head; ``channels``: channels of its sources.
 
     Raises UserError naming the layer and the field.
     """

@@ -58,7 +58,7 @@ class LayerSpec:
 
     label: str  # the model's name, for messages
     section: str  # backbone or head
-    index: int  # in the whole graph
+    index: int  # index in the whole graph
     sources: tuple[int, ...]  # absolute indices, IMAGE for the input
     repeats: int
     module: str
@@ -231,7 +231,7 @@ def checked_anchors(anchors: Any, location: str) -> list[list[float]] | int:
 
 
 def _parse_layers(yaml: ModelYaml, label: str) -> tuple[LayerSpec, ...]:
-    """Checks the rows of both sections, and numbers them through."""
+    """Checks the rows of both sections, and numbers them consecutively."""
     layers: list[LayerSpec] = []
     for section, rows in (("backbone", yaml.backbone), ("head", yaml.head)):
         if not rows:

@@ -18,7 +18,7 @@ from utils.boxes import ArrayT
 # a candidate that overlaps well, the floor is negligible: the alignment metric takes the sixth power.
 MIN_OVERLAP = 0.01
 
-_MATCH_ROUNDS = 4  # of `match_one_to_one`; only piles of targets on one spot need more
+_MATCH_ROUNDS = 4  # rounds of `match_one_to_one`; only piles of targets on one spot need more
 _ROUNDING_MARGIN = 1e-3  # pixels, more than the rounding error of a corner
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from models.assigners.candidates import match_one_to_one, resolve_conflicts, widen_to_stride
 from utils.boxes import iou
 
-MAX_CELLS = 10  # of a target; dynamic k is the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
+MAX_CELLS = 10  # cells per target; dynamic k is the sum of this many of its largest IoUs (OTA, Ge et al. 2021)
 CENTER_RADIUS = 2.5  # strides between a target's center and its candidates, along x and along y
 OVERLAP_WEIGHT = 3.0  # weight of the IoU's cost relative to the score's
 _OUTSIDE_COST = 1e5  # added for cells that are inside the target or near its center, but not both

@@ -24,7 +24,7 @@ from utils.boxes import cxcywh_to_xyxy, iou, scale_boxes
 # P is a multiple of this. On a CPU every tensor then consists of whole SIMD vectors: a remainder would be computed by
 # other instructions, which may round differently. On an accelerator the allocator can reuse its blocks.
 _BUCKET = 2**12
-_MIN_CANDIDATES = 10  # of a target in one-to-one matching: the best ones may belong to other targets
+_MIN_CANDIDATES = 10  # per target in one-to-one matching: the best cells may belong to other targets
 
 
 class Assignment(NamedTuple):
@@ -52,7 +52,7 @@ def list_pairs(
         targets: float (M, 6) as in `Targets`, sorted by image.
         images: B.
         slots: K.
-        shapes, strides: of the levels.
+        shapes, strides: grids and strides of the levels.
         device: where the pairs go.
     """
     canvas_h, canvas_w = (side * strides[0] for side in shapes[0])
@@ -95,7 +95,7 @@ def _rows_of_windows(
     Returns the first cell and the number of cells of each row, window after window.
     """
     columns, rows = size.T
-    window = np.repeat(np.arange(len(rows)), rows)  # of each row
+    window = np.repeat(np.arange(len(rows)), rows)  # window of each row
     return corner_cell[window] + _ranges(rows) * level_width[window], columns[window]
 
 

@@ -46,7 +46,7 @@ class DetectionHead(nn.Module):
         super().__init__()
         self.strides = strides
         self.num_classes = num_classes
-        self.prefixes: tuple[str, ...] = ("",)  # of the branches' layers
+        self.prefixes: tuple[str, ...] = ("",)  # name prefixes of the branches' layers
         self.register_buffer("anchors", None)
 
     def forward_branch(self, features: list[Tensor], *layers: nn.ModuleList) -> list[Tensor]:

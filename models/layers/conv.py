@@ -19,9 +19,9 @@ Identity = nn.Identity  # under the name that a model YAML uses
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` that does not count its batches, which would take one more kernel per norm.
+    """`torch.nn.BatchNorm2d` that does not count its batches: that would take one more kernel per norm.
 
-    The training step counts for all norms at once.
+    The training step updates the counters of all norms at once.
     """
 
     momentum: float  # never None in the norms that `Conv` creates

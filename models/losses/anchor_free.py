@@ -179,7 +179,7 @@ class AnchorFreeLoss(Criterion):
     ) -> tuple[Tensor, Tensor]:
         """Computes the sum of the terms of the teacher's targets (), and the sum of their weights ().
 
-        ``logits``: of boxes (B, N, 4R) and classes (B, N, C).
+        ``logits``: box logits (B, N, 4R) and class logits (B, N, C).
         """
         distilled = distill_maps(
             logits, teacher_maps, self.taught, ignored, centers, strides, unlabeled_only=self.settings.unlabeled_only

@@ -75,8 +75,8 @@ class Criterion(nn.Module):
 
         Args:
             raw: the head's maps, one per level.
-            targets: of the same images.
-            teacher_maps: of the same images; only a loss with a teacher reads them.
+            targets: objects in the same images.
+            teacher_maps: the teacher's maps of the same images; only a loss with a teacher reads them.
         """
         raise NotImplementedError
 
@@ -134,7 +134,8 @@ class DualAssignmentLoss(Criterion):
     def forward(
         self, raw: Sequence[Tensor], targets: Targets, teacher_maps: Sequence[Tensor] | None = None
     ) -> LossOutput:
-        """Args: ``raw`` and ``teacher_maps`` of the one-to-many branch, then those of the one-to-one branch."""
+        """Args: ``raw`` and ``teacher_maps`` hold the maps of the one-to-many branch, then those of the one-to-one
+        branch."""
         levels = len(raw) // 2
         teacher_many = teacher_maps[:levels] if teacher_maps else None
         teacher_one = teacher_maps[levels:] if teacher_maps else None

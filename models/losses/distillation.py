@@ -99,11 +99,11 @@ def distill_maps(
     """Compares outputs, box logits (B, N, 4R) and class logits (B, N, C), with the maps of a `Teacher`.
 
     Args:
-        outputs: of the student.
+        outputs: the student's box and class logits.
         teacher_maps: (B, 4T + O, h, w), one per level.
         taught: int64 (O,), the maps' classes among the C.
         ignored: cells in which some classes have no labels, without those assigned to objects.
-        centers, strides: of the cells, see `models.box_coding.cell_centers`.
+        centers, strides: centers and strides of the cells, see `models.box_coding.cell_centers`.
         unlabeled_only: whether to compare only in these; their boxes then count in the normalizer like labeled ones.
     """
     student = (outputs[0], outputs[1].index_select(-1, taught))

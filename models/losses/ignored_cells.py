@@ -47,7 +47,7 @@ def ignored_cells(ignore: np.ndarray, raw: Sequence[Tensor], strides: Sequence[i
     Args:
         ignore: (R, 6) as in `Targets`, sorted by image.
         raw: maps (B, D, h, w), one per level.
-        strides: of the levels.
+        strides: strides of the levels.
         num_classes: C.
     """
     shapes = grid_shapes(raw)

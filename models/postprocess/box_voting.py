@@ -163,7 +163,7 @@ def _overlapping_pairs(
 
 def _chunks(edges: list[int], pairs: int) -> Iterator[tuple[int, int]]:
     """Divides kept boxes into ranges with about ``pairs`` pairs each, all pairs of a box in one range. Yields the first
-    box of each range, and the one after its last.
+    box of each range and the first box after it.
 
     ``edges``: P + 1 numbers, see `_overlapping_pairs`. For example, boxes with 3, 0, 4, 2 and 1 pairs have the edges 0,
     3, 3, 7, 9 and 10. Ranges with 4 pairs begin at the boxes that have the pairs 0, 4 and 8: boxes 0 to 1, 2, and 3 to

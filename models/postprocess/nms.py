@@ -85,7 +85,8 @@ def _tables(group: Tensor, groups: int, max_det: int, sizes: TableSizes) -> Iter
 
 
 def _row_ranges(lengths: list[int], max_det: int, sizes: TableSizes) -> Iterator[tuple[int, int]]:
-    """Divides groups of descending ``lengths`` into tables. Yields the first group of each, and the one after its last.
+    """Divides groups of descending ``lengths`` into tables. Yields the first group of each table and the first group
+    after it.
 
     A table ends at the memory limit, or where groups are so much smaller that one of ``sizes.groups`` lies between: in
     the example of `_tables`, 40 and 33 boxes are more than 32, and 9 boxes are not.
@@ -154,7 +155,7 @@ class _KeptBoxes:
     """
 
     def __init__(self, coordinates: Tensor, slots: int) -> None:
-        """``coordinates``: of the table, (4, G, Q)."""
+        """``coordinates``: boxes of the table, (4, G, Q)."""
         groups = coordinates.shape[1]
         self.slots = slots
         self.fullest = 0  # number of boxes in the fullest row, on the host

@@ -42,7 +42,8 @@ def stitch_views(detections: DetectionTable, windows: np.ndarray, settings: Post
     Args:
         detections: N detections in canvas pixels, sorted by view; ``image_index`` is the view.
         windows: float (T, 4), xyxy, which together cover the canvas.
-        settings: of the views. Without ``iou_thres``, `CROSS_VIEW_IOU` is the NMS threshold for the joined boxes.
+        settings: settings with which the views' detections were selected. Without ``iou_thres``, `CROSS_VIEW_IOU` is
+            the NMS threshold for the joined boxes.
 
     The ``image_index`` of the result has no meaning.
     """

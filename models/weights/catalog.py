@@ -55,7 +55,7 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
     if other_task_message:
         raise UserError(other_task_message)
     hint = suggestion(name, catalog)
-    if not hint and Path(name).suffix:  # of no weights file: such as that of an exported file
+    if not hint and Path(name).suffix:  # another kind of file, such as an exported one
         raise UserError(f"{name_or_path}: no such file")
     hint = hint or f"; public weights: {', '.join(catalog)}"
     raise UserError(f"{name_or_path}: neither a file nor the name of public weights{hint}")

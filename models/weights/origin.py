@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Origin(NamedTuple):
     """The weights from which others were trained, and the license; `UNKNOWN` where that was not recorded."""
 
-    weights: str  # that training started from, and the teacher
-    license: str  # of the trained weights
+    weights: str  # weights that training started from, and the teacher
+    license: str  # license of the trained weights
 
 
 RANDOM = Origin("random weights", "yours to choose (trained from random weights)")

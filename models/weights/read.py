@@ -32,7 +32,7 @@ from utils.strings import counted
 COUNTERS = "num_batches_tracked"  # batch norm's step counters, used only with momentum=None
 METADATA_KEY = "lockstep"  # key of the `MODEL_KEYS` of a checkpoint, as JSON, in our safetensors files
 MODEL_KEYS = ("model_spec", "names", "imgsz")  # keys of a checkpoint from which the detector is rebuilt
-FOUR_LEVEL_IMAGE_SIZE = 1280  # pixels, at which public models with a fourth level are trained
+FOUR_LEVEL_IMAGE_SIZE = 1280  # training size of public models with a fourth level, pixels
 MAX_IMAGE_SIZE = 2**14
 
 

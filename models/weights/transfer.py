@@ -171,9 +171,9 @@ class _CopyFirstPart(NamedTuple):
 class _Transfer:
     """Decides how each tensor of a model is copied from a file."""
 
-    targets: Mapping[str, Tensor]  # of the model
-    tensors: Mapping[str, Tensor]  # of the file, see `_adapted_tensors`
-    class_rows: Mapping[str, _ClassRows]  # of the output layers, by name
+    targets: Mapping[str, Tensor]  # tensors of the model
+    tensors: Mapping[str, Tensor]  # tensors of the file, see `_adapted_tensors`
+    class_rows: Mapping[str, _ClassRows]  # rows of the output layers, by name
     grow: bool
 
     def decide(self, name: str) -> _Skip | _Copy:
@@ -275,7 +275,7 @@ class _SharedClasses(NamedTuple):
     """The classes that a model and a file have in common, and the rows of output layers to copy for them."""
 
     names: tuple[str, ...]
-    rows: dict[str, _ClassRows]  # by output layer; empty if the file has no class names
+    rows: dict[str, _ClassRows]  # rows by output layer; empty if the file has no class names
 
 
 def _shared_classes(model: Detector, stored: StoredWeights) -> _SharedClasses:
@@ -292,8 +292,8 @@ def _shared_classes(model: Detector, stored: StoredWeights) -> _SharedClasses:
 class _CommonClass(NamedTuple):
     """A class that the model and the file have in common."""
 
-    number: int  # in the model
-    file_number: int  # in the file
+    number: int  # index in the model
+    file_number: int  # index in the file
 
 
 def _common_classes(names: Sequence[str], file_names: Sequence[str]) -> list[_CommonClass]:
@@ -312,7 +312,7 @@ def _class_rows(model: Detector, common: Sequence[_CommonClass], file_classes: i
         before = range(rows_before)
         rows = [*before, *(rows_before + pair.number for pair in common)]
         file_rows = [*before, *(rows_before + pair.file_number for pair in common)]
-        model_size = rows_before + model.num_classes  # of a group
+        model_size = rows_before + model.num_classes  # number of rows in a group
         file_size = rows_before + file_classes
         class_rows[head + name] = _ClassRows(
             model_rows=[group * model_size + row for group in range(groups) for row in rows],
