@@ -41,7 +41,7 @@ class RunResult:
     outcome: Outcome
     reason: str = ""  # the error line of a command that was refused or lost, or that failed
     code: int = 0  # exit code; negative: the signal that killed it
-    cause: Cause | None = None  # of this error
+    cause: Cause | None = None  # cause of this error
     has_begun: bool = False  # whether the work of the command had begun (`report_begun`)
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class RunResult:
 
     @property
     def failed_because_of_peer(self) -> bool:
-        """Whether the process failed only because another process of its run did, which reports the reason."""
+        """True if the process failed only because another process of its run did, which reports the reason."""
         return self.code == USER_ERROR and "error" not in self.values
 
     def check(self) -> None:
@@ -96,7 +96,7 @@ class Child:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the work of the command has begun (`report_begun`)."""
+        """True once the work of the command has begun (`report_begun`)."""
         return bool(read_result(self.result_file).get("begun"))
 
     def wait(self) -> RunResult:

@@ -87,7 +87,7 @@ class _StderrRedirection:
         self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
-        """Runs ``decode``. Returns its result, and the output of all threads' decoders meanwhile."""
+        """Runs ``decode``. Returns its result, and what the decoders of all threads have written meanwhile."""
         with self._entrance:
             start = self._enter()
         return self._decode(decode, start)
@@ -107,7 +107,8 @@ class _StderrRedirection:
                 self._forward()
 
     def _enter(self) -> int:
-        """Redirects descriptor 2 for the first thread. Returns the file's size, where this thread's output begins."""
+        """Redirects descriptor 2 if this thread is the first. Returns the file's size, where this thread's output
+        begins."""
         with self._changed:
             if not self._inside:
                 self._terminal = os.dup(2)
@@ -129,7 +130,7 @@ class _StderrRedirection:
         return result, output
 
     def _leave(self) -> None:
-        """Restores descriptor 2 and empties the file after the last thread."""
+        """Restores descriptor 2 and empties the file if this thread is the last."""
         self._inside -= 1
         if not self._inside:
             os.dup2(self._terminal, 2)

@@ -33,7 +33,7 @@ def os_reason(error: OSError) -> str:
 
 
 class ExplainedError(Exception):
-    """An error that its message explains fully. It is not a bug, so no traceback is printed."""
+    """An error whose message explains it fully. It is not a bug, so no traceback is printed."""
 
 
 class UserError(ExplainedError):
@@ -82,7 +82,7 @@ class Mistakes:
 
     @property
     def are_many(self) -> bool:
-        """Whether there are more messages than are shown at once."""
+        """True if there are more messages than are shown at once."""
         return len(self.messages) > MAX_MISTAKES
 
     def raise_any(self) -> None:

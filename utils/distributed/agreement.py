@@ -105,8 +105,8 @@ def _compared(config: TrainConfig | ValConfig) -> dict[str, Any]:
 
 def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     """Raises UserError if the processes read different recipes: rank 0 reads the recipe for all, so the values that
-    only another process was given would be ignored. A process that lacks the file that all name makes no difference:
-    rank 0 reports it, or does not need it because the run has stored its values."""
+    only another process was given would be ignored. A file that all processes name but one of them lacks is no
+    difference: rank 0 reports it, or does not need it because the run has stored its values."""
     recipe = _read_own_recipe(config)
     recipes = all_objects(ctx, recipe)
     if recipe.is_missing:

@@ -61,7 +61,7 @@ def exchange_items(
         sizes: bytes of each item, int64 (F,), the same on all leaders.
         cached: whether each leader already has each item, bool (N, F), the same on all leaders.
         load: returns the content of an item; called in threads, for the items that this leader reads.
-        barrier: of the leaders, in the order of ``group``.
+        barrier: barrier of the leaders, in the order of ``group``.
 
     Raises PeerLost if a leader is gone, PeerFailure if another leader failed, and any exception of ``load``.
     """

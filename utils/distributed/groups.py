@@ -23,7 +23,7 @@ from utils.errors import UserError
 class Subgroup:
     """The group that this process belongs to, and this process's position in it."""
 
-    ranks: tuple[int, ...]  # in the run, of the group's processes, ascending
+    ranks: tuple[int, ...]  # ranks in the run of the group's processes, ascending
     group_rank: int  # this process's rank within the group
     handle: dist.ProcessGroup | None = field(repr=False, compare=False)  # None in a run of one process
 

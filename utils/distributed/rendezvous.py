@@ -34,7 +34,7 @@ from utils.process.launch import Launch
 from utils.strings import counted, rank_list
 
 FIRST_LINE_S = 10.0  # waiting time after which a line is logged
-NEXT_LINES_S = 60.0  # between further lines
+NEXT_LINES_S = 60.0  # interval between further lines
 HOSTED_S = 20.0  # a launcher's store runs before the processes start; if it does not answer, the launcher has died
 UNKNOWN_NAME = (
     "the host name does not resolve here; use an address that all machines reach, or 127.0.0.1 on a single one "
@@ -96,7 +96,7 @@ def _launcher_name(launch: Launch) -> str:
 
 
 def _wait_for_address(launch: Launch, timeout_s: float) -> None:
-    """Returns once the address accepts connections."""
+    """Waits until the address accepts connections."""
     last_error: OSError | None = None
 
     def answers() -> bool:
@@ -127,7 +127,7 @@ def _unreachable(launch: Launch, error: OSError) -> str:
 
 
 def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
-    """Returns once every process has joined. Rank 0 logs the missing ones."""
+    """Waits until every process has joined. Rank 0 logs the missing ones."""
     description = f"process {launch.rank} of {launch.world_size} on {os.uname().nodename}"
     if store.add(f"here/{launch.rank}/count", 1) > 1:
         raise UserError(
@@ -152,7 +152,7 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
 def _wait_until(
     is_done: Callable[[], bool], problem: Callable[[], str], timeout_s: float, poll_s: float = 0.5, *, logs: bool = True
 ) -> None:
-    """Returns once ``is_done()`` is true. Logs ``problem()`` after ten seconds and then every minute, and raises
+    """Waits until ``is_done()`` is true. Logs ``problem()`` after ten seconds and then every minute, and raises
     PeerLost with it after ``timeout_s``."""
     started = time.monotonic()
     next_line_s = FIRST_LINE_S

@@ -38,10 +38,10 @@ class StoreBarrier:
     | it hosts the store, and is killed | `_contact` | PeerLost |
 
     Args:
-        store: of the run; None if there is a single process, which never waits.
+        store: the run's store; None if there is a single process, which never waits.
         title: the same in all processes, and unique within the run.
         rank: the index of this process in ``names``.
-        names: of the processes, for messages.
+        names: names of the processes in messages.
     """
 
     def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
@@ -79,7 +79,7 @@ class StoreBarrier:
         return self._prefix_store
 
     def wait_all(self) -> None:
-        """Returns when every process has called this as often as this one. See the table above for errors."""
+        """Waits until every process has called this as often as this one. See the table above for errors."""
         if self._prefix_store is None:
             return
         self._rounds += 1
@@ -96,7 +96,7 @@ class StoreBarrier:
             self._store.set(f"key/{key}", "")
 
     def wait(self, key: str, rank: int) -> None:
-        """Returns once a process has `set` ``key``. Watches process ``rank`` meanwhile. Raises as `wait_all` does."""
+        """Waits until a process has `set` ``key``. Watches process ``rank`` meanwhile. Raises as `wait_all` does."""
         with self._contact(rank):
             self._poll(lambda: self._store.check([f"key/{key}"]), rank)
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_LABEL_CHARACTERS = 40  # per name in a figure
+MAX_LABEL_CHARACTERS = 40  # limit for a name in a figure
 MAX_MARKED_POINTS = 30  # points of a line that are marked
 WIDTH = 4.2  # inches of a figure with one chart, without its legend
 HEIGHT = 2.8
-LEGEND_CHARACTERS = 74  # per row of the legend below a chart
+LEGEND_CHARACTERS = 74  # limit for a row of the legend below a chart
 LEGEND_ROW = 0.18  # inches
 DPI = 140
 LINE_COLORS = (

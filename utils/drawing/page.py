@@ -44,7 +44,7 @@ class LegendEntry(NamedTuple):
     """The meaning of a color in the pictures of a gallery."""
 
     text: str
-    color: str  # of CSS
+    color: str  # CSS color
 
 
 class CardPicture(NamedTuple):

@@ -23,11 +23,11 @@ from utils.schema import check
 from utils.strings import counted
 
 FORMAT = "lockstep"
-VERSION = 1  # of the format
+VERSION = 1  # version of the format
 MAX_PARTS = 2_000_000  # values, lists and so on in a checkpoint's content
 CHARACTERS_PER_PART = 64  # a longer string counts as several parts
-MAX_TENSORS = 20_000  # in a safetensors file
-MAX_HEADER_BYTES = 16 * 2**20  # of a safetensors file
+MAX_TENSORS = 20_000  # maximum number in a safetensors file
+MAX_HEADER_BYTES = 16 * 2**20  # size limit for the header of a safetensors file
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 

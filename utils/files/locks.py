@@ -65,7 +65,7 @@ class FileLock:
         self._descriptor = -1
 
     def _try(self) -> str:
-        """Acquires the lock, and returns "", unless another process holds it, whose description is returned."""
+        """Tries to acquire the lock. Returns "" on success, else a description of the process that holds it."""
         descriptor = open_direct(self.path, os.O_RDWR | os.O_CREAT)
         self.excludes_others = True
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.strings import counted, format_bytes
 
-_USABLE_FRACTION = 0.98  # of the free memory or disk space that `check_space` lets a cache or a copy take
+_USABLE_FRACTION = 0.98  # fraction of the free memory or disk space that a cache or a copy may take (`check_space`)
 PROCESS_BYTES = 600 * 10**6  # memory of a training or validating process on a CPU before its first batch
 _GPU_FILES = ("nvidia", "nvhost", "kfd", "dxg")  # in /dev: CUDA, Jetson, ROCm, WSL
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from utils.process.outcome import Cause
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PR_SET_PDEATHSIG = 1  # option of prctl(2)
 # Signals with which the kernel ends a process because of an error in its own code.
 _CRASHES = (signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 _ADVICE: dict[int, str] = {signal.SIGKILL: "is there enough memory?", signal.SIGBUS: "is /dev/shm or the disk full?"}

@@ -25,11 +25,11 @@ class Launch:
     local_rank: int
     local_world_size: int
     node_rank: int
-    address: str  # of the run's store
+    address: str  # address of the run's store
     port: int
     is_hosted: bool = False  # torchrun hosts the store; otherwise rank 0 does
-    run_id: str = ""  # of torchrun; "" without it
-    restarts: int = 0  # by torchrun
+    run_id: str = ""  # torchrun's run id; "" without it
+    restarts: int = 0  # number of restarts by torchrun
 
     @property
     def launcher(self) -> str:

@@ -28,10 +28,10 @@ class Outcome(StrEnum):
 
     DONE = "done"
     PRUNED = "pruned"  # ended early by the process that started it
-    STOPPED = "stopped"  # by a signal; a run that had begun can be resumed
-    REFUSED = "refused"  # before its work began, or by a limit of the machine
-    LOST = "lost"  # the next try may succeed
-    FAILED = "failed"  # by something that may be its own, such as its hyper-parameters
+    STOPPED = "stopped"  # ended by a signal; a run that had begun can be resumed
+    REFUSED = "refused"  # ended before its work began, or by a limit of the machine
+    LOST = "lost"  # ended by a cause that the next try may not meet
+    FAILED = "failed"  # ended by something that may be its own, such as its hyper-parameters
 
 
 class Cause(StrEnum):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_errors: list[OSError] = []  # of standard output in this process
+_errors: list[OSError] = []  # errors of standard output in this process
 
 
 class _Output(io.FileIO):

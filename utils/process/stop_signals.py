@@ -52,7 +52,7 @@ class StopSignals:
 
     @property
     def received(self) -> bool:
-        """Whether any of the signals has been received."""
+        """True if any of the signals has been received."""
         return self.requeue or self.interrupt
 
     @property
@@ -77,7 +77,7 @@ class StopSignals:
 
     def drain(self) -> bool:
         """Consumes the signals since the last call, including those received while the main thread is blocked. Returns
-        whether there were any. For one thread only."""
+        whether there were any. Only one thread may call this."""
         with suppress(OSError):  # nothing to read, or closed
             return self._pipe is not None and any(n in stop_signals() for n in os.read(self._pipe[0], 4096))
         return False
