@@ -23,7 +23,7 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be made ({os_reason(error)})") from None
+        raise UserError(f"--out {out}: cannot be created ({os_reason(error)})") from None
 
 
 def new_folder(spec: DatasetSpec) -> Path:

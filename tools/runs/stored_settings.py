@@ -117,7 +117,7 @@ def recipe_contents(config: TrainConfig) -> dict[str, Any]:
 
 
 def _may_be_same_file(name: str, before: str, now: str, contents_compared: Collection[str]) -> bool:
-    """Returns whether two paths may be the same file, as far as its content is not compared, too."""
+    """Returns whether a path may change from ``before`` to ``now``: both are one file, or contents are compared."""
     if not os.path.isabs(before) or not os.path.exists(now):
         return False
     return name in contents_compared or (os.path.exists(before) and os.path.samefile(before, now))

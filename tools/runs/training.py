@@ -27,7 +27,7 @@ from utils.process.stop_signals import StopSignals
 from utils.program import command_prefix
 
 POLL_S = 0.2
-RETRY_S = 30.0  # before a lost process is started again: another program may have filled the memory meanwhile
+RETRY_S = 30.0  # wait before a lost process is started again: another program may have filled the memory meanwhile
 RESULTS_CSV = "results.csv"
 # File in the folder of a run, with warnings of libraries and tracebacks, including those from before a resume.
 ERRORS_TXT = "errors.txt"
@@ -90,8 +90,8 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
 
 
 def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:
-    """Returns the result of ``run``, which runs a process; if that is lost (`Outcome.LOST`), of a second call `RETRY_S`
-    later. ``subject``: begins the line of the log about it."""
+    """Calls ``run``, which runs a process, and returns its result. If the process is lost (`Outcome.LOST`), calls
+    ``run`` once more, `RETRY_S` later. ``subject``: begins the log line about that."""
     result = run()
     if result.outcome != Outcome.LOST:
         return result
@@ -151,7 +151,7 @@ class _EpochReports:
 
     def __init__(self, table: Path, epochs: int, pruning: Pruning | None) -> None:
         self._table = table
-        self._epochs = epochs  # of the training
+        self._epochs = epochs  # epochs of the training
         self._pruning = pruning
         self._reported: dict[int, float] = {}  # fitness by epoch
         self.is_pruned = False

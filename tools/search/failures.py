@@ -30,7 +30,7 @@ def verdict_on(result: RunResult, *, has_begun_before: bool) -> Verdict:
     | REFUSED, LOST | any other | no | no | FAILS_IF_BASE_CAN_BEGIN |
 
     Args:
-        result: of the training or scoring ("begun now": `RunResult.has_begun`). A lost one was tried twice.
+        result: result of the training or scoring ("begun now": `RunResult.has_begun`). A lost one was tried twice.
         has_begun_before: whether any training of the trial has ever begun, also in another process of the search.
     """
     if result.outcome == Outcome.FAILED:

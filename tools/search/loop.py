@@ -221,9 +221,8 @@ class _Worker:
         return Verdict.FAILS if fails else Verdict.STAYS_UNFINISHED
 
     def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
-        """Tries to begin a training with the base recipe, and returns whether it can, unlike that of the trial
-        ``claim``. Then the hyper-parameters of the trial are the reason, and not the settings, the data or the
-        machine."""
+        """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.
+        Then the hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
         if self.space.is_base(claim.values):
             return False
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"

@@ -84,7 +84,7 @@ class Space:
 
 
 def _is_range(value: Any) -> bool:
-    """Returns whether a value of the YAML file is a range. A list of mappings is not, but a value of
+    """Returns whether a value of the YAML file is a range. A list of mappings is no range, but a value of
     ``albumentations``."""
     if isinstance(value, list):
         return not all(isinstance(item, dict) for item in value)

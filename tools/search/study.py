@@ -157,8 +157,8 @@ class SharedStudy:
         return dict(self.trials()[claim.number].intermediate_values)
 
     def count_loss(self, claim: Claim) -> int:
-        """Records that this process has lost the training of a trial. Returns how many processes have since the newest
-        step."""
+        """Records that this process has lost the training of a trial. Returns how many processes have lost it since its
+        newest step."""
         frozen = self.trials()[claim.number]
         losses = 1
         if frozen.user_attrs.get(_LOST_AFTER_ATTRIBUTE) == frozen.last_step:

@@ -403,4 +403,5 @@ def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     status, text = check(capsys, data.yaml)
     assert status == 0
     assert "the report cannot be written" in text
-    assert "cannot be made (not a directory)" in error_of(capsys, main, data.yaml, "--out", tmp_path / "runs" / "page")
+    out = tmp_path / "runs" / "page"
+    assert "cannot be created (not a directory)" in error_of(capsys, main, data.yaml, "--out", out)

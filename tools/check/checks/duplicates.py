@@ -21,7 +21,7 @@ from tools.check.issue_kinds import ACROSS, AUGMENTED, COPIED, DAMAGED, WITHIN
 from utils.errors import UserError
 from utils.strings import counted, listed
 
-MAX_NAMED_IMAGES = 5  # in a message
+MAX_NAMED_IMAGES = 5  # file names shown in a message
 
 
 def image_issues(splits: Sequence[CheckedSplit], workers: int) -> list[Issue]:
@@ -79,7 +79,8 @@ class _PooledImages:
         return len({self.files[i] for i in group}) == 1
 
     def issue(self, kind: str, group: np.ndarray, relation: str) -> Issue:
-        """Makes an issue about the images ``group``, int64 (n,). ``relation``: of the first image to the others."""
+        """Makes an issue about the images ``group``, int64 (n,). ``relation``: how the first image is related to the
+        others, in words."""
         files = tuple(self.names[i] for i in group)
         splits = tuple(self.split_of(i) for i in group)
         if not self.are_across_splits(group):

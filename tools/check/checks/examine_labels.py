@@ -53,8 +53,8 @@ def examine_labels(
 class _SplitDetections(NamedTuple):
     """A model's detections in a split."""
 
-    result: EvalResult  # of at most `MAX_DETECTIONS` per image, as val.py scores them
-    class_metrics: dict[str, np.ndarray]  # of all detections
+    result: EvalResult  # scores of at most `MAX_DETECTIONS` detections per image, as in val.py
+    class_metrics: dict[str, np.ndarray]  # metrics of each class, over all detections
     detections: DetectionTable  # all
     shown: DetectionTable  # as detect.py shows them, at most `MAX_DETECTIONS` per image
 
