@@ -84,12 +84,12 @@ def unused_settings(
 
 
 def _explicit_settings(config: TrainConfig) -> dict[str, str]:
-    """Returns the settings that differ from the defaults, by name, as they are written on a command line."""
-    written = {name: f"--set {name}" for name in _overridden(config)}
+    """Returns the settings that differ from the defaults, by name, as they are flags on a command line."""
+    flags = {name: f"--set {name}" for name in _overridden(config)}
     for name, value in changed_settings(config).items():
         flag = f"--{name.replace('_', '-')}"
-        written[name] = flag if value is True or value == ALL_RANKS else f"{flag} {value}"
-    return written
+        flags[name] = flag if value is True or value == ALL_RANKS else f"{flag} {value}"
+    return flags
 
 
 def _overridden(config: TrainConfig) -> set[str]:

@@ -54,8 +54,8 @@ def claim_folder(
             checkpoint, and the folder is unlocked.
         progress: the run's progress; the trainer counts its steps there.
 
-    Raises UserError when the folder cannot be made, when another process trains there (``--exist-ok``), or when one has
-    trained there since the plan was made (``--resume auto``).
+    Raises UserError when the folder cannot be created, when another process trains there (``--exist-ok``), or when one
+    has trained there since the plan was made (``--resume auto``).
     """
     folder = plan.folder
     if folder is None:
