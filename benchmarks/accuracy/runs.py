@@ -69,9 +69,9 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
             _link_split(spec, split, folder, subset if split == "train" else 0)
         content = {"path": str(folder), **{split: f"images/{split}" for split in ("train", *splits)}}
         path.write_text(yaml.safe_dump(content | {"names": dict(enumerate(spec.names))}, sort_keys=False))
-    own = load_dataset_spec(path)
+    copied_spec = load_dataset_spec(path)
     gt = {
-        s: load_index(own, s, IndexSettings(cache_dir=str(folder / "index"), progress=False)).ground_truth()
+        s: load_index(copied_spec, s, IndexSettings(cache_dir=str(folder / "index"), progress=False)).ground_truth()
         for s in splits
     }
     return DataCopy(source.stem, path, splits, gt, len(spec.names))

@@ -50,7 +50,7 @@ LAST_IMAGES = 1  # one of the two processes then has none
 # Plain DDP on two processes computes the same as one process with two virtual ranks, up to rounding.
 DDP = {"DDP": {}, "DDP with ZeRO": {"zero": True}}
 NCCL = (2, 30)  # the first version that serves two processes on one GPU, with NCCL_MULTI_RANK_GPU_ENABLE=1
-ROUNDING = 5e-3  # relative, of the weights' change
+ROUNDING = 5e-3  # relative difference of the weights' change
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -89,8 +89,8 @@ def compare_ddp(options: argparse.Namespace) -> Iterator[str]:
         start, one = (weights(Path(folder, f"{name}.pt")) for name in ("start", "one"))
         for name, settings in DDP.items():
             spawn(take_ddp_share, PROCESSES, (*shared, folder, settings | {"nccl": options.backend == "nccl"}))
-            found = weights(Path(folder, "two.pt"))
-            error = float((found - one).norm() / (one - start).norm())
+            trained = weights(Path(folder, "two.pt"))
+            error = float((trained - one).norm() / (one - start).norm())
             yield f"{name} on {PROCESSES} processes: weights' change differs by {error:.1e} from one process's"
             if not error <= ROUNDING:
                 differing.append(f"{name}: {error:.1e}")

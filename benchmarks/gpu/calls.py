@@ -21,7 +21,7 @@ class Call:
 
 
 def first(parts: Parts) -> list[Part]:
-    """Lists the first parts of a first quarter of an hour on a GPU; `again` lists the others."""
+    """Lists the parts for the first quarter of an hour on a GPU; `again` lists the others."""
     steps = [f"yolov8n:{batch}:SGD" for batch in parts.sizes.first_batches]
     return [
         parts.environment(),
@@ -142,8 +142,8 @@ def candidates(call: str, parts: Parts) -> list[Part]:
     chosen = CALLS[call].choose(parts)
     if call != "again":
         return chosen
-    own = {part.name for part in chosen}
-    return [*(part for part in first(parts) if part.name not in own), *chosen]
+    chosen_names = {part.name for part in chosen}
+    return [*(part for part in first(parts) if part.name not in chosen_names), *chosen]
 
 
 def with_providers(chosen: Sequence[Part], parts: Parts) -> Iterator[Part]:

@@ -36,7 +36,7 @@ from tests.helpers.tiny import write_weights
 if TYPE_CHECKING:
     from models.postprocess.detections import Detections
 
-TOLERANCE = 1e-3  # relative: of losses, of the gradients' norm, and of the norm of the weights' change
+TOLERANCE = 1e-3  # relative differences of losses, of the gradients' norm, and of the norm of the weights' change
 WORST_TOLERANCE = 1e-2  # the same for the worst tensor
 # Muon orthogonalizes in bfloat16, and rounding rotates directions of small singular values. Between two kernels of a
 # CPU the weights' change differs by 0.03, and the worst tensor's by up to 0.4; unrelated changes differ by 1.4.
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
     losses: Tensor  # (P,)
     grad_norm: float
-    changes: list[Tensor]  # of each weight tensor, float64
+    changes: list[Tensor]  # change of each weight tensor, float64
 
 
 def compare_steps(options: argparse.Namespace, *, build: StepBuilder = build_step) -> Iterator[str]:
@@ -64,8 +64,8 @@ def compare_steps(options: argparse.Namespace, *, build: StepBuilder = build_ste
         for optimizer in options.optimizers:
             expected = take_step_on("cpu", options, model, optimizer, build=build)
             with other_arithmetic(options.device):
-                found = take_step_on(options.device, options, model, optimizer, build=build)
-            errors = differences(expected, found)
+                on_device = take_step_on(options.device, options, model, optimizer, build=build)
+            errors = differences(expected, on_device)
             case = f"{model} {optimizer}"
             figures = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
             yield f"{case}: relative differences from the CPU: {figures}"
@@ -123,12 +123,12 @@ def compare_detections(options: argparse.Namespace) -> Iterator[str]:
     device = context_of(options.device).device
 
     def detect(on: torch.device) -> Detections:
-        given = (content[name].to(on) for name in ("boxes_xyxy", "scores"))
-        return select_detections(*given, PostprocessSettings(conf_thres=0.001, iou_thres=0.7))
+        boxes_and_scores = (content[name].to(on) for name in ("boxes_xyxy", "scores"))
+        return select_detections(*boxes_and_scores, PostprocessSettings(conf_thres=0.001, iou_thres=0.7))
 
     expected = detect(torch.device("cpu"))
-    found = detect(device)
-    problems = unequal_detections(expected, found)
+    on_device = detect(device)
+    problems = unequal_detections(expected, on_device)
     yield f"{int(expected.counts.sum())} boxes of {options.batch_size} images after box voting"
     if problems:
         sys.exit("; ".join(problems))
@@ -338,7 +338,8 @@ def resident_mb() -> float:
 
 
 def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
-    """Measures the time and memory growth of 200 calls of a `Predictor`, from one thread and each from a new thread."""
+    """Measures the time and memory growth of 200 calls of a `Predictor`: all from one thread, then each from a new
+    thread."""
     with tempfile.TemporaryDirectory() as folder:
         predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
     image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
@@ -347,12 +348,12 @@ def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
     for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
         before = resident_mb()
         began = time.perf_counter()
-        found: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
         for _ in range(MANY_CALLS):
-            start(lambda: found.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
+            start(lambda: results.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
         seconds[name] = (time.perf_counter() - began) / MANY_CALLS
         yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
-        if not all(torch.equal(boxes, expected) for boxes in found):
+        if not all(torch.equal(boxes, expected) for boxes in results):
             sys.exit(f"{name}: detections differ")
     # On a CPU each new thread starts threads of OpenMP, which takes milliseconds.
     if options.device != "cpu" and seconds["a thread each"] > 2 * seconds["one thread"]:

@@ -91,15 +91,15 @@ def kernels_of(
     for _ in range(4):
         step()
     step_ms = 1000 * seconds_of(step, 10 if on_gpu else 1, device.type)
-    found = trace(step, on_gpu)
+    step_trace = trace(step, on_gpu)
     case = f"{model} batch {images} {optimizer}"
-    busy = f"busy {found.busy_ms:.1f} ms of {step_ms:.1f} ms, {found.busy_ms / step_ms:.0%}"
-    yield f"{case}: {counted(found, on_gpu)} a step; {busy}"
+    busy = f"busy {step_trace.busy_ms:.1f} ms of {step_ms:.1f} ms, {step_trace.busy_ms / step_ms:.0%}"
+    yield f"{case}: {counted(step_trace, on_gpu)} a step; {busy}"
     yield f"| {case} | ms a step | share | calls |"
     yield "| --- | --- | --- | --- |"
-    for rank, (name, kernel_ms, calls) in enumerate(found.kernels[:TOP], 1):
+    for rank, (name, kernel_ms, calls) in enumerate(step_trace.kernels[:TOP], 1):
         short = f"{case} {rank}. {name[:NAME_WIDTH].replace('|', '/')}"
-        yield f"| {short} | {kernel_ms:.3f} | {kernel_ms / found.busy_ms:.1%} | {calls:g} |"
+        yield f"| {short} | {kernel_ms:.3f} | {kernel_ms / step_trace.busy_ms:.1%} | {calls:g} |"
 
 
 def first_steps(options: argparse.Namespace, *, build: StepBuilder = build_step) -> Iterator[str]:
@@ -151,9 +151,10 @@ def loss_share(take_step: TrainStep, imgsz: int, images: int, boxes: int) -> str
             action()
     step_ms = 1000 * seconds_of(step, times, device.type)
     loss_ms = 1000 * seconds_of(loss, times, device.type)
-    found = trace(loss, on_gpu)
+    loss_trace = trace(loss, on_gpu)
     line = f"step {step_ms:.1f} ms, of which loss and assignment {loss_ms:.2f} ms, {loss_ms / step_ms:.1%}"
-    line += f"; it has {counted(found, on_gpu)}, busy {found.busy_ms:.2f} ms, {found.busy_ms / step_ms:.1%}"
+    busy_share = loss_trace.busy_ms / step_ms
+    line += f"; it has {counted(loss_trace, on_gpu)}, busy {loss_trace.busy_ms:.2f} ms, {busy_share:.1%}"
     if on_gpu:
         line += f"; its peak {peak_bytes(loss, device) / 2**20:.0f} MiB"
     return line

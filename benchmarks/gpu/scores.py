@@ -14,25 +14,25 @@ from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
 from benchmarks.speed.training_step import context_of
 
 SAME_SCORE = 0.01  # AP over few images changes if a single box falls on the other side of a threshold
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript", "pt2": ".pt2"}  # of exported files, by format
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript", "pt2": ".pt2"}  # suffixes of exported files, by format
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def validate(options: argparse.Namespace, *, run: ScriptRunner = run_script) -> Iterator[str]:
     """Yields val.py's scores in float32, with ``--variants`` also in the type of ``--amp auto`` and with test-time
     augmentation. Raises SystemExit if a GPU's scores differ from the CPU's, or if the AP is below ``--at-least``."""
-    found = scores(options, options.weights, run=run)
-    yield f"val.py: {described(found)}"
+    on_device = scores(options, options.weights, run=run)
+    yield f"val.py: {described(on_device)}"
     if options.variants:
         yield f"val.py --amp auto: {described(scores(options, options.weights, '--amp', 'auto', run=run))}"
         yield f"val.py --tta: {described(scores(options, options.weights, '--tta', run=run))}"
     if options.device != "cpu":
         expected = scores(options, options.weights, device="cpu", run=run)
         yield f"val.py on the CPU: {described(expected)}"
-        if any(abs(found[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
+        if any(abs(on_device[name] - expected[name]) > SAME_SCORE for name in ("ap50", "ap")):
             sys.exit(f"scores differ by more than {SAME_SCORE} from the CPU's")
-    if found["ap"] < options.at_least:
-        sys.exit(f"AP {found['ap']:.4f} after training on the device, at least {options.at_least} expected")
+    if on_device["ap"] < options.at_least:
+        sys.exit(f"AP {on_device['ap']:.4f} after training on the device, at least {options.at_least} expected")
 
 
 def detect(options: argparse.Namespace) -> Iterator[str]:
@@ -78,19 +78,19 @@ def score_of_weights(options: argparse.Namespace) -> Iterator[str]:
     from engine.assembly.lr_probe import MAX_PROBE_IMAGES, score_on_objects
     from models.weights.load import load_detector
 
-    found = {}
+    score_by_device = {}
     for device in dict.fromkeys((options.device, "cpu")):
         ctx = context_of(device)
         detector = load_detector(options.weights)[0].eval().fuse().to(ctx.device)
         loader = open_loader(options, ctx)
         started = time.monotonic()
-        found[device], objects = score_on_objects(detector, loader.samples, MAX_PROBE_IMAGES, ctx)
-        yield f"device {device}: {found[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
+        score_by_device[device], objects = score_on_objects(detector, loader.samples, MAX_PROBE_IMAGES, ctx)
+        yield f"device {device}: {score_by_device[device]:.5f} of {objects} objects, {time.monotonic() - started:.1f} s"
         loader.close()
-    if abs(found[options.device] - found["cpu"]) > SAME_SCORE:
+    if abs(score_by_device[options.device] - score_by_device["cpu"]) > SAME_SCORE:
         sys.exit("the scores differ")
-    if found["cpu"] < options.at_least:
-        sys.exit(f"the score is {found['cpu']:.5f}, at least {options.at_least} expected of trained weights")
+    if score_by_device["cpu"] < options.at_least:
+        sys.exit(f"the score is {score_by_device['cpu']:.5f}, at least {options.at_least} expected of trained weights")
 
 
 def scores(

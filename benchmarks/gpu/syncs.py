@@ -137,14 +137,14 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
     for model, optimizer, amp in cases:
         case = f"{model} {optimizer}{'' if amp == 'auto' else f' {amp}'}"
         try:
-            found = waits_of_step(model, optimizer, amp, options)
+            watched = waits_of_step(model, optimizer, amp, options)
         except Exception:  # one model's failure must not hide the waits of others
             traceback.print_exc()
             broken.append(case)
             yield f"{case}: fails, see the log"
             continue
-        yield from described(case, found)
-        if any(watcher.places for watcher in found):
+        yield from described(case, watched)
+        if any(watcher.places for watcher in watched):
             waiting.append(case)
     verdict(waiting, broken)
 
@@ -156,12 +156,12 @@ def waits_of_step(
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, like_coco=True))
     for _ in range(WARM):
         step()
-    found = watchers(options.device)
-    for watcher in found:
+    watched = watchers(options.device)
+    for watcher in watched:
         with watcher:
             for _ in range(STEPS):
                 step()
-    return found
+    return watched
 
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
@@ -189,16 +189,16 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
     import train
     from engine.train.step import TrainStep
 
-    found = watchers(options.device)
+    watched = watchers(options.device)
     take_step = TrainStep.__call__
     taken = 0
-    begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(found)}
+    begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
     watching: list[WarnedWaits | WaitingOperations] = []
 
     def counting(self: TrainStep, *args, **kwargs) -> None:
         """Observes from one call to the next, including everything between two steps."""
         nonlocal taken
-        if taken in (*begins, WARM + STEPS * len(found)):
+        if taken in (*begins, WARM + STEPS * len(watched)):
             while watching:
                 watching.pop().__exit__(None, None, None)
         if taken in begins:
@@ -219,9 +219,9 @@ def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[War
             TrainStep.__call__ = take_step
             while watching:
                 watching.pop().__exit__(None, None, None)
-    if taken <= WARM + STEPS * len(found):
+    if taken <= WARM + STEPS * len(watched):
         raise RuntimeError(f"an epoch of {taken} steps is too short to look at")
-    return found
+    return watched
 
 
 def described(case: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:

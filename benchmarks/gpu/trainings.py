@@ -62,8 +62,8 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
 class Rates:
     """How `time_training` measures images per second."""
 
-    step: Callable[[argparse.Namespace], float]  # of the step alone
-    ours: Callable[[argparse.Namespace, Sequence[str]], tuple[float, float]]  # and the fraction of waiting for data
+    step: Callable[[argparse.Namespace], float]  # speed of the step alone
+    ours: Callable[[argparse.Namespace, Sequence[str]], tuple[float, float]]  # speed, and the fraction of waiting
     peer: Callable[[argparse.Namespace], float]
 
 

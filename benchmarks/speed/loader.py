@@ -56,8 +56,8 @@ def compare(options: argparse.Namespace, data: str, cache: str, size: int) -> Co
 
 def check_strength(peer: dict) -> None:
     """Raises SystemExit if the peer augments with other settings."""
-    own = asdict(hyperparameters_from(""))
-    differing = {name: (own[name], value) for name, value in peer["settings"].items() if own[name] != value}
+    ours = asdict(hyperparameters_from(""))
+    differing = {name: (ours[name], value) for name, value in peer["settings"].items() if ours[name] != value}
     if differing:
         sys.exit(f"the augmentation settings differ: {differing}")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from utils.distributed.context import DistributedContext
 
 StepBuilder = Callable[..., "TrainStep"]  # `build_step`, or what takes its place
-COCO_SIDES = (0.01, 0.5)  # of the canvas: 6 to 320 px at 640, half of them below 45
+COCO_SIDES = (0.01, 0.5)  # fractions of the canvas: 6 to 320 px at 640, half of them below 45
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:

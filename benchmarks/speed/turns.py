@@ -22,7 +22,7 @@ PEER_SIDE = Path(__file__).with_name("ultralytics_side.py")  # for the Python of
 MARK = "@measured "
 END_S = 10.0
 _TAIL = 3000
-BOXES_AN_IMAGE = 12  # of the steps that both sides time
+BOXES_AN_IMAGE = 12  # boxes per image in the steps that both sides time
 SKIPPED = 10  # batches that may have been prefetched during the other side's turn
 
 

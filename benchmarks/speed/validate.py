@@ -59,9 +59,9 @@ def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Compa
     peer_score = [scores["peer"]] if options.peer else []
     rows = []
     for amp in options.amp:
-        what = f"{Path(options.weights).stem}, {options.imgsz} px, amp {amp}"
-        rows.append(Comparison(f"{what}: whole process", "s", seconds[amp], peer_seconds))
-        rows.append(Comparison(f"{what}: AP", "", [scores[amp]], peer_score, higher_is_better=True))
+        case = f"{Path(options.weights).stem}, {options.imgsz} px, amp {amp}"
+        rows.append(Comparison(f"{case}: whole process", "s", seconds[amp], peer_seconds))
+        rows.append(Comparison(f"{case}: AP", "", [scores[amp]], peer_score, higher_is_better=True))
     return rows
 
 
@@ -80,7 +80,8 @@ def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[
 
 
 def time_process(command: Sequence[str]) -> float:
-    """Runs a whole process and returns its seconds; SystemExit with its last lines of output if it fails."""
+    """Runs a process and returns its duration in seconds. Raises SystemExit, with its last lines of output, if it
+    fails."""
     started = time.perf_counter()
     done = subprocess.run(
         command,
