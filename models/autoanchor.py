@@ -121,7 +121,7 @@ def check_anchors(
 
 
 class _Fit(NamedTuple):
-    """What a fit found."""
+    """The result of a fit."""
 
     summary: str  # line for the log
     anchors: np.ndarray | None = None  # (n, 2); None: none better than the current ones

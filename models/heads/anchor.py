@@ -93,8 +93,8 @@ class AnchorHead(DetectionHead):
 
 
 def square_anchors(count: int, strides: tuple[int, ...]) -> list[list[float]]:
-    """Makes ``count`` square anchors per level, with sides between 2 and 8 strides, spaced by equal ratios: rows w, h,
-    w, h, ... in pixels."""
+    """Creates ``count`` square anchors per level, with sides between 2 and 8 strides, spaced by equal ratios: rows w,
+    h, w, h, ... in pixels."""
     rows = []
     for stride in strides:
         sides = [stride * 2 ** (1 + (k + 0.5) * 2 / count) for k in range(count)]

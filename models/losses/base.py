@@ -186,7 +186,7 @@ def canvas_targets(level: Tensor, stride: int, targets: Tensor, max_targets: int
 
 
 def smooth_labels(scores: Tensor, labels: Tensor, settings: LossSettings) -> Tensor:
-    """Makes class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), 0 elsewhere, then label smoothing.
+    """Creates class targets (*S, C): ``scores`` (*S) at ``labels`` (*S), 0 elsewhere, then label smoothing.
 
     Label smoothing (Szegedy et al. 2016) spreads the fraction eps of a score over all classes. The sum over classes,
     and with it the normalizer and the background, stays the same.

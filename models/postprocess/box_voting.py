@@ -45,7 +45,7 @@ class BoxGroups(NamedTuple):
 
 
 def vote_weights(iou: Tensor) -> Tensor:
-    """Computes the factors of the scores of boxes with these IoUs."""
+    """Computes the factors by which the scores of voters with these IoUs are multiplied."""
     return ((1 - iou).square() / -SIGMA).exp()
 
 
@@ -119,7 +119,7 @@ def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[
 
 
 def _sort_keys(left: Tensor, group: Tensor) -> Tensor:
-    """Makes int64 keys that sort by ``group``, then by ``left``, float32.
+    """Computes int64 keys that sort by ``group``, then by ``left``, float32.
 
     Read as integers, the bits of positive floats have the same order as the floats; for negative floats, it is
     reversed.

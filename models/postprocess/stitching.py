@@ -77,7 +77,7 @@ def _cut_sides(detections: DetectionTable, windows: np.ndarray) -> np.ndarray:
 def _merge_clusters(
     detections: DetectionTable, is_cut: np.ndarray, is_part: np.ndarray, first_box: np.ndarray
 ) -> DetectionTable:
-    """Makes one detection of each cluster, and drops those that are only parts of others.
+    """Creates one detection for each cluster, and drops those that are only parts of others.
 
     Args:
         is_cut: bool (N, 4), the sides that a box does not see.
@@ -264,7 +264,7 @@ def _clusters(links: Iterable[Pair], view: np.ndarray) -> np.ndarray:
 
 
 def _joined(boxes: np.ndarray, is_cut: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Makes one box of each cluster.
+    """Merges each cluster into one box.
 
     Args:
         boxes: (N, 4), cluster by cluster, the best first.

@@ -179,7 +179,7 @@ def _stored_image_size(content: dict[str, Any]) -> int | None:
 
 
 def _foreign_content(names: tuple[str, ...] | None, imgsz: int) -> dict[str, Any]:
-    """Makes the part of a checkpoint's content that validation and detection need."""
+    """Builds the part of a checkpoint's content that validation and detection need."""
     return {"format": "foreign", "names": list(names or ()), "imgsz": imgsz}
 
 
