@@ -9,7 +9,7 @@ from utils.process.outcome import Cause, Outcome
 
 
 class Verdict(Enum):
-    """Whether a trial fails, or stays unfinished, so that another process of the search continues it."""
+    """The verdict on a trial: it fails, or stays unfinished, so that another process of the search continues it."""
 
     FAILS = auto()
     FAILS_IF_LOST_AGAIN = auto()  # after the same step, by another process of the search

@@ -176,7 +176,7 @@ class _Place(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """Whether a process trains or evaluates, and its rank among the processes that do the same."""
+    """The role of a process, training or evaluating, and its rank among the processes with this role."""
 
     is_evaluating: bool  # else it trains
     rank: int
@@ -201,7 +201,7 @@ def join_run(
         device: the value of `--device`: "", "cpu", "mps", "0", "0,1", "cuda:1".
         eval_ranks: the last ``eval_ranks`` processes form a separate group, with ranks from 0. The groups exchange
             messages in the store that `evaluation_store` returns.
-        timeout_s: for joining, and of collectives.
+        timeout_s: time limit for joining, and timeout of collectives.
 
     Raises UserError if a device does not exist or processes contradict each other, and PeerLost if the process group
     cannot be formed, for example because its port is in use.

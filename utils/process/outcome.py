@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """How a command ended, and how a program that started it for training or scoring reacts.
+    """The outcome of a command, and the reaction of a program that started it for training or scoring.
 
     | outcome | `tools.kfold`, `tools.search` | Ray |
     | --- | --- | --- |
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a command could not complete its work."""
+    """The reason why a command could not complete its work."""
 
     COMMAND = "command"  # a mistake of the user, a bug, a crash, an exit without a message
     MACHINE = "machine"  # a limit that stays until somebody acts: a full disk, too many open files, a missing package

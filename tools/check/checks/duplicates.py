@@ -79,7 +79,7 @@ class _PooledImages:
         return len({self.files[i] for i in group}) == 1
 
     def issue(self, kind: str, group: np.ndarray, relation: str) -> Issue:
-        """Makes an issue about the images ``group``, int64 (n,). ``relation``: how the first image is related to the
+        """Creates an issue about the images ``group``, int64 (n,). ``relation``: how the first image is related to the
         others, in words."""
         files = tuple(self.names[i] for i in group)
         splits = tuple(self.split_of(i) for i in group)
