@@ -111,7 +111,7 @@ def flags(**settings: object) -> list[str]:
 
 
 class Parts:
-    """Makes the parts for given sizes, with one method per part. Arguments of a method differ between calls.
+    """Creates the parts for given sizes, with one method per part. Arguments of a method differ between calls.
 
     Args:
         folder: folder to which all parts write their files.

@@ -165,8 +165,8 @@ def waits_of_step(
 
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
-    """Does what `waits_of_steps` does for trainings by train.py in this process: loader, prefetcher, step and the rest
-    of the loop, with the first ``--layouts`` of `RENDERERS`."""
+    """Yields the same lines as `waits_of_steps` about trainings by train.py in this process: loader, prefetcher, step
+    and the rest of the loop, with the first ``--layouts`` of `RENDERERS`."""
     waiting = []
     broken = []
     for feed, flags in list(RENDERERS.items())[: options.layouts]:

@@ -60,7 +60,7 @@ def largest_batch(options: argparse.Namespace) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Rates:
-    """How `time_training` measures images per second."""
+    """The functions with which `time_training` measures images per second."""
 
     step: Callable[[argparse.Namespace], float]  # speed of the step alone
     ours: Callable[[argparse.Namespace, Sequence[str]], tuple[float, float]]  # speed, and the fraction of waiting

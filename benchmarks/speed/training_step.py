@@ -20,7 +20,7 @@ COCO_SIDES = (0.01, 0.5)  # fractions of the canvas: 6 to 320 px at 640, half of
 
 
 def context_of(device: str, *, replicas: int = 1) -> DistributedContext:
-    """Makes the context of one process on "cpu" or a CUDA device number, with ``replicas`` of the model there."""
+    """Creates the context of one process on "cpu" or a CUDA device number, with ``replicas`` of the model there."""
     from utils.distributed.context import DistributedContext
 
     ctx = DistributedContext.single("cpu" if device == "cpu" else f"cuda:{device}")
@@ -88,7 +88,7 @@ def stepper(take_step: TrainStep, batches: Sequence[Batch], *, start: int = 0) -
 def make_batches(
     number: int, images: int, size: int, device: torch.device, boxes: int = 12, *, like_coco: bool = False
 ) -> list[Batch]:
-    """Makes batches of random images with ``boxes`` boxes each, as the loader yields them (page-locked with a GPU).
+    """Creates batches of random images with ``boxes`` boxes each, as the loader yields them (page-locked with a GPU).
 
     Box sides are a fifth to a half of the canvas. With ``like_coco``, boxes are from `coco_boxes`, and the first image
     has an ignore region, like COCO's crowd regions.
@@ -123,7 +123,8 @@ def make_batches(
 
 
 def coco_boxes(number: int, generator: torch.Generator) -> Tensor:
-    """Makes boxes (number, 4) inside the canvas: cx, cy, w, h, normalized, with the sizes of COCO's boxes after mosaic.
+    """Creates boxes (number, 4) inside the canvas: cx, cy, w, h, normalized, with the sizes of COCO's boxes after
+    mosaic.
 
     The geometric mean of the sides is log-uniform within `COCO_SIDES`; aspects are mostly between 1 : 2 and 2 : 1.
     """
