@@ -52,14 +52,14 @@ class LrMult(NamedTuple):
 
 
 class ObjectScore(NamedTuple):
-    """How well a detector finds objects, see `score_on_objects`."""
+    """A measure of how well a detector finds objects, see `score_on_objects`."""
 
     mean: float  # NaN without objects
     objects: int
 
 
 class Measurement(NamedTuple):
-    """How well the weights of a run find the objects of its training split."""
+    """A measurement of how well the weights of a run find the objects of its training split."""
 
     score: float  # mean of `score_on_objects`; NaN: not measured
     details: str  # number of objects, or why it was not measured

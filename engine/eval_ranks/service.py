@@ -49,7 +49,8 @@ def patience_s(since_sent_s: float) -> float:
 
 
 class ValidationService:
-    """Has weights scored by the evaluating processes. Every training process has one and makes the same calls.
+    """Sends weights to the evaluating processes, and collects the scores. Every training process has one and makes the
+    same calls.
 
     Args:
         ctx: with ``eval_ranks``, which only a run with a store has.

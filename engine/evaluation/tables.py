@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> list[Row]:
-    """Makes a row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
+    """Creates a row for all classes together, then one for each, in the order of the classes. Columns: `COLUMNS`."""
     total = Row("all", result.num_images, int(result.class_targets.sum()), tuple(result.metrics.values()))
     scores = np.stack(list(result.class_metrics.values()), axis=1).tolist()
     images = gt.images_per_class(len(names)).tolist()
@@ -44,7 +44,7 @@ def result_rows(result: EvalResult, gt: GroundTruth, names: Sequence[str]) -> li
 
 
 def size_rows(sizes: SizeScores, names: Sequence[str]) -> list[Row]:
-    """Makes a row for each size of all classes together, then of each class. Columns: `SIZE_COLUMNS`."""
+    """Creates a row for each size of all classes together, then of each class. Columns: `SIZE_COLUMNS`."""
     scores = np.stack([sizes.ap50, sizes.ap75, sizes.ap, sizes.recall], -1)
     totals = sizes.targets.sum(0)
     means = nanmean(scores, axis=0)

@@ -178,7 +178,7 @@ class Tracking(Hook):
         self._calls.put(partial(self._synchronize, dict(self._table.rows)))
 
     def _make_calls(self) -> None:
-        """Makes the calls of the queue, up to None. Runs in the thread."""
+        """Makes the queued calls until it reads None. Runs in the thread."""
         while (call := self._calls.get()) is not None:
             try:
                 call()

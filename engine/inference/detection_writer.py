@@ -185,7 +185,8 @@ def _base_of(source: str, *, is_video: bool) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Makes a file name of ``name``, without separators, control characters and characters that some systems forbid."""
+    """Converts ``name`` to a file name without separators, control characters, and characters that some systems
+    forbid."""
     return re.sub(r'[\x00-\x1f/\\:*?"<>|@]+', "_", name).strip(". ") or "_"
 
 

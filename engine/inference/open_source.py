@@ -123,7 +123,7 @@ def _each(items: Iterable[Frame | FileProblem]) -> FrameStream:
 
 
 def _noting_damage(problems: list[Frame | FileProblem]) -> OnWarning:
-    """Makes a callback that appends warnings of the decoder to ``problems``."""
+    """Creates a callback that appends warnings of the decoder to ``problems``."""
 
     def on_warning(name: str, warning: str) -> None:
         problems.append(

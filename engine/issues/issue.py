@@ -120,11 +120,11 @@ class CheckedSplit:
         return None if scan.source is None else LabeledImage(scan, scan.source, number)
 
     def issue(self, kind: str, text: str, rows: tuple[int, ...]) -> Issue:
-        """Makes an issue about boxes of one image."""
+        """Creates an issue about boxes of one image."""
         return self.issue_of(kind, text, self.image_of(rows[0]), tuple(map(self.box, rows)))
 
     def issue_of(self, kind: str, text: str, image: int, boxes: tuple[LabelBox, ...]) -> Issue:
-        """Makes an issue about ``boxes`` of the image with this number."""
+        """Creates an issue about ``boxes`` of the image with this number."""
         return Issue(kind, text, self.name, (self.index.paths[image],), boxes[-1].where or "", boxes)
 
     def relative(self, part: Scan, name: str) -> str:

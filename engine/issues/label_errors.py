@@ -356,7 +356,7 @@ def trust_lines(
 
     Args:
         model: how the sentences name the model.
-        results: by split, of the detections that `find_label_errors` receives.
+        results: scores, by split, of the detections that `find_label_errors` receives.
         issues: all that are listed.
     """
     with_objects = {split: result for split, result in results.items() if result.class_targets.any()}

@@ -1,4 +1,4 @@
-"""Where ``--pipeline 2`` splits a model, so that each process holds about half of the activations."""
+"""Chooses where ``--pipeline 2`` splits a model, so that each process holds about half of the activations."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ MAX_CONFUSED = 60  # classes in a confusion matrix
 
 
 def metric_charts(result: EvalResult, names: Sequence[str]) -> dict[str, Chart]:
-    """Makes charts of curves at IoU 0.5, named PR, F1, P and R; none if no class has objects.
+    """Creates charts of curves at IoU 0.5, named PR, F1, P and R; none if no class has objects.
 
     There is a line for each class that has objects, and a thick one for their mean; of many classes, only those with
     the lowest AP50 have lines. A single class has only the thick line.

@@ -34,8 +34,8 @@ class DrawnDetections(NamedTuple):
 
 
 class Galleries:
-    """Makes the gallery of label errors; base class of galleries of other issues. ``detections``: by split, if there is
-    a model."""
+    """Builds the gallery of label errors; base class of galleries of other issues. ``detections``: by split, if there
+    is a model."""
 
     def __init__(self, splits: Sequence[CheckedSplit], detections: Mapping[str, DrawnDetections]) -> None:
         self._detections = detections
@@ -45,7 +45,7 @@ class Galleries:
         self._number = {(split.name, path): i for split in splits for i, path in enumerate(split.index.paths)}
 
     def label_errors(self, issues: Sequence[Issue], album: Album) -> list[Card]:
-        """Makes cards of the most probable label errors: labels, detections, and corrected labels."""
+        """Creates cards of the most probable label errors: labels, detections, and corrected labels."""
         drawn = [issue for issue in issues if issue.kind in LABEL_ERRORS][:MAX_LABEL_ERRORS]
         return [self._label_error(issue, album) for issue in drawn]
 

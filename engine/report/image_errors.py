@@ -104,7 +104,7 @@ def worst_images(errors: ImageErrors, max_images: int) -> list[int]:
 
 
 def worst_gallery(split: CheckedSplit, errors: ImageErrors) -> list[Card]:
-    """Makes cards of the images of ``split`` with the most errors, labels next to detections."""
+    """Creates cards of the images of ``split`` with the most errors, labels next to detections."""
     album = Album(MAX_GALLERY_BYTES)
     return [_card(split, errors, image, album) for image in worst_images(errors, MAX_CARDS)]
 

@@ -137,7 +137,7 @@ class ReportPage:
             get_logger().info("report: %s", self.path)
 
     def _sections(self, history: dict[str, np.ndarray]) -> Sections:
-        """Makes the sections; the summary last, because its sentences are about the others."""
+        """Builds the sections; the summary last, because its sentences are about the others."""
         subject = self._subject
         data = self._data_section()
         validation = None

@@ -143,7 +143,7 @@ def in_window(boxes_xyxy_px: np.ndarray, window: np.ndarray) -> np.ndarray:
 
 
 def outlines(boxes_xyxy_px: np.ndarray, style: str) -> list[Outline]:
-    """Makes outlines of boxes (n, 4) without texts."""
+    """Creates outlines of boxes (n, 4) without texts."""
     return [Outline(box, style) for box in boxes_xyxy_px]
 
 

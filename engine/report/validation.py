@@ -84,7 +84,7 @@ class ValidationSections:
 
 
 def validation_sections(validation: ScoredValidation, split: CheckedSplit) -> ValidationSections:
-    """Makes the sections of a validation on ``split``."""
+    """Builds the sections of a validation on ``split``."""
     names = split.index.names
     result = validation.result
     errors = validation.errors

@@ -44,7 +44,7 @@ class ReadOnlyFolder(UserError):
 def claim_folder(
     ctx: DistributedContext, plan: RunPlan, settings: RunSettings, stack: ExitStack, progress: Progress
 ) -> TrainingRun:
-    """Gives the run its folder, with its settings and its log: the first thing that a run writes. Every rank must call
+    """Sets up the run's folder, with its settings and its log: the first thing that a run writes. Every rank must call
     this, after the data set, the model and the weights have been checked, so that a refused command leaves nothing
     behind.
 
@@ -96,7 +96,7 @@ def _starts_again(folder: Path, newest: StoredRun, planned: RunSettings) -> bool
 
 
 def _make_folder(ctx: DistributedContext, config: TrainConfig, stack: ExitStack, progress: Progress) -> Path:
-    """Makes the folder of a new run and locks it until ``stack`` is closed."""
+    """Creates the folder of a new run and locks it until ``stack`` is closed."""
     folder = Path(config.project) / config.name
     with torch_distributed_zero_first(ctx):
         if ctx.is_main:

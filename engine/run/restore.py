@@ -55,7 +55,7 @@ def read_run_checkpoint(ctx: DistributedContext, plan: RunPlan) -> Checkpoint | 
 
 @dataclass(frozen=True, kw_only=True)
 class StartPosition:
-    """Where a run begins or continues."""
+    """The position at which a run begins or continues."""
 
     progress: Progress
     pending: PendingEpoch | None  # see `pending_epoch`
@@ -131,7 +131,7 @@ def warn_of_lost_results(checkpoint: Checkpoint) -> None:
 
 
 class EpochStart(enum.Enum):
-    """Where a run continues in the epoch that its checkpoint has begun."""
+    """The position at which a run continues in the epoch that its checkpoint has begun."""
 
     KEEP = "keep"  # continue at its batch; that is 0 between two epochs
     END = "end"  # after all steps: only the end of the epoch is missing

@@ -87,7 +87,7 @@ class StartedFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What every plan has."""
+    """The fields that all plans share."""
 
     settings: RunSettings
     # Settings whose paths each process resolves itself: the same content may be in another folder on another node.
@@ -207,7 +207,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What a training returns: its run, and the failure of ``on_end``, if any. Without one, at most exports are
+    """The result of a training: its run, and the failure of ``on_end``, if any. Without one, at most exports are
     missing; with one, the next start writes the report again."""
 
     run: TrainingRun

@@ -32,7 +32,7 @@ C_COMPILERS = ("gcc", "clang")  # for Triton
 
 @dataclass(frozen=True)
 class Compilation:
-    """The way in which a model is compiled."""
+    """The settings with which a model is compiled."""
 
     images: int  # number in a full global batch
     dynamic: bool = False  # one version for all image sizes instead of one for each

@@ -20,7 +20,7 @@ log = logging.getLogger("lockstep")
 
 
 class EpochResults:
-    """Makes the results of each epoch. ``fitness`` decides which epoch is the best."""
+    """Collects the results of each epoch. ``fitness`` decides which epoch is the best."""
 
     def __init__(self, fitness: Fitness) -> None:
         self.fitness = fitness

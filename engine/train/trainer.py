@@ -52,7 +52,7 @@ class Validator(Protocol):
         ...
 
     def send(self, pending: PendingEpoch) -> None:
-        """Has an epoch validated by other processes, after `takes_weights` returned True. Called only while no epoch is
+        """Lets other processes validate an epoch, after `takes_weights` returned True. Called only while no epoch is
         pending; afterwards, this one is."""
         ...
 
@@ -191,7 +191,7 @@ class Trainer:
                 self._end_epoch()
 
     def _finish_training(self) -> None:
-        """Does what follows the last step, unless a signal leaves it to a resumed run."""
+        """Completes the run after the last step, unless a signal leaves that to a resumed run."""
         if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
             return
         if self._follow(self.control.begin_finalizing()).breaks_off:
@@ -223,7 +223,7 @@ class Trainer:
         return had_ended or self.control.ended_by_callback
 
     def _continuation(self) -> str:
-        """Returns how another command does what is left of the run."""
+        """Returns how to complete the run with another command."""
         if not self._has_ended() and not self._ended_by_callback():
             return f"continue with: {resume_flag(self.checkpointer.last)}"
         folder = self.run.folder
@@ -299,7 +299,7 @@ class Trainer:
         self._follow(self.control.agree())
 
     def _validate(self, epoch: Epoch) -> Action:
-        """Has an epoch validated, if that is due: at once, or by other processes while the next one is trained."""
+        """Validates an epoch, if that is due: at once, or in other processes while the next one is trained."""
         if not validates_after(epoch.number, self.epochs, self.run.config.val_every):
             return Action.CONTINUE
         if self._can_wait_for_scores(epoch) and self.validator.takes_weights():
@@ -360,7 +360,7 @@ class Trainer:
         return action
 
     def _average_over_ranks(self) -> None:
-        """Gives all ranks one model: the mean of their batch-norm statistics, and the parameters of rank 0."""
+        """Makes the models of all ranks equal: averages batch-norm statistics, and broadcasts rank 0's parameters."""
         if self.progress.buffers_averaged:
             return
         for model in (self.step.model, self.step.ema.module):

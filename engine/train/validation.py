@@ -87,7 +87,7 @@ class LocalValidator:
 
 
 class RemoteValidator:
-    """``--eval-ranks``: has an epoch validated by other processes while the next one is trained here.
+    """``--eval-ranks``: lets other processes validate an epoch while the next one is trained here.
 
     ``local`` validates epochs that cannot wait, and those whose result does not arrive. It holds the pending epoch.
     """
