@@ -106,14 +106,14 @@ def check_anchors(
     boxes = np.asarray(boxes_wh_px_at_imgsz, dtype=np.float64).reshape(-1, 2)
     boxes = boxes[(boxes > 0).all(-1)]
     if len(boxes) == 0:
-        return "anchors: no boxes to check against, kept"
+        return "anchors: no boxes to check against; the anchors are kept"
     anchors = _anchors_px(head, head.anchors)
     recall, _ = recall_and_fitness(boxes, anchors, anchor_t)
     measured = f"anchors: {recall:.1%} of boxes can be matched"
     if recall >= _TARGET_RECALL:
-        return f"{measured}, kept"
+        return f"{measured}; they are kept"
     if not refit:
-        return f"{measured}; refitting is off, kept"
+        return f"{measured}; refitting is off, so they are kept"
     fit = _fit_better(boxes, anchors, anchor_t=anchor_t, seed=seed)
     if fit.anchors is not None:
         _set_anchors(head, head.anchors, fit.anchors)
@@ -132,12 +132,12 @@ def _fit_better(boxes_wh: np.ndarray, anchors_wh: np.ndarray, *, anchor_t: float
     count = len(anchors_wh)
     usable = boxes_wh[(boxes_wh >= _MIN_SIDE_PX).all(-1)]
     if len(usable) < count:
-        return _Fit(f"too few boxes ({len(usable)}) to refit {count} anchors, kept")
+        return _Fit(f"too few boxes ({len(usable)}) to refit {count} anchors, which are kept")
     fitted = fit_anchors(usable, count, anchor_t=anchor_t, seed=seed)
     recall, fitness = recall_and_fitness(boxes_wh, anchors_wh, anchor_t)
     new_recall, new_fitness = recall_and_fitness(boxes_wh, fitted, anchor_t)
     if new_recall < recall or new_fitness <= fitness:
-        return _Fit("found no better ones, kept")
+        return _Fit("found no better ones, so they are kept")
     return _Fit(f"refitted, now {new_recall:.1%}", fitted)
 
 

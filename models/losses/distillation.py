@@ -102,7 +102,7 @@ def distill_maps(
         outputs: the student's box and class logits.
         teacher_maps: (B, 4T + O, h, w), one per level.
         taught: int64 (O,), the maps' classes among the C.
-        ignored: cells in which some classes have no labels, without those assigned to objects.
+        ignored: cells in which some classes have no labels, except those assigned to objects.
         centers, strides: centers and strides of the cells, see `models.box_coding.cell_centers`.
         unlabeled_only: whether to compare only in these; their boxes then count in the normalizer like labeled ones.
     """

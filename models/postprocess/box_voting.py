@@ -96,8 +96,8 @@ def vote(kept: BoxGroups, others: BoxGroups, moves: Tensor, iou_thres: float) ->
 
 
 def _near_voters(kept: BoxGroups, others: BoxGroups, iou_thres: float) -> tuple[BoxGroups, Tensor, Tensor]:
-    """Finds the voters of each kept box's group whose left side is so near to its own that their IoU may be above the
-    threshold.
+    """Finds the voters that may overlap each kept box by more than the threshold: those of its group whose left sides
+    are near enough.
 
     For example, with a threshold of 0.5, a kept box from x = 100 to 140 reaches 20 to the right, because a box that
     begins later than 120 shares less than half of its width, and 40 to the left. Of voters of its group with the left

@@ -54,7 +54,7 @@ def test_good_anchors_are_kept():
     before = head.anchors.clone()
     boxes = np.random.default_rng(0).uniform(20, 300, (200, 1)) * np.array([[1.0, 1.2]])
     line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
-    assert line == "anchors: 100.0% of boxes can be matched, kept"
+    assert line == "anchors: 100.0% of boxes can be matched; they are kept"
     assert torch.equal(head.anchors, before)
 
 
@@ -80,9 +80,8 @@ def test_too_few_boxes_keep_the_anchors(boxes):
     before = head.anchors.clone()
     line = check_anchors(boxes, head, anchor_t=4.0, refit=True)
     assert torch.equal(head.anchors, before)
-    assert (
-        "no boxes to check against, kept" if len(boxes) < 2 else "too few boxes (4) to refit 9 anchors, kept"
-    ) in line
+    too_few = "too few boxes (4) to refit 9 anchors, which are kept"
+    assert ("no boxes to check against; the anchors are kept" if len(boxes) < 2 else too_few) in line
 
 
 def test_the_fit_depends_only_on_the_seed_and_handles_equal_boxes():
