@@ -172,7 +172,7 @@ def largest_that_fits(
     peak_bytes_of: Callable[[int], int | None], limit_bytes: int, *, max_images: int = MAX_SHARD_IMAGES
 ) -> int:
     """Returns the largest number of images up to ``max_images`` that fits, a multiple of 8 from 16 on; 0 if none fits.
-    This number was measured to fit, and the next larger one not to fit, unless that exceeds ``max_images``.
+    This number was measured to fit. The next larger one was measured not to fit, or exceeds ``max_images``.
 
     ``peak_bytes_of`` measures the memory that a number of images takes; None if it ran out.
     """

@@ -65,8 +65,8 @@ class CheckpointFacts:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Reads the facts of a checkpoint file, but no tensors, except those of a pending epoch. Raises UserError for
-        any file from which no run can resume, unless only its tensors are missing or damaged: `Checkpoint.read`
-        notices that."""
+        any file from which no run can resume. Whether its tensors are complete and intact is left to
+        `Checkpoint.read`."""
         names = [item.name for kind in (CheckpointHeader, RunDescription) for item in fields(kind)]
         content = check(read_parts(path, names, check_sums=False), CheckpointContent, f"{path}: damaged checkpoint")
         _check_is_resumable(path, content, ("run",))

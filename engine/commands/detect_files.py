@@ -222,7 +222,7 @@ def open_results_folder(config: DetectConfig) -> Path:
 
 
 def remove_if_empty(folder: Path) -> bool:
-    """Removes a folder into which nothing was written, such as crops where nothing was detected, so that its number is
+    """Removes a folder that has stayed empty, such as that of the crops if nothing was detected, so that its number is
     free again. Returns True if it was removed."""
     try:
         folder.rmdir()

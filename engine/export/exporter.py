@@ -180,8 +180,8 @@ def _failed_path(path: Path) -> Path:
 
 
 def _publish(candidate: Path, path: Path) -> None:
-    """Moves a file from its temporary folder to its name. A failed file of an earlier export goes to that folder
-    instead, and is removed with it."""
+    """Moves the file ``candidate`` from its temporary folder to ``path``. In exchange, a failed file of an earlier
+    export goes to that folder, with which it is removed."""
     replace_path(candidate, path)
     failed = _failed_path(path)
     if os.path.lexists(failed):

@@ -56,8 +56,8 @@ def history_charts(columns: Mapping[str, np.ndarray]) -> list[Chart]:
 
 
 def _panel_of(column: str) -> _Panel:
-    """Returns the chart of a column: metrics/METRIC, metrics/METRIC:CLASS, train/LOSS, val/LOSS, or one of `_PANELS`,
-    which are named by a whole column, lr/GROUP by its beginning, speed/QUANTITY by its end."""
+    """Returns the chart of a column: metrics/METRIC, metrics/METRIC:CLASS, train/LOSS, val/LOSS, or a column
+    of `_PANELS`. A key of `_PANELS` is a whole column, the beginning of lr/GROUP or the end of speed/QUANTITY."""
     head, _, tail = column.partition("/")
     panel = _PANELS.get(column) or _PANELS.get(head) or _PANELS.get(tail)
     if panel is not None:

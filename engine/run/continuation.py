@@ -107,8 +107,8 @@ def _adds_epochs(plan: ContinuedRun) -> bool:
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
-    """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, and whose
-    last.pt has been removed. Raises UserError if the command may add epochs."""
+    """Returns the plan of the run ``newest`` in ``folder``, which has written its report after ``epochs``, but no
+    longer has a last.pt. Raises UserError if the command may add epochs."""
     merged = merge_settings(newest.settings, command)
     done = counted(epochs, "epoch")
     reason = "there is no last.pt to continue from; restore it to continue"

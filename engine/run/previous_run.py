@@ -1,7 +1,7 @@
 """Finds what a previous run has left in a folder that is used again (``--exist-ok``).
 
-A command whose files depend on its inputs lists them in its folder. The next run removes the listed files and nothing
-else.
+A command that writes different files for different inputs lists them in its folder. The next run removes the listed
+files and nothing else.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class Trainer:
         return epoch.number < self.epochs and not may_stop_early
 
     def _pending_epoch(self, epoch: Epoch) -> PendingEpoch:
-        """Returns the state to keep, until its result arrives, of an epoch whose steps are done."""
+        """Returns the state of an epoch whose steps are done, to be kept until the result of its validation arrives."""
         progress = replace(self.progress)
         progress.complete_epoch()
         return PendingEpoch(
