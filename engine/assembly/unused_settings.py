@@ -162,7 +162,7 @@ def _schedule_rules(context: RuleContext) -> Iterator[SettingRule]:
 
 
 def _shortened_settings(context: RuleContext) -> list[str]:
-    """Returns a line for each setting that a short run cuts."""
+    """Returns a line for each setting whose effect a short run shortens or removes."""
     config = context.settings.config
     hyp = context.settings.hyp
     lines = []
@@ -172,7 +172,7 @@ def _shortened_settings(context: RuleContext) -> list[str]:
         lines.append(f"mosaic and mixup do nothing: close_mosaic is {closing} and the run has {length}")
     if "warmup_epochs" in _overridden(config) and hyp.warmup_epochs > context.epochs / 4:
         lines.append(
-            f"--set warmup_epochs={hyp.warmup_epochs:g} is cut: the warm-up takes at most a quarter of the run, here "
-            f"{context.epochs / 4:g} epochs"
+            f"--set warmup_epochs={hyp.warmup_epochs:g} is shortened: the warm-up takes at most a quarter of the run, "
+            f"here {context.epochs / 4:g} epochs"
         )
     return lines

@@ -83,7 +83,7 @@ def _log_threshold(config: DetectConfig, model: InferenceModel, settings: Resolv
     elif model.confidence is None:
         threshold = f"{settings.conf:g}: {config.weights} does not store a better one"
     else:
-        threshold = f"{settings.conf:.3f}, of the best F1 in validation"
+        threshold = f"{settings.conf:.3f}, which has the best F1 in validation"
     get_logger().info("confidence threshold %s (--conf-thres sets another)", threshold)
 
 

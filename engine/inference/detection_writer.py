@@ -138,11 +138,11 @@ class UniqueStems:
     def __call__(self, source: str, *, is_video: bool = False) -> str:
         """Returns the stem of ``source``, always the same one."""
         if source not in self._stems:
-            own = _base_of(source, is_video=is_video)
-            base = safe_name(own)
+            own_stem = _base_of(source, is_video=is_video)
+            base = safe_name(own_stem)
             numbered = (f"{base}-{number}" for number in itertools.count(2))
             for stem in itertools.chain([base], numbered):
-                is_reserved = stem != own and stem.casefold() in self._reserved
+                is_reserved = stem != own_stem and stem.casefold() in self._reserved
                 if not is_reserved and self._take(stem, is_video=is_video):
                     break
             self._stems[source] = stem

@@ -59,7 +59,7 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
          "mosaic and mixup do nothing: close_mosaic is 4 and the run has 4 epochs"),
         (ONE, "warmup_epochs=0 warmup_momentum=0.5", {}, "--set warmup_momentum does nothing: warmup_epochs is 0"),
         (ONE, "warmup_epochs=3.5", {"epochs": 6},
-         "--set warmup_epochs=3.5 is cut: the warm-up takes at most a quarter of the run, here 1.5 epochs"),
+         "--set warmup_epochs=3.5 is shortened: the warm-up takes at most a quarter of the run, here 1.5 epochs"),
         # With an effect:
         (ONE, "", {}, None),
         (ONE, "", {"epochs": 2}, None),
