@@ -126,8 +126,8 @@ class ResultFiles:
         return max(round((frame.index - last) / stride), 1) if frame.is_live else 1
 
     def warn_of_other_names(self) -> None:
-        """Warns of files whose results have another name: next to the images, labels would belong to none of them, or
-        be missing."""
+        """Warns of files whose results have another name: moved next to the images, such labels would match no
+        image."""
         renamed = self._stem_of.renamed()
         if renamed:
             path, stem = next(iter(renamed.items()))

@@ -236,7 +236,7 @@ class _CocoState:
 
 
 def _compact(pairs: Pairs) -> tuple[np.ndarray, np.ndarray, Pairs]:
-    """Renumbers detections and objects among those that are in a pair.
+    """Renumbers the detections and objects that are in a pair, without gaps.
 
     Returns the rows of these detections int64 (N,) and objects int64 (L,), ascending, and pairs that index them.
     """

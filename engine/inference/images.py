@@ -36,7 +36,7 @@ def as_images(
     from ``first_number`` on: image0.jpg, image1.jpg, ...
 
     - A path names an image file, decoded as `data.image_io.decode` describes.
-    - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The latter two are in the order ``color``.
+    - An array is uint8 or uint16, (H, W), (H, W, 1), (H, W, 3) or (H, W, 4). The last two are in the order ``color``.
     - A PIL image is rotated as its EXIF data says; if it was opened from a file, it has the file's name.
     - A tensor is RGB, (3, H, W) or (B, 3, H, W), uint8, uint16, or float in [0, 1], which is rounded to the bits of
       ``pixels``. A batch counts as B images; a single channel is gray.

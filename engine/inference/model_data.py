@@ -97,7 +97,7 @@ def check_channels(model: InferenceModel, spec: DatasetSpec) -> None:
 
 
 def class_columns(model: InferenceModel, spec: DatasetSpec) -> list[int] | None:
-    """Returns the model's class indices of the used classes of ``spec``; None: all of its classes."""
+    """Returns the model's indices of the classes that ``spec`` uses; None: all classes of the model."""
     names = class_names(spec, single_cls=False)
     if not spec.classes or not set(names).issubset(model.names):
         return None

@@ -152,7 +152,7 @@ def _class_bars(census: Census, names: Sequence[str]) -> Picture:
 
 
 def _size_histogram(census: Census, imgsz: int) -> Picture:
-    """Draws the numbers of boxes by their sides, in steps of a factor of the square root of 2."""
+    """Draws a histogram of the boxes' sides, in bins that widen by a factor of the square root of 2."""
     low, high = np.floor(np.log2(np.percentile(census.sides_px, [0, 100]).clip(0.5)))
     edges = 2.0 ** np.arange(low, high + 1.01, 0.5)
     counts, _ = np.histogram(census.sides_px.clip(edges[0], edges[-1]), edges)
