@@ -28,7 +28,6 @@ class NamedImage(NamedTuple):
     location: str
     image: ImageFile
     row: Row
-    is_exact: bool  # whether the row is the image's path; see `relocated_rows` for other rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,8 @@ class NamedImages:
 
 
 def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
-    """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
+    """Finds the images of a list of ``split``. If a relocated row repeats an image but contradicts the first such row,
+    it means another image, which is missing. Raises UserError as `RelocatedLists.relocate` does."""
     paths_of_rows = list(map(ExactRows(image_list).images, image_list.rows))
     is_exact = any(len(paths) == 1 for paths in paths_of_rows)
     notes: list[str] = []
@@ -57,13 +57,20 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
     list_name = relative_name(image_list.file, image_list.root)
     images: list[NamedImage] = []
+    first_of_image: dict[str, NamedImage] = {}  # by name
     missing: list[str] = []
     findings: list[Finding] = []
     for row, paths in zip(image_list.rows, paths_of_rows, strict=True):
         location = f"{list_name}:{row.line}"
         image = _image_at(paths[0], image_list.folders) if len(paths) == 1 else None
         if image is not None:
-            images.append(NamedImage(location, image, row, is_exact))
+            named = NamedImage(location, image, row)
+            first = first_of_image.setdefault(image.name, named)
+            if is_exact or not row.contradicts(first.row):
+                images.append(named)
+            else:
+                missing.append(row.name)
+                findings.append(_taken(named, first))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
             findings.append(_missing(row, location))
@@ -87,6 +94,12 @@ def _missing(row: Row, location: str) -> Finding:
     if row.parts[-1].startswith("."):
         reason += ", because names that begin with a dot are hidden; rename the image"
     return Finding(location, MISSING_IMAGE, f"{row.text} {reason}", lost_images=1)
+
+
+def _taken(named: NamedImage, first: NamedImage) -> Finding:
+    """Returns the finding about a row whose image is not the one ``named``, which is that of the ``first`` row."""
+    text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
+    return Finding(named.location, MISSING_IMAGE, text, lost_images=1)
 
 
 def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) -> Finding:
