@@ -22,7 +22,7 @@ from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUP
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
 from data.source.listing.image_list import NO_FILE, find_named_images
-from data.source.listing.list_rows import is_list, read_list, read_rows
+from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
@@ -145,7 +145,7 @@ def _read_entry(split_images: SplitImages, entry: Path, split: str, relocated_li
 
 def _add_list(split_images: SplitImages, file: Path, split: str, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list of ``split`` names, and the findings about its rows."""
-    image_list = read_list(file, split_images.folders, split_images.suffixes)
+    image_list = relocated_lists.read_list(file)
     named = find_named_images(image_list, split, relocated_lists)
     for named_image in named.images:
         split_images.add(named_image.image, named_image.location)
