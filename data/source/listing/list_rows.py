@@ -99,6 +99,7 @@ class ImageList:
 
     @cached_property
     def _bases(self) -> tuple[str, str]:
+        """The folders to which rows are relative, in order. Computed once, because lists may have millions of rows."""
         return str(self.root), str(self.file.parent)
 
     def _images_at(self, path: str) -> list[str]:

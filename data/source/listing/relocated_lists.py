@@ -26,7 +26,7 @@ class SharedImages:
 
 
 class RelocatedLists:
-    """Finds out how the relocated lists of a data set are read."""
+    """Reads the lists of a data set, each once, and finds out how relocated ones are read."""
 
     def __init__(self, spec: DatasetSpec, folders: Folders) -> None:
         self.read_list = cache(partial(read_list, folders=folders, suffixes=image_suffixes(spec.pixels)))
