@@ -8,9 +8,9 @@ All splits:
 
     images.py          finds the images in the folders and .txt lists of the split, each under one name
     aliases.py         finds images that symbolic links show under several names
-    image_list.py      finds the images of a list's rows (list_rows.py), which are exact paths (exact_rows.py), or else
-                       paths in another folder (relocated_rows.py); relocated_lists.py decides which, and keeps them
-                       from the images of other splits (splits_of_images.py)
+    image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py), or else paths in another
+                       folder (relocated_rows.py); relocated_lists.py decides which, and keeps them from the images of
+                       other splits (splits_of_images.py)
 
 A split with a label file for each image:
 

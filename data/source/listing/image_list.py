@@ -1,6 +1,6 @@
 """Reads a .txt list of images.
 
-A row is resolved by `exact_rows` or, if no row of the list is exact, as `relocated_lists` decides.
+Its rows are exact (`list_rows`) or, if none of them is, read as `relocated_lists` decides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
-from data.source.listing.exact_rows import ExactRows
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, SharedImages
 from data.source.walk import Folders, none_if_missing
@@ -28,7 +27,6 @@ class NamedImage(NamedTuple):
     location: str
     image: ImageFile
     row: Row
-    is_exact: bool  # whether the row is the image's path; see `relocated_rows` for other rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +41,39 @@ class NamedImages:
 
 
 def find_named_images(image_list: ImageList, split: str, relocated_lists: RelocatedLists) -> NamedImages:
-    """Finds the images of a list of ``split``. Raises UserError as `RelocatedLists.relocate` does."""
-    paths_of_rows = list(map(ExactRows(image_list).images, image_list.rows))
-    is_exact = any(len(paths) == 1 for paths in paths_of_rows)
+    """Finds the images of a list of ``split``. If a relocated row repeats an image but contradicts the first such row,
+    it means another image, which is missing. Raises UserError as `RelocatedLists.relocate` does."""
+    paths_of_rows = image_list.exact_paths
     notes: list[str] = []
     warnings: list[str] = []
-    if image_list.rows and not is_exact:
-        reader, shared = relocated_lists.relocate(image_list, split)
-        paths_of_rows = list(map(reader.images, image_list.rows))
+    if image_list.rows and not image_list.has_exact_row:
+        paths_of_rows, shared = relocated_lists.relocate(image_list, split)
         notes = _reader_notes(image_list, paths_of_rows)
         if shared:
             warnings.append(_shared_images_warning(image_list, shared))
     has_suffixes = any(is_image(row.text, image_list.suffixes) for row in image_list.rows)
     list_name = relative_name(image_list.file, image_list.root)
     images: list[NamedImage] = []
+    first_of_image: dict[str, NamedImage] = {}  # by name
     missing: list[str] = []
     findings: list[Finding] = []
     for row, paths in zip(image_list.rows, paths_of_rows, strict=True):
         location = f"{list_name}:{row.line}"
         image = _image_at(paths[0], image_list.folders) if len(paths) == 1 else None
         if image is not None:
-            images.append(NamedImage(location, image, row, is_exact))
+            named = NamedImage(location, image, row)
+            first = first_of_image.setdefault(image.name, named)
+            if image_list.has_exact_row or not row.contradicts(first.row):
+                images.append(named)
+            else:
+                missing.append(row.name)
+                findings.append(_taken(named, first))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
             findings.append(_missing(row, location))
         else:
             findings.append(_unusable(row, location, paths, image_list))
-    if is_exact and len(missing) > len(images):
+    if image_list.has_exact_row and len(missing) > len(images):
         warnings.append(_few_exact_rows_warning(image_list, images))
     return NamedImages(images, missing, findings, notes, warnings)
 
@@ -87,6 +91,12 @@ def _missing(row: Row, location: str) -> Finding:
     if row.parts[-1].startswith("."):
         reason += ", because names that begin with a dot are hidden; rename the image"
     return Finding(location, MISSING_IMAGE, f"{row.text} {reason}", lost_images=1)
+
+
+def _taken(named: NamedImage, first: NamedImage) -> Finding:
+    """Returns the finding about a row whose image is not the one ``named``, which is that of the ``first`` row."""
+    text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
+    return Finding(named.location, MISSING_IMAGE, text, lost_images=1)
 
 
 def _unusable(row: Row, location: str, paths: list[str], image_list: ImageList) -> Finding:

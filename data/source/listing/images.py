@@ -21,8 +21,8 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, NamedImage, find_named_images
-from data.source.listing.list_rows import is_list, read_list, read_rows
+from data.source.listing.image_list import NO_FILE, find_named_images
+from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
 from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
@@ -52,7 +52,6 @@ class SplitImages:
     other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
     notes: list[str] = field(default_factory=list)  # for the log, about lists
     warnings: list[str] = field(default_factory=list)  # for the log, about lists
-    _relocated: dict[str, NamedImage] = field(default_factory=dict)  # images of relocated rows, by name
 
     def add(self, image: ImageFile, location: str) -> None:
         """Adds an image that the split names at ``location``. A repeated image becomes a finding."""
@@ -60,18 +59,6 @@ class SplitImages:
             self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is listed twice; used once"))
         else:
             self.images[image.name] = image
-
-    def add_named(self, named: NamedImage) -> None:
-        """Adds an image that a list names. If a relocated row repeats an image but contradicts the first such row, it
-        means another image, which is missing."""
-        if not named.is_exact:
-            first = self._relocated.setdefault(named.image.name, named)
-            if first.row.contradicts(named.row):
-                text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
-                self.findings.append(Finding(named.location, MISSING_IMAGE, text, lost_images=1))
-                self.missing.append(named.row.name)
-                return
-        self.add(named.image, named.location)
 
     def separate_aliases(self) -> None:
         """Moves the other names of images to `aliases`. Call this after all images have been added."""
@@ -158,10 +145,10 @@ def _read_entry(split_images: SplitImages, entry: Path, split: str, relocated_li
 
 def _add_list(split_images: SplitImages, file: Path, split: str, relocated_lists: RelocatedLists) -> None:
     """Adds the images that a list of ``split`` names, and the findings about its rows."""
-    image_list = read_list(file, split_images.folders, split_images.suffixes)
+    image_list = relocated_lists.read_list(file)
     named = find_named_images(image_list, split, relocated_lists)
-    for image in named.images:
-        split_images.add_named(image)
+    for named_image in named.images:
+        split_images.add(named_image.image, named_image.location)
     root = split_images.folders.root
     for folder in {named_image.image.name.rpartition("/")[0] for named_image in named.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))

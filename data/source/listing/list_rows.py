@@ -1,13 +1,22 @@
-"""Reads the rows of .txt lists of images, as written by Darknet, CVAT and Pascal VOC: one path per row."""
+"""Reads .txt lists of images, as written by Darknet, CVAT and Pascal VOC (one path per row), and resolves exact rows:
+paths relative to the data set's folder or the list's, or absolute ones.
+
+Exact rows are read as written or, if there is no such image, with Windows separators. Those that begin with ``./`` are
+relative to the list's folder or else to the data set's folder; others are relative to the data set's folder or else to
+the list's folder. Rows without a suffix name images by their stems, first those in VOC's JPEGImages, of which previews
+and masks may have the stems.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from data.image_io.file_kinds import is_image
 from data.source.walk import Folders
 from utils.files.safe_io import read_text
 
@@ -42,7 +51,7 @@ class Row(NamedTuple):
         return any(first != second for first, second in pairs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImageList:
     """A list, and where its images are looked up."""
 
@@ -56,22 +65,60 @@ class ImageList:
         """The data set's folder."""
         return self.folders.root
 
-    @property
+    @cached_property
     def voc_image_folder(self) -> Path:
         """The folder of the images that a list in VOC's ``ImageSets/Main`` names by their stems."""
         return self.file.parent.parent.parent / "JPEGImages"
 
-    def row_of_image(self, images_of: Callable[[Row], Sequence[str]]) -> dict[str, Row]:
+    @cached_property
+    def exact_paths(self) -> list[list[str]]:
+        """For each row, the path (absolute) of the image that it names, or those of several that have the stem."""
+        return [self._exact_paths_of(row) for row in self.rows]
+
+    @cached_property
+    def has_exact_row(self) -> bool:
+        """Whether any row names an image exactly. If none does, the list is relocated, see `relocated_rows`."""
+        return any(len(paths) == 1 for paths in self.exact_paths)
+
+    def row_of_image(self, paths_of_rows: Sequence[Sequence[str]]) -> dict[str, Row]:
         """Returns the first row of each image, by its `Folders.real_image`. A row of several images has none.
 
-        ``images_of``: returns the paths of the images that a row may name.
+        ``paths_of_rows``: for each row, the paths of the images that it may name.
         """
         row_of_image: dict[str, Row] = {}
-        for row in self.rows:
-            images = images_of(row)
-            if len(images) == 1:
-                row_of_image.setdefault(self.folders.real_image(images[0]), row)
+        for row, paths in zip(self.rows, paths_of_rows, strict=True):
+            if len(paths) == 1:
+                row_of_image.setdefault(self.folders.real_image(paths[0]), row)
         return row_of_image
+
+    def _exact_paths_of(self, row: Row) -> list[str]:
+        paths = self._images_at(row.text)
+        if not paths and "\\" in row.text:
+            paths = self._images_at(row.text.replace("\\", "/"))
+        return paths
+
+    @cached_property
+    def _bases(self) -> tuple[str, str]:
+        """The folders to which rows are relative, in order. Computed once, because lists may have millions of rows."""
+        return str(self.root), str(self.file.parent)
+
+    def _images_at(self, path: str) -> list[str]:
+        bases: tuple[str, ...] = self._bases[::-1] if path.startswith("./") else self._bases
+        has_suffix = is_image(path, self.suffixes)
+        if not has_suffix:
+            bases = (str(self.voc_image_folder), *bases)
+        paths = [self.folders.normal(os.path.join(base, path)) for base in bases]
+        if not has_suffix:
+            of_stem = (self.folders.files_of_stem(path, self.suffixes) for path in paths)
+            return next(filter(None, of_stem), [])
+        for path in paths:
+            if self.folders.exists(path):
+                return [path]
+        for path in paths:
+            alike = self.folders.case_insensitive_match(path)
+            if alike is not None:
+                return [alike]
+        return []
 
 
 def read_list(file: Path, folders: Folders, suffixes: frozenset[str]) -> ImageList:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+from data.image_io.file_kinds import image_suffixes
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.list_rows import ImageList, Row
+from data.source.listing.list_rows import ImageList, Row, read_list
 from data.source.listing.relocated_rows import RelocatedRows, image_of_other_split, relocate
 from data.source.listing.splits_of_images import SplitsOfImages
 from data.source.walk import Folders
@@ -25,25 +26,27 @@ class SharedImages:
 
 
 class RelocatedLists:
-    """Finds out how the relocated lists of a data set are read."""
+    """Reads the lists of a data set, each once, and finds out how relocated ones are read."""
 
     def __init__(self, spec: DatasetSpec, folders: Folders) -> None:
-        self._splits = SplitsOfImages(spec, folders)
+        self.read_list = cache(partial(read_list, folders=folders, suffixes=image_suffixes(spec.pixels)))
+        self._splits = SplitsOfImages(spec, folders, self.read_list)
         self._readers: dict[tuple[str, Path], RelocatedRows] = {}  # by split and list
 
-    def relocate(self, image_list: ImageList, split: str) -> tuple[RelocatedRows, list[SharedImages]]:
-        """Returns a reader for a list of ``split`` none of whose rows is exact, and the images that it shares with
-        lists of other splits, as trainval.txt and val.txt do.
+    def relocate(self, image_list: ImageList, split: str) -> tuple[list[list[str]], list[SharedImages]]:
+        """Returns the paths of the images that each row of a list of ``split`` may name, if none of its rows is exact,
+        and the images that it shares with lists of other splits, as trainval.txt and val.txt do.
 
         Raises UserError if the images cannot be found, or if a row matches an image of another split.
         """
         reader = self._reader(image_list, split)
-        row_of_image = image_list.row_of_image(reader.images)
+        paths_of_rows = reader.paths_of_rows(image_list)
+        row_of_image = image_list.row_of_image(paths_of_rows)
         for image, row in row_of_image.items():
             other = self._splits.other_split(image, split)
             if other:
                 raise image_of_other_split(image_list, row, reader.images(row)[0], f"'{other}'")
-        return reader, list(self._shared_images(image_list, split, reader, row_of_image))
+        return paths_of_rows, list(self._shared_images(image_list, split, reader, row_of_image))
 
     def _reader(self, image_list: ImageList, split: str) -> RelocatedRows:
         key = (split, image_list.file)
@@ -61,7 +64,7 @@ class RelocatedLists:
             if stems.isdisjoint(row.stem for row in other_list.rows):
                 continue  # usually, which spares the search for its images
             other_reader = self._reader_or(reader, other_list, other)
-            other_rows = other_list.row_of_image(other_reader.images)
+            other_rows = other_list.row_of_image(other_reader.paths_of_rows(other_list))
             paths: list[str] = []
             for image, row in row_of_image.items():
                 if image not in other_rows:

@@ -29,6 +29,10 @@ class RelocatedRows:
     folders: Folders = field(compare=False)
     suffixes: frozenset[str] = field(compare=False)
 
+    def paths_of_rows(self, image_list: ImageList) -> list[list[str]]:
+        """Returns the `images` of each row of a list."""
+        return list(map(self.images, image_list.rows))
+
     def images(self, row: Row) -> list[str]:
         """Returns the absolute path of the image that a row names, or those of several that have the stem."""
         parts = row.parts[self.num_dropped :]

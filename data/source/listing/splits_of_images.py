@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Collection
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from data.image_io.file_kinds import image_suffixes
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.exact_rows import ExactRows
-from data.source.listing.list_rows import ImageList, is_list, read_list
+from data.source.listing.list_rows import ImageList, is_list
 from data.source.walk import Folders
 from utils.errors import UserError
 
@@ -23,10 +21,10 @@ class SplitsOfImages:
     Nothing is read before the first look-up. Images are compared without symbolic links to their folders.
     """
 
-    def __init__(self, spec: DatasetSpec, folders: Folders) -> None:
+    def __init__(self, spec: DatasetSpec, folders: Folders, read_list: Callable[[Path], ImageList]) -> None:
         self._entries = {split: files.images for split, files in spec.listed_splits.items()}
         self._folders = folders
-        self._suffixes = image_suffixes(spec.pixels)
+        self._read_list = read_list
         self._splits_of_folder: dict[str, frozenset[str]] = {}  # real paths
 
     def other_split(self, image: str, split: str) -> str | None:
@@ -44,7 +42,7 @@ class SplitsOfImages:
             (other, self._lists[entry])
             for other, entries in self._entries.items()
             for entry in entries
-            if entry in self._lists and entry not in self._entries[split] and not self._exact_images[entry]
+            if entry in self._lists and entry not in self._entries[split] and not self._lists[entry].has_exact_row
         ]
 
     def _splits_with_folder(self, folder: str) -> frozenset[str]:
@@ -68,17 +66,12 @@ class SplitsOfImages:
     def _splits_of_image(self) -> dict[str, frozenset[str]]:
         """The splits that have an image in an exact row of a list."""
         splits_of_image: dict[str, frozenset[str]] = {}
-        for file, images in self._exact_images.items():
+        for file, image_list in self._lists.items():
             splits = frozenset(split for split, entries in self._entries.items() if file in entries)
-            for image in images:
+            for image in image_list.row_of_image(image_list.exact_paths):
                 known = splits_of_image.get(image)
                 splits_of_image[image] = known | splits if known else splits
         return splits_of_image
-
-    @cached_property
-    def _exact_images(self) -> dict[Path, Collection[str]]:
-        """The images that each list names in exact rows."""
-        return {file: image_list.row_of_image(ExactRows(image_list).images) for file, image_list in self._lists.items()}
 
     @cached_property
     def _lists(self) -> dict[Path, ImageList]:
@@ -87,5 +80,5 @@ class SplitsOfImages:
         for entry in dict.fromkeys(itertools.chain.from_iterable(self._entries.values())):
             if is_list(entry):
                 with contextlib.suppress(UserError):
-                    lists[entry] = read_list(entry, self._folders, self._suffixes)
+                    lists[entry] = self._read_list(entry)
         return lists

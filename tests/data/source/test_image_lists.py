@@ -122,18 +122,27 @@ def test_rows_that_differ_in_dropped_folders_name_different_images(tmp_path, spl
         split_names(tmp_path / "set", split)
 
 
-@pytest.mark.parametrize("train", ["[a.txt, b.txt]", "ab.txt"])
-def test_an_image_that_a_split_repeats_for_another_folder_is_missing(tmp_path, train):
-    first = ["/x/a/images/0.png", "/x/a/images/1.png"]
-    second = ["/x/b/images/1.png", "/x/a/images/0.png"]
-    lists = {"a.txt": first, "b.txt": second, "ab.txt": first + second}
+def test_an_image_that_a_list_repeats_for_another_folder_is_missing(tmp_path):
+    rows = ["/x/a/images/0.png", "/x/a/images/1.png", "/x/b/images/1.png", "/x/a/images/0.png"]
     images = ["images/0.png", "images/1.png"]
-    write_lists(tmp_path / "set", images, {"train": train}, lists)
+    write_lists(tmp_path / "set", images, {"train": "train.txt"}, {"train.txt": rows})
     listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
     assert [image.name for image in listing.images] == images
     assert [(finding.text, finding.lost_images) for finding in listing.findings if finding.kind != NO_LABEL] == [
-        (f"/x/b/images/1.png not found; images/1.png is read for {first[1]} ({train.strip('[').split(',')[0]}:2)", 1),
         ("images/0.png is listed twice; used once", 0),
+        ("/x/b/images/1.png not found; images/1.png is read for /x/a/images/1.png (train.txt:2)", 1),
+    ]
+
+
+def test_lists_of_one_split_from_two_machines_may_share_an_image(tmp_path):
+    images = [f"images/{number}.png" for number in range(3)]
+    lists = {"a.txt": ["/home/me/set/images/0.png", "/home/me/set/images/1.png"]}
+    lists["b.txt"] = ["D:\\data\\set\\images\\1.png", "D:\\data\\set\\images\\2.png"]
+    write_lists(tmp_path / "set", images, {"train": "[a.txt, b.txt]"}, lists)
+    listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
+    assert [image.name for image in listing.images] == images
+    assert [str(finding) for finding in listing.findings if finding.kind != NO_LABEL] == [
+        "b.txt:1: image listed twice: images/1.png is listed twice; used once"
     ]
 
 
