@@ -24,8 +24,7 @@ def plan_from_checkpoint(command: TrainCommand, path: Path) -> ContinuedRun:
     changes.
 
     Raises UserError for a file from which no run can continue (its tensors are checked when they are read), for a
-    checkpoint that is not the newest of its run, and
-    for a setting that cannot change.
+    checkpoint that is not the newest of its run, and for a setting that cannot change.
     """
     started_from = StartedFrom.of(CheckpointFacts.read(path))
     check_is_newest(started_from)
