@@ -80,7 +80,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The state of the checkpoint, if there is one.
     identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
-    trains = not plan.only_reports
+    trains = plan.takes_steps
     position = restore_run(ctx, checkpoint, step, settings.config, epoch_data, trains=trains)
     progress = position.progress
     del checkpoint  # its tensors are in place

@@ -19,9 +19,9 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
 
     ``settings``: those of ``plan``, with the open ones chosen.
     """
-    config = settings.config
-    if plan.only_reports or _only_scores(plan):
+    if not plan.takes_steps:
         return
+    config = settings.config
     log = get_logger()
     warning = few_steps_warning(steps, from_weights=bool(config.weights))
     if warning and step.ctx.is_main and not config.time:
@@ -40,13 +40,6 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
     )
     compiles = " and compiles the model" if config.compile else ""
     log.info("starting; the first step is the slowest: it waits for the first batch%s", compiles)
-
-
-def _only_scores(plan: RunPlan) -> bool:
-    """Returns whether all epochs are done, so that at most the scores of the last one are missing."""
-    if not isinstance(plan, ContinuedRun) or plan.settings.config.time:
-        return False
-    return plan.started_from.progress.epoch >= plan.settings.config.epochs
 
 
 def _reason_for_optimizer(plan: RunPlan, steps: StepPlan) -> str:

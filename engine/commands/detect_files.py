@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -207,9 +208,9 @@ def open_results_folder(config: DetectConfig) -> Path:
     """Creates the folder for the results. With ``--exist-ok``, it removes the files that an earlier run has written
     there, so that they do not mix with the new ones. Raises UserError if a file of the source is in the folder."""
     folder = increment_path(config.project, config.name, config.exist_ok)
-    inside = folder.resolve()
+    inside = os.path.realpath(folder)
     for path in source_files(config.source) if config.exist_ok else ():
-        if path.resolve().is_relative_to(inside):
+        if Path(os.path.realpath(path)).is_relative_to(inside):  # Path.resolve raises for a link to itself
             raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
     removed = remove_written(folder)
     if removed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
@@ -32,7 +33,7 @@ class Checkpoints(Hook):
             replaces_earlier = trainer.checkpointer.replaces_earlier
             self._must_replace_last = bool(max_over_ranks(trainer.ctx, int(replaces_earlier)))
             return None
-        is_last = started_from.path.resolve() == trainer.checkpointer.last.resolve()
+        is_last = os.path.realpath(started_from.path) == os.path.realpath(trainer.checkpointer.last)
         return Action.SAVE if started_from.ended_by_callback or not is_last else None
 
     def after_step(self, trainer: Training) -> None:

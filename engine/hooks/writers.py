@@ -66,11 +66,20 @@ def _recorded_epochs(trainer: Training) -> int:
     return trainer.progress.epoch - int(is_pending)
 
 
+def _first_recorded_epoch(trainer: Training) -> int:
+    """Returns the first epoch that this start records; 0 if the run is new, which hides all events of an earlier one.
+    An epoch that is only scored now may have been recorded before, without scores (``--val-every``)."""
+    started_from = trainer.run.started_from
+    if started_from is None:
+        return 0
+    return trainer.progress.epoch + (0 if started_from.lacks_scores(trainer.epochs) else 1)
+
+
 class TensorBoard(Hook):
     """TensorBoard event files in the run's folder, on rank 0. Without TensorBoard, or if it fails, as on a full disk or
     with an incompatible NumPy version, a warning says so, and the run goes on.
 
-    Each start writes new event files next to the earlier ones, and hides the epochs in them that it repeats.
+    Each start writes new event files next to the earlier ones, and hides the epochs in them that it records again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +87,7 @@ class TensorBoard(Hook):
         self._writer: SummaryWriter | None = None
 
     def start(self, trainer: Training) -> None:
-        first_step = 0 if trainer.run.started_from is None else trainer.progress.epoch + 1
+        first_step = _first_recorded_epoch(trainer)
         try:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -68,7 +68,7 @@ def check_is_newest(started_from: StartedFrom) -> None:
     epochs of its own."""
     path = started_from.path
     last = path.parent / "last.pt"
-    if path.resolve() == last.resolve():
+    if os.path.realpath(path) == os.path.realpath(last):
         return
     if is_of_earlier_run(path):
         raise UserError(

@@ -113,6 +113,11 @@ class NewRun(_Plan):
         return False
 
     @property
+    def takes_steps(self) -> bool:
+        """See `ContinuedRun`."""
+        return True
+
+    @property
     def data_source(self) -> DataSource:
         return DataSource.of_training(self.settings.config)
 
@@ -148,9 +153,14 @@ class ContinuedRun(_Plan):
 
     @property
     def only_reports(self) -> bool:
-        """True if no step is left: only the report and the exports are missing, or also the scores of the epoch after
+        """True if the run has ended: only the report and the exports are missing, or also the scores of the epoch after
         which a callback has ended the run."""
         return self.end_reason != ""
+
+    @property
+    def takes_steps(self) -> bool:
+        """False if no step is left: only the report is missing, or the scores of the last epoch as well."""
+        return not self.only_reports and self.started_from.progress.epoch < self.settings.config.epochs
 
     @property
     def data_source(self) -> DataSource:

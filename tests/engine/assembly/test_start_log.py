@@ -16,20 +16,29 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
 
-@pytest.mark.parametrize(("end_reason", "takes_steps"), [("", True), ("all epochs are done", False)])
-def test_only_a_run_that_takes_steps_logs_them(caplog, end_reason: str, takes_steps: bool):
-    """One that only writes its report again used to announce a training, and to advise more epochs."""
+@pytest.mark.parametrize(
+    ("epoch", "end_reason", "hours", "takes_steps"),
+    [
+        (1, "", 0.0, True),
+        (1, "a callback has ended it", 0.0, False),
+        (2, "", 0.0, False),  # the last epoch has no scores yet
+        (2, "", 1.0, False),
+        (2, "all epochs are done", 0.0, False),
+    ],
+)
+def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours, takes_steps):
+    """Others used to announce a training, and to advise more epochs."""
     caplog.set_level("INFO", logger="lockstep")
-    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD"), Hyperparameters())
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
     plan = ContinuedRun(
         settings=settings,
         stored=settings,
         launchers=[""],
         local_paths=frozenset(),
-        started_from=started_from(Progress(epoch=1)),
+        started_from=started_from(Progress(epoch=epoch)),
         known_root="",
         end_reason=end_reason,
-        position_text="epoch 1 of 2",
+        position_text=f"epoch {epoch} of 2",
         change_messages=[],
         machine_messages=[],
     )

@@ -1,4 +1,4 @@
-"""predictions.json, whose rows wait in a temporary file, against the JSON of the whole list."""
+"""The files of detect.py: predictions.json, whose rows wait in a temporary file, against the JSON of the whole list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.commands.detect_files import PredictionsFile
+from engine.commands.detect_files import PredictionsFile, open_results_folder
+from tests.helpers.messages import refused
+from utils.config.settings import DetectConfig
 from utils.labels import image_ids_of
 
 
@@ -43,3 +45,15 @@ def test_a_full_disk_names_the_file(tmp_path: Path):
         predictions.add("a", [{"image_id": "a"}] * 10000)
     predictions.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_with_a_link_to_itself_does_not_prevent_the_results(tmp_path: Path):
+    """The link is reported when it is read, like any file that cannot be. It was a traceback."""
+    source = tmp_path / "images"
+    source.mkdir()
+    (source / "loop.jpg").symlink_to("loop.jpg")
+    config = DetectConfig(weights="best.pt", source=str(source), project=str(tmp_path), name="out", exist_ok=True)
+    assert open_results_folder(config) == tmp_path / "out"
+    (source / "a.jpg").symlink_to("../out/a.jpg")
+    with refused("a.jpg: is in the folder of the results and could be overwritten; choose another"):
+        open_results_folder(config)

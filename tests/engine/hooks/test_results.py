@@ -221,6 +221,27 @@ def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, va
     assert [e.value for e in events.Scalars("AP")] == values
 
 
+def test_tensorboard_has_an_epoch_once_that_is_scored_later(tmp_path):
+    """``--val-every``, resumed with fewer epochs: the last one was recorded without scores."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    new = TensorBoard(tmp_path)
+    new.start(trainer_at())
+    add(new, [(1, {"train/box": 1.0}), (2, {"train/box": 2.0})])
+    new.close()
+    progress = Progress(epoch=2)
+    trainer = hook_training(progress=progress, started_from=started_from(progress, metrics={}))
+    trainer.set_epochs(2)
+    resumed = TensorBoard(tmp_path)
+    resumed.start(trainer)
+    add(resumed, [(2, {"train/box": 2.0, "AP": 0.5})])
+    resumed.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/box")] == [(1, 1.0), (2, 2.0)]
+    assert [(e.step, e.value) for e in events.Scalars("AP")] == [(2, 0.5)]
+
+
 def unknown_numpy(*_: object, **__: object) -> None:
     raise AttributeError("`np.string_` was removed in the NumPy 2.0 release")
 

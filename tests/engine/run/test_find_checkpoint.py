@@ -135,3 +135,9 @@ def test_a_link_to_itself_is_no_checkpoint(tmp_path: Path):
     link.symlink_to("last.pt")
     with ExitStack() as stack, pytest.raises(UserError, match=r"last\.pt: "):
         plan_run(DistributedContext.single(), TrainConfig(resume=str(link)), ("resume",), stack)
+
+
+def test_a_last_checkpoint_that_links_to_itself_hides_no_older_one(tmp_path: Path):
+    older = save_checkpoint(tmp_path / "epoch1.pt", Progress(epoch=1))
+    (tmp_path / "last.pt").symlink_to("last.pt")
+    check_is_newest(StartedFrom.of(older))
