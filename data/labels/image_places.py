@@ -124,9 +124,10 @@ class ImagePlaces:
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]
 
-    def has_own_folders(self, file_name: str) -> bool:
-        """Returns whether ``file_name`` has folders besides those that all file names have in common."""
-        return num_folders(file_name) > len(self._outer_folders)
+    def has_own_folders(self, file_name: str, num_known: int = 0) -> bool:
+        """Returns whether ``file_name`` has folders besides those that all file names have in common, and its last
+        ``num_known``."""
+        return num_folders(file_name) > len(self._outer_folders) + num_known
 
     def _parents_in(self, file_name: str) -> Parents:
         """Returns the folders in each reading of a file name. Most names share them."""
