@@ -172,7 +172,7 @@ def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
         for names in of_split:
             name = names[0].name
             if split is SplitOrder.THIS or name not in files[SplitOrder.THIS]:
-                having = frozenset(other for other in splits if name in files[other])
+                having = frozenset(other for other, in_other in files.items() if name in in_other)
                 images.setdefault(name, KnownImage(names, having))
     return list(images.values())
 
