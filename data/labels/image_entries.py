@@ -6,7 +6,7 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
 from functools import partial
 from operator import attrgetter
@@ -19,7 +19,7 @@ from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
 from data.split_files import ImageFile
 
 ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
-_MAX_REPEATED_SHARE = 0.01  # share of file names that several folders have, up to which a file name tells the image
+_MAX_REPEATED_SHARE = 0.01  # of the names in other folders, see `_do_names_repeat`
 EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
 
 
@@ -89,8 +89,9 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is
        of this image.
     2. Any other entry that matches a single image (`ImageNames`) is of this image; of several entries, the one whose
-       folders agree best. If they are not the image's at all (`_in_other_folders`), the data set was split anew, or the
-       entry is of a missing image of the same name: it is not used if file names repeat, else it is reported.
+       folders agree best. If none is that of the image's split (`_in_other_folders`), the image was moved, or the
+       entry is of a missing image of the same name. All such entries are used, and reported, unless their folders have
+       the same names as the folders of the images that they match (`_do_names_repeat`): then none of them is used.
     3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
 
     For example, images/train has 0.png and 1.png, and images/val has 2.png:
@@ -113,7 +114,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     places = ImagePlaces(images, request.others, outer_folders)
     in_other_folders = _in_other_folders(entries, matches_of, images, names, places, literal)
     plausible = matches_of
-    if _do_file_names_repeat(entries):
+    if _do_names_repeat(entries, matches_of, images, literal, in_other_folders):
         plausible = {number: matches for number, matches in matches_of.items() if number not in in_other_folders}
     by_name = _match_by_name(entries, plausible, names, taken=literal)
     entry_of = literal | by_name
@@ -171,7 +172,7 @@ def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
         for names in of_split:
             name = names[0].name
             if split is SplitOrder.THIS or name not in files[SplitOrder.THIS]:
-                having = frozenset(other for other in splits if name in files[other])
+                having = frozenset(other for other, in_other in files.items() if name in in_other)
                 images.setdefault(name, KnownImage(names, having))
     return list(images.values())
 
@@ -213,14 +214,6 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
     return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
 
 
-def _do_file_names_repeat(entries: Sequence[ImageEntry]) -> bool:
-    """Returns whether entries in different folders have the same file name, as if each split is numbered from 0. Single
-    repetitions do not count: in a set that was split anew, names of former folders still match by file name."""
-    file_names = {os.path.normpath(entry.file_name.replace("\\", "/")) for entry in entries}
-    num_distinct = len({name.rpartition("/")[2] for name in file_names})
-    return len(file_names) - num_distinct > max(1, _MAX_REPEATED_SHARE * len(file_names))
-
-
 def _in_other_folders(
     entries: Sequence[ImageEntry],
     matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
@@ -229,30 +222,62 @@ def _in_other_folders(
     places: ImagePlaces,
     literal: Iterable[ImageNumber],
 ) -> set[EntryNumber]:
-    """Returns the entries that match one image by its file name, but whose folders are not those of the image.
+    """Returns the entries that match one image, but not by the folder of its split.
 
-    They are the folders of another split or missing ones. Folders that the data set does not have may also be those of
-    another machine, or from before a folder was renamed, unless other entries call the image's split as it is called.
+    They are in the folder of another split or in a missing one. Folders that the data set does not have may also be
+    those of another machine, or from before a folder was renamed, unless other entries call the image's split as it is
+    called.
 
     Args:
         literal: images that an entry names literally.
     """
     image_of = {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
     agreements = {number: names.agreement(entries[number].file_name, image) for number, image in image_of.items()}
-    agreeing = (image for number, image in image_of.items() if agreements[number] > 0)
-    known_folders = {_split_folder(images[image]) for image in (*literal, *agreeing)}
+    with_split_folder = {n for n, image in image_of.items() if agreements[n] > _num_subfolders(images[image])}
+    known_images = (*literal, *(image_of[number] for number in with_split_folder))
+    known_folders = {_split_folder(images[image]) for image in known_images}
     in_other_folders = set()
     for number, image in image_of.items():
         file_name = entries[number].file_name
-        is_known = _split_folder(images[image]) in known_folders
-        if agreements[number] == 0 and is_known and places.has_own_folders(file_name):
-            in_other_folders.add(number)
-            continue
-        is_in_subfolder = any("/" in file.name_in_split for file in images[image].names)
-        was_moved = is_in_subfolder and agreements[number] > 0  # with its folder within the split
-        if not was_moved and _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
+        has_other_folder = number not in with_split_folder and places.has_own_folders(file_name, agreements[number])
+        is_unknown_folder = has_other_folder and _split_folder(images[image]) in known_folders
+        if is_unknown_folder or _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
             in_other_folders.add(number)
     return in_other_folders
+
+
+def _do_names_repeat(
+    entries: Sequence[ImageEntry],
+    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
+    images: Sequence[KnownImage],
+    literal: Mapping[ImageNumber, EntryNumber],
+    in_other_folders: Set[EntryNumber],
+) -> bool:
+    """Returns whether the folders of entries in other folders have the same names as the folders of the images that
+    they match, as if each split is numbered from 0: then the entries are of missing images. Single repetitions do not
+    count: images may have been copied before they were moved.
+
+    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
+    with entries in other folders may repeat names.
+    """
+    image_of = {number: image for image, number in literal.items()}
+    image_of |= {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
+    folder_of = {number: os.path.dirname(os.path.normpath(entries[number].file_name)) for number in image_of}
+    other_folders = {folder_of[number] for number in in_other_folders}
+    split_folders = {_split_folder(images[image_of[number]]) for number in in_other_folders}
+    folders_of_name: dict[str, set[str]] = {}
+    for number, image in image_of.items():
+        if folder_of[number] in other_folders or _split_folder(images[image]) in split_folders:
+            name = images[image].names[0].name_in_split
+            folders_of_name.setdefault(name, set()).add(folder_of[number])
+    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
+    num_repeated = sum(len(folders_of_name[name]) > 1 for name in names_there)
+    return num_repeated > max(1, _MAX_REPEATED_SHARE * len(names_there))
+
+
+def _num_subfolders(image: KnownImage) -> int:
+    """Returns the number of folders between the folder of the split and the image."""
+    return min(file.name_in_split.count("/") for file in image.names)
 
 
 def _split_folder(image: KnownImage) -> str:

@@ -7,9 +7,12 @@ The readers of COCO JSON (`data.labels.coco`) and of other tools' exports (`tool
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
+
+_LITERAL = re.compile(r"[\w./\\:-]*")  # names without encoded parts, queries and spaces
 
 
 def loose(name: str) -> str:
@@ -25,6 +28,9 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     Further readings are the file in a Label Studio link (``/data/local-files/?d=a%5Cb.png``), a URL or path without its
     query, and each of these with ``%20`` and the like decoded or without outer spaces.
     """
+    if _LITERAL.fullmatch(name):  # most names
+        parts = _parts(name)
+        return [parts] if parts else []
     paths = [name]
     without_query, _, query = name.partition("?")
     paths += [value for key, _, value in (pair.partition("=") for pair in query.split("&")) if key == "d"]
@@ -33,7 +39,7 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     paths.append(without_query)
     paths += [unquote(path) for path in paths]
     paths += [path.strip() for path in paths]
-    readings = (_parts(path) for path in dict.fromkeys(paths))  # most names have one
+    readings = (_parts(path) for path in dict.fromkeys(paths))
     return [parts for parts in dict.fromkeys(readings) if parts]
 
 
@@ -197,4 +203,4 @@ def _agreement(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    return tuple(part for part in path.replace("\\", "/").split("/") if part not in ("", ".", ".."))
+    return tuple([part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")])

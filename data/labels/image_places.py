@@ -14,7 +14,6 @@ is counted in the first of them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import Enum, auto
 from operator import itemgetter
@@ -26,7 +25,6 @@ from data.split_files import NamesOfImage, OtherImages
 Parts = tuple[str, ...]  # of a path, loose
 Parents = tuple[Parts, ...]  # the folders in each reading of a file name
 ImageNumbers = tuple[int, ...]
-_ONE_READING = re.compile(r"[\w.-]*\w")  # the last part of a file name that adds no reading to those of its folders
 
 
 class SplitOrder(Enum):
@@ -103,7 +101,6 @@ class ImagePlaces:
             first_like.setdefault((image.splits, *(_folder_of(file.name) for file in image.names)), i)
             for i, image in enumerate(images)
         ]
-        self._parents: dict[str, Parents] = {}  # by folder
         self._closest: dict[tuple[Parents, ImageNumbers, ImageNumbers, ImageNumbers], Place] = {}
 
     def closest(self, file_name: str, matches: ImageNumbers) -> Place:
@@ -115,7 +112,7 @@ class ImagePlaces:
         image of that name, which `PlaceKind.ELSEWHERE` says.
         """
         key = (
-            self._parents_in(file_name),
+            _parents_of(file_name),
             self._missing_listed.find(file_name, self._outer_folders),
             tuple(self._first_like[i] for i in matches),
             self._unassigned.find(file_name, self._outer_folders),
@@ -124,18 +121,10 @@ class ImagePlaces:
             self._closest[key] = self._closest_of(*key)
         return self._closest[key]
 
-    def has_own_folders(self, file_name: str) -> bool:
-        """Returns whether ``file_name`` has folders besides those that all file names have in common."""
-        return num_folders(file_name) > len(self._outer_folders)
-
-    def _parents_in(self, file_name: str) -> Parents:
-        """Returns the folders in each reading of a file name. Most names share them."""
-        folder, _, base_name = file_name.rpartition("/")
-        if _ONE_READING.fullmatch(base_name) is None:
-            return _parents_of(file_name)
-        if folder not in self._parents:
-            self._parents[folder] = _parents_of(file_name)
-        return self._parents[folder]
+    def has_own_folders(self, file_name: str, num_known: int = 0) -> bool:
+        """Returns whether ``file_name`` has folders besides those that all file names have in common, and its last
+        ``num_known``."""
+        return num_folders(file_name) > len(self._outer_folders) + num_known
 
     def _closest_of(
         self, parents: Parents, missing_listed: ImageNumbers, matches: ImageNumbers, unassigned: ImageNumbers
@@ -280,6 +269,7 @@ def _folder_of(name: str) -> str:
 
 
 def _parents_of(file_name: str) -> Parents:
+    """Returns the folders in each reading of a file name."""
     return tuple(dict.fromkeys(tuple(map(loose, parts[:-1])) for parts in readings_of(file_name)))
 
 

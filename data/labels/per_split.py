@@ -134,13 +134,13 @@ class LabelsPerSplit:
         ]
 
     def _images_with_other_folders(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
-        """Returns findings about entries that match their image by file name only. If the data set was not split anew,
-        they may be of missing images of the same name."""
+        """Returns findings about entries that name their image in another folder. Unless the images were moved, they
+        may be of missing images of the same name."""
         return [
             Finding(
                 where=f"{self._name}: image {matched.entry_of[i].image_id}",
                 kind=OTHER_FOLDER,
-                text=f"{matched.entry_of[i].file_name} matches {images[i].name} by file name only",
+                text=f"{matched.entry_of[i].file_name} matches {images[i].name}, which is in another folder",
             )
             for i in matched.in_other_folders
         ]

@@ -60,8 +60,7 @@ ADVICE = {
     scan_kinds.REPEATED_IMAGE: Advice("training uses it once", "list it once"),
     scan_kinds.REPEATED_ENTRY: Advice("its labels are used once", "nothing, or delete the second entry"),
     scan_kinds.OTHER_FOLDER: Advice(
-        "training uses the labels for the image of this file name",
-        "nothing, if the data set was split anew; else delete the entry",
+        "training uses the labels for the image of this name", "nothing, if the image was moved; else delete the entry"
     ),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),

@@ -435,7 +435,9 @@ def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has
     for split, numbers in (("train", [8]), ("val", [1, 3, 5, 7])):
         former = {"train": "val", "val": "train"}[split]
         lines = [line.split(f"{OTHER_FOLDER}: ")[1] for line in indexes[split].report.lines if OTHER_FOLDER in line]
-        assert lines == [f"images/{former}/{i}.png matches images/{split}/{i}.png by file name only" for i in numbers]
+        assert lines == [
+            f"images/{former}/{i}.png matches images/{split}/{i}.png, which is in another folder" for i in numbers
+        ]
         assert any(f"the label file names {len(numbers)} image" in note for note in indexes[split].report.notes)
 
 
@@ -449,6 +451,46 @@ def test_a_folder_that_was_moved_to_another_split_keeps_its_boxes(tmp_path):
     data = json_set.describe()
     assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [12, 8]
     assert lost(data) == [(0, 0), (0, 0)]
+
+
+def test_images_that_were_moved_keep_their_labels_although_another_split_repeats_names(tmp_path):
+    """Only the two images of batch2 whose names val has are ambiguous."""
+    json_set = JsonSet(tmp_path)
+    for i in range(30):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"{'batch2' if i >= 20 else 'train'}/{i}.png", exists=False)
+    for i in range(28, 40):
+        json_set.add(f"images/val/{i}.png", 3)
+    data = json_set.describe()
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [28, 36]
+    report = load(data, "train").report
+    assert sum(OTHER_FOLDER in line for line in report.lines) == 8
+
+
+@pytest.mark.parametrize("test", [{}, {"test": "images/test"}])
+def test_a_subfolder_of_the_same_name_gives_an_image_no_boxes_of_another_split(tmp_path, test):
+    """The images of test/ are not here, and five of train/ have no entry yet."""
+    json_set = JsonSet(tmp_path)
+    json_set.add("images/val/100.png")
+    for i in range(10):
+        json_set.write_image(f"images/train/a/{i}.png")
+        json_set.add(f"images/train/b/{i}.png", style="{below}")
+        json_set.add(f"images/test/a/{i}.png", 2, exists=False, style="{below}")
+        if i < 5:
+            json_set.add(f"images/train/a/{i}.png", style="{below}")
+    index = load(json_set.describe(**test), "train")
+    assert index.report.ledger.used_objects == len(index) == 15
+
+
+def test_a_few_entries_of_a_missing_split_label_no_images_of_a_large_one():
+    """Only test/3.png and test/4.png match images without another entry."""
+    images = [ImageFile(f"images/train/{i}.png", f"{i}.png", None) for i in range(300)]
+    file_names = [f"train/{i}.png" for i in range(300) if i not in (3, 4)]
+    file_names += [f"test/{i}.png" for i in range(5)]
+    entries = [ImageEntry(name, i, RawLabels([], [])) for i, name in enumerate(file_names)]
+    others = OtherImages(this=SplitPlaces(folders=["images/train"]))
+    request = LabelRequest(images=images, files=[], root=Path("/"), names=None, others=others)
+    assert match_entries(entries, request).entry_of.keys() == set(range(300)) - {3, 4}
 
 
 @pytest.mark.parametrize("num_background_entries", [0, 3])
