@@ -216,7 +216,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
     """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
     with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
         agent = run.torchrun(
-            ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"], *flags(world, tmp_path)
+            ["--nproc_per_node", "2", "--master_port", str(free_port()), "--max-restarts", "2"], *flags(world, tmp_path)
         )
         last = tmp_path / "exp" / "last.pt"
         run.until(last.exists)
