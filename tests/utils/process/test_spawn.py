@@ -129,14 +129,14 @@ def test_a_refusal_stays_one_if_a_signal_arrives(tmp_path, end):
     sleeping_rank = None if "SIGTERM" in end else 0
     program = write_program(tmp_path, definitions=refuse, sleeping_rank=sleeping_rank, stop_code=75)
     process = subprocess.Popen(
-        [python(), program, end],
+        [sys.executable, program, end],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     if "SIGTERM" in end:
         assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     else:
         pid = process.stdout.readline().strip()
-        while Path(f"/proc/{pid}").exists():
+        while Path(f"/proc/{pid}").exists():  # until its parent has read its exit code
             time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=50)
