@@ -3,6 +3,7 @@
 - ``log:FOLDER``: before each step writes its number and the images of this rank's share to FOLDER/<pid>.
 - ``hang:RANK:STEP:SECONDS``, ``raise:RANK:STEP``, ``refuse:RANK:STEP``: that rank sleeps, raises RuntimeError, raises
   UserError before that step.
+- ``hold:RANK:STEP:FILE``: that rank waits before that step until FILE exists.
 - ``save:STEPS``: saves a checkpoint every STEPS steps.
 - ``slow:SECONDS``: delays every step; ``slowval:SECONDS``: delays every batch of validation.
 - ``scored:FILE``: each validation appends the id of its process to FILE.
@@ -37,7 +38,7 @@ def make_odd(kind: str, *args: str) -> None:
     score = Evaluator.run
 
     def step(self, batches, images, updates, **options) -> None:
-        here = kind in ("hang", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
+        here = kind in ("hang", "hold", "raise", "refuse") and (self.ctx.rank, updates) == (int(args[0]), int(args[1]))
         if kind == "log":
             seen = " ".join(str(int(i)) for batch in batches for i in batch.indices)
             with open(Path(args[0]) / str(os.getpid()), "a") as file:
@@ -50,6 +51,9 @@ def make_odd(kind: str, *args: str) -> None:
             time.sleep(float(args[0]))
         elif here and kind == "hang":
             time.sleep(float(args[2]))
+        elif here and kind == "hold":
+            while not os.path.exists(args[2]):
+                time.sleep(0.02)
         elif here and kind == "raise":
             raise RuntimeError("built to fail")
         elif here:

@@ -48,6 +48,12 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
             "--cache-dir", str(world / "cache"), *COMMON, *more]  # fmt: skip
 
 
+def held_at(step: int, file: Path) -> str:
+    """The fault by which both ranks wait before ``step`` until ``file`` exists: a test acts at a known step, however
+    slow the machine is."""
+    return ";".join(f"hold:{rank}:{step}:{file}" for rank in range(2))
+
+
 def position(folder: Path) -> tuple[int, int]:
     progress = read_checkpoint(folder / "last.pt")["progress"]
     return progress["epoch"], progress["batch"]
@@ -69,10 +75,12 @@ def resume(project: Path, ranks: int = 2) -> None:
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path, number, code):
     """The state is saved, no process is left, and resuming gives the uninterrupted run. Further signals do no harm."""
-    with Processes(tmp_path / "log.txt", odd="save:2;slow:0.05") as run:
+    go_on = tmp_path / "go on"
+    with Processes(tmp_path / "log.txt", odd=f"save:2;slow:0.05;{held_at(4, go_on)}") as run:
         run.ranks(2, *flags(world, tmp_path))
         run.until((tmp_path / "exp" / "last.pt").exists)
         run.started[1].send_signal(number)
+        go_on.touch()
         for _ in range(20):
             run.started[0].send_signal(signal.SIGTERM if code == 75 else signal.SIGINT)
             time.sleep(0.02)
@@ -179,11 +187,13 @@ def test_spawn_forwards_signals(world, tmp_path):
 
 def test_torchrun_restarts_after_a_kill_and_ends_with_the_uninterrupted_weights(world, whole, tmp_path):
     """One worker is killed during an epoch; torchrun restarts all of them, and they find the run without a flag."""
-    with Processes(tmp_path / "log.txt", odd="save:3;slow:0.05") as run:
+    go_on = tmp_path / "go on"
+    with Processes(tmp_path / "log.txt", odd=f"save:3;{held_at(5, go_on)}") as run:
         options = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "3"]
         run.torchrun(options, *flags(world, tmp_path), agent=python())
         run.until((tmp_path / "exp" / "last.pt").exists)
         os.kill(run.launched()[-1], signal.SIGKILL)
+        go_on.touch()
         assert run.codes() == [0], run.output()
         assert "resuming" in run.output()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["exp"]
@@ -206,7 +216,7 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
     """With a static rendezvous, whose store outlives a restart: first a kill, then SIGTERM to torchrun itself."""
     with Processes(tmp_path / "log.txt", odd="save:1;slow:0.1") as run:
         agent = run.torchrun(
-            ["--nproc_per_node", "2", "--master_port", "29633", "--max-restarts", "2"], *flags(world, tmp_path)
+            ["--nproc_per_node", "2", "--master_port", str(free_port()), "--max-restarts", "2"], *flags(world, tmp_path)
         )
         last = tmp_path / "exp" / "last.pt"
         run.until(last.exists)
@@ -280,12 +290,14 @@ def test_training_continues_without_a_lost_node(world, tmp_path):
     ],
 )
 def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
-    with Processes(tmp_path / "log.txt", odd="save:2;" + (f"{kind}:1:5" if kind != "kill" else "slow:0.1")) as run:
+    go_on = tmp_path / "go on"
+    fault = held_at(5, go_on) if kind == "kill" else f"{kind}:1:5"
+    with Processes(tmp_path / "log.txt", odd=f"save:2;{fault}") as run:
         run.ranks(2, *flags(world, tmp_path))
         if kind == "kill":
-            run.until(lambda: "SGD (--optimizer)" in run.output())
-            time.sleep(1)
+            run.until((tmp_path / "exp" / "last.pt").exists)
             run.started[1].kill()
+            go_on.touch()
         run.started[1].wait(120)
         run.wait_gone()
         assert run.codes() == [2, second], run.output()
@@ -297,8 +309,11 @@ def test_a_failing_rank_ends_the_others(world, tmp_path, kind, second, message):
 
 
 def test_a_stall_writes_the_stacks_of_every_rank(world, tmp_path):
-    with Processes(tmp_path / "log.txt", odd="hang:1:5:8;set:engine.parallel.watchdog:STALL_S:3") as run:
+    go_on = tmp_path / "go on"
+    with Processes(tmp_path / "log.txt", odd=f"hold:1:5:{go_on};set:engine.parallel.watchdog:STALL_S:4") as run:
         run.ranks(2, *flags(world, tmp_path, "--epochs", "1"))
+        run.until(lambda: run.output().count("no step for") == 2)
+        go_on.touch()
         assert run.codes() == [0, 0], run.output()
         text = run.output()
     stacks = [(tmp_path / "exp" / f"stall_rank{rank}.txt").read_text() for rank in range(2)]

@@ -19,6 +19,7 @@ from tests.helpers.scripts import SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.launch import torchrun_variables
+from utils.process.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_two_processes_equal_one_process_up_to_rounding(world, tmp_path, launche
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "python"))
     arguments = flags(world, tmp_path, "--epochs", "2", "--optimizer", "SGD", "--sync-bn")
-    older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", "29617"]
+    older = ["-m", "torch.distributed.launch", "--nproc_per_node", "2", "--master_port", str(free_port())]
     spawned = ["--spawn", "2"] if launcher == "spawn" else []
     run_python(*(older if launcher == "launch" else []), *arguments, *spawned, torchrun=1 + (launcher == "torchrun"))
     assert [p.name for p in tmp_path.iterdir() if p.is_dir() and p.name.startswith("exp")] == ["exp"]

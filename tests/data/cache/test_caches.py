@@ -305,11 +305,16 @@ def test_a_flipped_bit_in_the_pixels_of_a_disk_cache_is_an_error_that_names_the_
 def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     """A decoder sends SIGKILL while the cache is filled; the next run only decodes the rest."""
     script = (
-        "import os, pickle, sys, time; from pathlib import Path; from data.cache import decoding, disk, disk_writer\n"
+        "import os, pickle, sys, time, types, zlib; from pathlib import Path\n"
+        "from data.cache import decoding, disk, disk_writer\n"
         "disk_writer._BATCH_BYTES, plain = 1, decoding.read_source\n"
+        "stored = []\n"
+        "disk_writer.zlib = types.SimpleNamespace(crc32=lambda pixels: stored.append(0) or zlib.crc32(pixels))\n"
         "def read(path, *sizes, **options):\n"
         "    if path.endswith('004.png'):\n"
-        "        time.sleep(1); os.kill(os.getpid(), 9)\n"
+        "        while len(stored) < 4:  # at the fourth image, three have been committed\n"
+        "            time.sleep(0.01)\n"
+        "        os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes, **options)\n"
         "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
         "disk.open_disk_cache(None, index, 64, decoding.Decoding(1), cache_dir=sys.argv[2])\n"

@@ -22,8 +22,8 @@ watchdog.CHECK_EVERY_S, watchdog.PEER_DEAD_S, watchdog.STOP_TIMEOUT_S = 0.02, 0.
 LONG_S = 50  # the process is ended long before
 
 def watch_child(dog):
-    # Starts a process, which ends, as the only peer that is watched.
-    peer = subprocess.Popen([sys.executable, "-c", ""])
+    # Starts a process, which ends when it is killed, as the only peer that is watched.
+    peer = subprocess.Popen(["sleep", "60"])
     identity = this_process().replace(str(os.getpid()), str(peer.pid), 1)
     watchdog.all_objects = lambda ctx, local: [local, identity]
     dog.watch_peers(None)
@@ -39,12 +39,16 @@ def exit_code_of(program: str) -> int:
 @pytest.mark.parametrize(("agreed", "code"), [(True, 0), (False, 75)])
 def test_a_checkpoint_may_take_long_once_the_ranks_have_agreed_to_stop(agreed, code):
     program = f"""
+    clock = [0.0]
+    if {agreed}:
+        watchdog.time = types.SimpleNamespace(monotonic=lambda: clock[0])
     with StopSignals() as signals, watchdog.Watchdog(signals) as dog, signals.deferred():
         with dog.training(Path(".")):
             os.kill(os.getpid(), signal.SIGTERM)
             if {agreed}:
                 dog.remove_stop_limit()
-            time.sleep(1 if {agreed} else LONG_S)  # the checkpoint is written
+            clock[0] = 100.0  # the checkpoint is written
+            time.sleep(0.3 if {agreed} else LONG_S)
     """
     assert exit_code_of(program) == code
 
@@ -93,6 +97,7 @@ def test_an_orderly_stop_is_not_cut_short_when_another_rank_has_ended(error, sec
             with dog.training(Path(".")):
                 raise {error}
         except (Stopped, ValueError):
+            peer.kill()
             peer.wait()
             time.sleep({seconds})  # rank 0 closes its trackers
     sys.exit(75)
@@ -115,6 +120,7 @@ def test_after_an_error_the_time_without_a_peer_begins_anew():
         peer = watch_child(dog)
         try:
             with dog.training(Path(".")):
+                peer.kill()
                 peer.wait()
                 spend(0)
                 spend(1.4)  # a collective that fails late
