@@ -22,6 +22,7 @@ ARRAY_SUFFIX = ".npy"
 # Image formats that are not supported.
 _UNREAD = ".arw .avif .cr2 .cr3 .dng .exr .gif .hdr .heic .heif .ico .jxl .nef .orf .pcx .pfm .psd .raf .rw2 .svg .tga"
 _UNREAD_SUFFIXES = frozenset(_UNREAD.split(" "))
+ANY_IMAGE_SUFFIXES = IMAGE_SUFFIXES | _UNREAD_SUFFIXES | {ARRAY_SUFFIX}  # supported or not
 # Suffixes of other files that are often stored next to images. They are not opened to see whether they are images.
 _OTHERS = ".txt .xml .json .jsonl .yaml .yml .csv .tsv .md .html .pdf .cache .npy .npz .mat .pt .zip .tar .gz .lmdb"
 _OTHER_SUFFIXES = frozenset(_OTHERS.split(" "))
@@ -56,14 +57,8 @@ def image_suffixes(pixels: PixelFormat) -> frozenset[str]:
 
 
 def is_image(name: str, suffixes: frozenset[str]) -> bool:
-    """Returns whether a file has one of the ``suffixes`` of supported images. For any image, see `is_image_name`."""
+    """Returns whether a file has one of the ``suffixes`` of images: `image_suffixes` or `ANY_IMAGE_SUFFIXES`."""
     return os.path.splitext(name)[1].lower() in suffixes
-
-
-def is_image_name(name: str) -> bool:
-    """Returns whether a file has the suffix of an image, supported or not."""
-    suffix = os.path.splitext(name)[1].lower()
-    return suffix in IMAGE_SUFFIXES or suffix in _UNREAD_SUFFIXES or suffix == ARRAY_SUFFIX
 
 
 def is_never_image(suffix: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from data.image_io.channels import NPY_MAGIC
@@ -21,8 +21,8 @@ _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
 _EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
 ORIENTATION_TAG = 0x0112  # of EXIF and TIFF
-_INTEGERS = {1: "B", 3: "H", 4: "I"}  # types of a TIFF's fields: unsigned integers of 8, 16 and 32 bits
-_MAX_VALUES = 128  # that `tiff_field` reads
+_INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of a TIFF's fields: unsigned integers of 8 to 64 bits
+_MAX_VALUES = 1 << 16  # in a field; one per channel or strip
 
 
 class _TiffLayout(NamedTuple):
@@ -160,7 +160,7 @@ def exif_orientation(block: bytes) -> int:
     tiff = block
     while tiff.startswith(_EXIF_PREFIX):
         tiff = tiff.removeprefix(_EXIF_PREFIX)
-    field = tiff_field(tiff, ORIENTATION_TAG)
+    field = tiff_fields(tiff, {ORIENTATION_TAG}).get(ORIENTATION_TAG)
     orientation = field.values[0] if field is not None and field.values else 1
     return orientation if 1 <= orientation <= 8 else 1
 
@@ -168,38 +168,39 @@ def exif_orientation(block: bytes) -> int:
 class TiffField(NamedTuple):
     """A field of a TIFF."""
 
-    values: tuple[int, ...]  # empty if they are not unsigned integers, too many, or outside of the file
+    values: tuple[int, ...] | None  # None if they are not unsigned integers, too many, or outside of the file
     offset: int  # byte of the TIFF at which the first value begins
     encoding: str  # of a value, for struct
 
 
-def tiff_field(tiff: bytes, tag: int) -> TiffField | None:
-    """Returns the field ``tag`` in the first directory of a TIFF, or None if it has no such field."""
+def tiff_fields(tiff: bytes, tags: Container[int]) -> dict[int, TiffField]:
+    """Returns those of the fields ``tags``, by tag, that the first directory of a TIFF has."""
+    fields: dict[int, TiffField] = {}
     layout = _TIFF_LAYOUTS.get(tiff[:4])
     if layout is None:
-        return None
+        return fields
     try:
         (directory,) = layout.offset.unpack_from(tiff, layout.offset.size)
         (num_entries,) = layout.num_entries.unpack_from(tiff, directory)
         first = directory + layout.num_entries.size
         for start in range(first, first + num_entries * layout.entry.size, layout.entry.size):
-            entry_tag, field_type, count, offset = layout.entry.unpack_from(tiff, start)
-            if entry_tag == tag:
+            tag, field_type, count, offset = layout.entry.unpack_from(tiff, start)
+            if tag in tags and tag not in fields:
                 inline = start + layout.entry.size - layout.offset.size
-                return _tiff_values(tiff, layout, field_type, count=count, inline=inline, offset=offset)
+                fields[tag] = _read_field(tiff, layout, field_type, count=count, inline=inline, offset=offset)
     except (struct.error, OverflowError):  # the block ends early, or an offset of 64 bits leads out of it
         pass
-    return None
+    return fields
 
 
-def _tiff_values(
+def _read_field(
     tiff: bytes, layout: _TiffLayout, field_type: int, *, count: int, inline: int, offset: int
 ) -> TiffField:
     """Reads ``count`` values, at byte ``inline`` if they fit into an entry, or else at byte ``offset``."""
     code = _INTEGERS.get(field_type, "")
     num_bytes = count * struct.calcsize(f"<{code}")
     begin = inline if num_bytes <= layout.offset.size else offset
-    values: tuple[int, ...] = ()
+    values = None
     if code and count <= _MAX_VALUES and begin + num_bytes <= len(tiff):
         values = struct.unpack_from(f"{layout.byte_order}{count}{code}", tiff, begin)
     return TiffField(values, begin, layout.byte_order + code)

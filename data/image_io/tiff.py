@@ -10,12 +10,13 @@ import logging
 import math
 import os
 import struct
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data.image_io.header import ORIENTATION_TAG, TiffField, tiff_field
+from data.image_io.header import ORIENTATION_TAG, TiffField, tiff_fields
 from utils.errors import UserError, first_line
 from utils.machine.packages import require_package
 from utils.pixels import RGB8, PixelFormat, as_16_bits
@@ -24,34 +25,49 @@ from utils.strings import counted
 if TYPE_CHECKING:
     from tifffile import TiffFile, TiffPage
 
-# Tags (TIFF 6.0).
-_IMAGE_WIDTH = 256
-_IMAGE_LENGTH = 257
-_BITS_PER_SAMPLE = 258
-_COMPRESSION = 259
-_PHOTOMETRIC = 262
-_SAMPLES_PER_PIXEL = 277
-_ROWS_PER_STRIP = 278
-_STRIP_BYTE_COUNTS = 279
-_PLANAR_CONFIGURATION = 284
-_PREDICTOR = 317
-_TILE_WIDTH = 322
-_EXTRA_SAMPLES = 338
-_SAMPLE_FORMAT = 339
+
+class _Field(IntEnum):
+    """The tags of the fields that are read, by their names in TIFF 6.0."""
+
+    ImageWidth = 256
+    ImageLength = 257
+    BitsPerSample = 258
+    Compression = 259
+    PhotometricInterpretation = 262
+    SamplesPerPixel = 277
+    RowsPerStrip = 278
+    StripByteCounts = 279
+    PlanarConfiguration = 284
+    Predictor = 317
+    TileWidth = 322
+    ExtraSamples = 338
+    SampleFormat = 339
+
+
 # Fields that decide how pixels are read. Decoders ignore them if they are damaged, and read other pixels.
-_CHECKED_FIELDS = {
-    _BITS_PER_SAMPLE: "BitsPerSample",
-    _COMPRESSION: "Compression",
-    _PHOTOMETRIC: "PhotometricInterpretation",
-    _SAMPLES_PER_PIXEL: "SamplesPerPixel",
-    _PLANAR_CONFIGURATION: "PlanarConfiguration",
-    _PREDICTOR: "Predictor",
-    _EXTRA_SAMPLES: "ExtraSamples",
-    _SAMPLE_FORMAT: "SampleFormat",
-}
+_CHECKED_FIELDS = (
+    _Field.BitsPerSample,
+    _Field.Compression,
+    _Field.PhotometricInterpretation,
+    _Field.SamplesPerPixel,
+    _Field.PlanarConfiguration,
+    _Field.Predictor,
+    _Field.TileWidth,
+    _Field.ExtraSamples,
+    _Field.SampleFormat,
+)
 _UNCOMPRESSED = 1  # value of Compression
 _UNSIGNED = 1  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
+# Values of fields that a page lacks (TIFF 6.0). There are none for the other fields.
+_DEFAULTS = {
+    _Field.BitsPerSample: (1,),
+    _Field.Compression: (_UNCOMPRESSED,),
+    _Field.SamplesPerPixel: (1,),
+    _Field.RowsPerStrip: ((1 << 32) - 1,),  # all rows are in one strip
+    _Field.PlanarConfiguration: (_CHUNKY,),
+    _Field.SampleFormat: (_UNSIGNED,),
+}
 _UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
 _ALPHA = {1, _UNASSOCIATED_ALPHA}
 _MAX_PIXELS_OF_OPENCV = 1 << 30  # in any kind of file
@@ -96,62 +112,71 @@ _READ_IN_STRIPS = {
 }
 
 
-def check_fields(tiff: bytes, path: str | os.PathLike) -> None:
-    """Raises UserError if a field of the first page that decides how pixels are read is damaged or missing."""
-    for tag, name in _CHECKED_FIELDS.items():
-        field = tiff_field(tiff, tag)
-        if field is not None and not field.values:
-            raise UserError(f"{path}: cannot be decoded (its field {name} is damaged)")
-    if tiff_field(tiff, _IMAGE_WIDTH) is None:
-        return
-    if tiff_field(tiff, _PHOTOMETRIC) is None:
-        raise UserError(f"{path}: cannot be decoded (it has no field PhotometricInterpretation)")
-    if tiff_field(tiff, _COMPRESSION) is None and not _fits_uncompressed(tiff):
-        raise UserError(f"{path}: cannot be decoded (it has no field Compression, but is compressed)")
+@dataclass(frozen=True, slots=True)
+class PixelFields:
+    """The fields of a TIFF's first page that say how its pixels are stored."""
 
+    values: dict[_Field, tuple[int, ...]]  # with the defaults; empty for a missing field that has none
 
-def _fits_uncompressed(tiff: bytes) -> bool:
-    """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ
-    write no field Compression."""
-    height = _value(tiff, _IMAGE_LENGTH, default=-1)
-    rows = min(_value(tiff, _ROWS_PER_STRIP, default=height), height)
-    bits = _values(tiff, _BITS_PER_SAMPLE, default=1)
-    has_planes = _value(tiff, _PLANAR_CONFIGURATION, default=_CHUNKY) != _CHUNKY
-    channels = 1 if has_planes else _value(tiff, _SAMPLES_PER_PIXEL, default=1)
-    row_bytes = math.ceil(_value(tiff, _IMAGE_WIDTH, default=-1) * bits[0] * channels / 8)
-    return _values(tiff, _STRIP_BYTE_COUNTS, default=-1)[:1] == (rows * row_bytes,)
+    @classmethod
+    def read(cls, tiff: bytes, path: str | os.PathLike) -> PixelFields:
+        """Reads the fields. Raises UserError if one that decides how pixels are read is damaged or missing."""
+        found = tiff_fields(tiff, frozenset(_Field))
+        values: dict[_Field, tuple[int, ...]] = {field: _DEFAULTS.get(field, ()) for field in _Field}
+        for tag, stored in found.items():
+            field = _Field(tag)
+            values[field] = stored.values or ()
+            lists_none = field is _Field.ExtraSamples and stored.values == ()  # as some programs write
+            if field in _CHECKED_FIELDS and not stored.values and not lists_none:
+                raise UserError(f"{path}: cannot be decoded (its field {field.name} is damaged)")
+        fields = cls(values)
+        if _Field.ImageWidth not in found:  # the decoders report it
+            return fields
+        if _Field.PhotometricInterpretation not in found:
+            raise UserError(f"{path}: cannot be decoded (it has no field PhotometricInterpretation)")
+        if _Field.Compression not in found and not fields._fit_uncompressed():
+            raise UserError(f"{path}: cannot be decoded (it has no field Compression, but is compressed)")
+        return fields
 
+    def _only_value(self, field: _Field) -> int:
+        """Returns the value of a field; -1 if it does not have exactly one."""
+        values = self.values[field]
+        return values[0] if len(values) == 1 else -1
 
-def is_read_by_opencv(tiff: bytes) -> bool:
-    """Returns whether OpenCV reads the first page of a TIFF correctly, after `prepare_for_opencv`."""
-    if _compression(tiff) not in _DECOMPRESSED_BY_OPENCV:
-        return False
-    channels = _value(tiff, _SAMPLES_PER_PIXEL, default=1)
-    bits = _values(tiff, _BITS_PER_SAMPLE, default=1)
-    if len(set(bits)) != 1 or set(_values(tiff, _SAMPLE_FORMAT, default=_UNSIGNED)) != {_UNSIGNED}:
-        return False
-    kind = (_value(tiff, _PHOTOMETRIC, default=-1), bits[0], channels)
-    has_planes = channels > 1 and _value(tiff, _PLANAR_CONFIGURATION, default=_CHUNKY) != _CHUNKY
-    if kind in _READ_IN_ANY_LAYOUT:
-        return True
-    if kind in _READ_WITHOUT_PLANES:
-        return not has_planes
-    return kind in _READ_IN_STRIPS and not has_planes and tiff_field(tiff, _TILE_WIDTH) is None
+    @property
+    def compression(self) -> int:
+        return self._only_value(_Field.Compression)
 
+    @property
+    def _channels(self) -> int:
+        return self._only_value(_Field.SamplesPerPixel)
 
-def _values(tiff: bytes, tag: int, *, default: int) -> tuple[int, ...]:
-    field = tiff_field(tiff, tag)
-    return (default,) if field is None else field.values
+    @property
+    def _has_planes(self) -> bool:
+        """Whether each of several channels has a plane of its own."""
+        return self._channels > 1 and self._only_value(_Field.PlanarConfiguration) != _CHUNKY
 
+    def _fit_uncompressed(self) -> bool:
+        """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ
+        write no field Compression."""
+        rows = min(self._only_value(_Field.RowsPerStrip), self._only_value(_Field.ImageLength))
+        row_samples = self._only_value(_Field.ImageWidth) * (1 if self._has_planes else self._channels)
+        row_bytes = math.ceil(row_samples * self.values[_Field.BitsPerSample][0] / 8)
+        return self.values[_Field.StripByteCounts][:1] == (rows * row_bytes,)
 
-def _value(tiff: bytes, tag: int, *, default: int) -> int:
-    """Returns the only value of a field; -1 if it has not exactly one."""
-    values = _values(tiff, tag, default=default)
-    return values[0] if len(values) == 1 else -1
-
-
-def _compression(tiff: bytes) -> int:
-    return _value(tiff, _COMPRESSION, default=_UNCOMPRESSED)
+    def are_read_by_opencv(self) -> bool:
+        """Returns whether OpenCV reads the page correctly, after `prepare_for_opencv`."""
+        bits = set(self.values[_Field.BitsPerSample])
+        is_unsigned = set(self.values[_Field.SampleFormat]) == {_UNSIGNED}
+        if self.compression not in _DECOMPRESSED_BY_OPENCV or len(bits) != 1 or not is_unsigned:
+            return False
+        kind = (self._only_value(_Field.PhotometricInterpretation), *bits, self._channels)
+        if kind in _READ_IN_ANY_LAYOUT:
+            return True
+        if self._has_planes:
+            return False
+        is_tiled = bool(self.values[_Field.TileWidth])
+        return kind in _READ_WITHOUT_PLANES or (kind in _READ_IN_STRIPS and not is_tiled)
 
 
 def prepare_for_opencv(tiff: bytes) -> bytes:
@@ -160,10 +185,11 @@ def prepare_for_opencv(tiff: bytes) -> bytes:
     libtiff turns each tile on its own. It multiplies 8-bit colors by unassociated alpha, so transparent areas would
     become black; it leaves them alone if the meaning of the extra channel is unspecified (0).
     """
-    orientation = tiff_field(tiff, ORIENTATION_TAG)
+    fields = tiff_fields(tiff, {ORIENTATION_TAG, _Field.ExtraSamples})
+    orientation = fields.get(ORIENTATION_TAG)
     if orientation is not None and orientation.values:
         tiff = _with_first_value(tiff, orientation, 1)
-    extra = tiff_field(tiff, _EXTRA_SAMPLES)
+    extra = fields.get(_Field.ExtraSamples)
     if extra is not None and extra.values == (_UNASSOCIATED_ALPHA,):
         tiff = _with_first_value(tiff, extra, 0)
     return tiff
@@ -171,19 +197,19 @@ def prepare_for_opencv(tiff: bytes) -> bytes:
 
 def _with_first_value(tiff: bytes, field: TiffField, value: int) -> bytes:
     """Returns the same TIFF with another first value of a field."""
-    if field.values[0] == value:
-        return tiff
     encoded = struct.pack(field.encoding, value)
+    if tiff.startswith(encoded, field.offset):
+        return tiff
     return tiff[: field.offset] + encoded + tiff[field.offset + len(encoded) :]
 
 
-def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
+def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat, compression: int) -> np.ndarray:
     """Returns the channels of a TIFF, uint8 or uint16, (H, W) or (H, W, c), not upright; a palette is expanded.
 
     For 8-bit RGB only the first page is read; otherwise see `_channel_pages`. Raises UserError, or MemoryError, which
     says nothing about the file.
     """
-    _require_packages(data, path)
+    _require_packages(compression, path)
     import tifffile
 
     logging.getLogger("tifffile").addHandler(logging.NullHandler())  # otherwise it prints its warnings
@@ -210,9 +236,8 @@ def read_tiff(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.n
     return np.stack(images, -1)
 
 
-def _require_packages(tiff: bytes, path: str | os.PathLike) -> None:
-    """Raises UserError, which names an uncommon compression, if a package that the TIFF needs is not installed."""
-    compression = _compression(tiff)
+def _require_packages(compression: int, path: str | os.PathLike) -> None:
+    """Raises UserError, which names an uncommon ``compression``, if a package that the TIFF needs is not installed."""
     kind = "this kind of TIFF"
     if compression not in _DECOMPRESSED_BY_OPENCV:
         kind = f"a TIFF with {_OTHER_COMPRESSIONS.get(compression, f'compression {compression}')}"
@@ -247,7 +272,7 @@ def _check_page(page: TiffPage) -> None:
     num_chunks = math.prod(page.chunked)
     if len(page.dataoffsets) < num_chunks:
         raise ValueError(f"its size needs {num_chunks:,} strips or tiles, the file lists {len(page.dataoffsets):,}")
-    bits = page.tags.get(_BITS_PER_SAMPLE)
+    bits = page.tags.get(_Field.BitsPerSample)
     channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):
         raise ValueError(f"it gives the bits of {bits.count} channels, but has {counted(channels, 'channel')}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
+from data.labels.label_format import first_bytes
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
 from data.source.open import ARCHIVES
@@ -47,7 +48,7 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     with _all_or_nothing(out.parent, out.stem) as folder:
         annotations = Annotations(source, extracted=folder / out.stem)
         if reader.is_per_image and source.is_dir():
-            files = _with_damaged(files, source, reader.suffixes, annotations)
+            files = _with_unrecognized(files, source, reader.suffixes, annotations)
         for file in files:
             reader.read(file, annotations)
         if not annotations.num_objects:
@@ -73,16 +74,28 @@ def _check_paths(source: Path, out: Path) -> None:
         _check_new(path)
 
 
-def _with_damaged(files: Sequence[Path], source: Path, suffixes: Sequence[str], annotations: Annotations) -> list[Path]:
-    """Returns ``files``, which are named after images, and unrecognized files next to them that are also named after an
-    image, in order: the latter are damaged or empty, and reading them raises an error."""
+def _with_unrecognized(
+    files: Sequence[Path], source: Path, suffixes: Sequence[str], annotations: Annotations
+) -> list[Path]:
+    """Returns ``files``, which are named after images, and the unrecognized files that seem to be of their format, in
+    order: those next to them, and those in folders where all are blank, as in a split without objects. They are also
+    named after an image. Reading a damaged one raises an error."""
     recognized = set(files)
-    folders = {file.parent for file in files}
+    files_of_folder: dict[Path, list[Path]] = {}
+    for file in files_below(source, suffixes):
+        if file in recognized or annotations.source_images.has_stem(file.stem):
+            files_of_folder.setdefault(file.parent, []).append(file)
     return [
         file
-        for file in files_below(source, suffixes)
-        if file in recognized or (file.parent in folders and annotations.source_images.has_stem(file.stem))
+        for in_folder in files_of_folder.values()
+        if not recognized.isdisjoint(in_folder) or all(map(_is_blank, in_folder))
+        for file in in_folder
     ]
+
+
+def _is_blank(file: Path) -> bool:
+    """Returns whether a file has no content but white space."""
+    return not first_bytes(file).strip()
 
 
 def _check_new(path: Path) -> None:
@@ -107,7 +120,7 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
     files_of = detect(source)
     if name != "auto":
         if name not in files_of:
-            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of)}")
+            raise UserError(f"{source}: has no file of {FORMATS[name].title}{_instead(files_of) or _blank(source)}")
         return name, files_of[name]
     if len(files_of) > 1:
         raise UserError(f"{source}: has files of several formats{_instead(files_of)}")
@@ -119,7 +132,7 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
         message = first_unread_export(files) or unknown_columns(files)
         if message:
             raise UserError(message)
-        known = f"no format is recognized; formats are {', '.join(FORMATS)}"
+        known = f"no format is recognized{_blank(source)}; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")
     return next(iter(files_of.items()))
@@ -141,6 +154,14 @@ def _instead(files_of: Mapping[str, list[Path]]) -> str:
     if not files_of:
         return ""
     return f"; found: {', '.join(f'--from {name} ({files[0].name})' for name, files in files_of.items())}"
+
+
+def _blank(source: Path) -> str:
+    """Returns a hint at files that may be annotations without any content; "" if there are none."""
+    suffixes = {suffix for known in FORMATS.values() for suffix in known.suffixes}
+    files = files_below(source, suffixes) if source.is_dir() else [source]
+    blank = list(filter(_is_blank, files))
+    return f"; {counted(len(blank), 'file')} without content, first {blank[0]}" if blank else ""
 
 
 def _table(title: str, annotations: Annotations, written: WrittenDataset, out: Path) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_io.file_kinds import image_suffixes
+from data.image_io.file_kinds import image_suffixes, is_image
 from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.listing.stored import listing_text
@@ -186,8 +186,7 @@ class StageCopy:
             with self._opened(top) as folder:
                 for parent, _, files, descriptor in os.fwalk(".", dir_fd=folder):
                     for name in files:
-                        is_image = os.path.splitext(name)[1].lower() in suffixes
-                        if is_image and os.path.normpath(os.path.join(top, parent, name)) not in wanted:
+                        if is_image(name, suffixes) and os.path.normpath(os.path.join(top, parent, name)) not in wanted:
                             os.unlink(name, dir_fd=descriptor)
 
     def _write_text(self, name: str, text: str) -> None:

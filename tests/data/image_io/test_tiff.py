@@ -258,13 +258,15 @@ FIELDS = {
     277: "SamplesPerPixel",
     284: "PlanarConfiguration",
     317: "Predictor",
+    322: "TileWidth",
 }
 
 
 def write_with_changed_field(path, tag: int, position: int) -> None:
     """Writes a compressed RGB image, and flips a bit of the directory entry of ``tag`` at a byte ``position``."""
     image = np.arange(HW[0] * HW[1] * 3, dtype=np.uint8).reshape(*HW, 3)
-    tifffile.imwrite(path, image, photometric="rgb", compression="lzw", predictor=True, planarconfig="contig")
+    options = {"compression": "lzw", "predictor": True, "planarconfig": "contig"}
+    tifffile.imwrite(path, image, photometric="rgb", tile=(16, 16) if tag == 322 else None, **options)
     content = bytearray(path.read_bytes())
     (directory,) = struct.unpack_from("<I", content, 4)
     (num_entries,) = struct.unpack_from("<H", content, directory)
@@ -297,14 +299,39 @@ def test_a_field_that_is_not_there_is_refused(tmp_path, tag, reason):
         read_image(tmp_path / "a.tif")
 
 
+@pytest.mark.parametrize("pixels", FORMATS, ids=str)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_list_of_no_extra_channels_is_no_damage(tmp_path, dtype, pixels):
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (*HW, 3), dtype)
+    tifffile.imwrite(path, image, photometric="rgb", metadata=None, extratags=[(60000, 3, 1, 0, True)])
+    expected = read_image(path, pixels=pixels)
+    content = path.read_bytes()
+    field = struct.pack("<HHI", 60000, 3, 1)
+    assert content.count(field) == 1
+    path.write_bytes(content.replace(field, struct.pack("<HHI", 338, 3, 0)))
+    np.testing.assert_array_equal(read_image(path, pixels=pixels), expected)
+
+
+def test_too_many_channels_are_counted(tmp_path):
+    """The message was that the field BitsPerSample, with a value for each channel, was damaged."""
+    image = np.zeros((*HW, 200), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig", metadata=None)
+    with refused("a.tif: 200 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image"):
+        read_image(tmp_path / "a.tif", pixels=PixelFormat(5))
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_file_without_the_field_compression_is_uncompressed(tmp_path, dtype, channels):
+@pytest.mark.parametrize("rows_per_strip", [None, 1])
+def test_a_file_without_the_field_compression_is_uncompressed(tmp_path, dtype, channels, rows_per_strip):
     """Older versions of ImageJ write such files, and the specification's default is no compression."""
     path = tmp_path / "a.tif"
-    image = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (*HW, channels), dtype)
+    hw = (150, 4)
+    image = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (*hw, channels), dtype)
     photometric = "rgb" if channels == 3 else "minisblack"
-    tifffile.imwrite(path, image if channels == 3 else image[..., 0], photometric=photometric, metadata=None)
+    options = {"photometric": photometric, "rowsperstrip": rows_per_strip, "metadata": None}
+    tifffile.imwrite(path, image if channels == 3 else image[..., 0], **options)
     expected = read_image(path)
     content = path.read_bytes()
     field = struct.pack("<HHII", 259, 3, 1, 1)

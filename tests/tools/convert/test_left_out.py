@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import cv2
@@ -244,3 +245,21 @@ def test_an_image_of_open_images_without_a_size_is_an_error_that_names_the_row(i
     write_open_images(images)
     (images / "one.png").write_bytes(b"")
     check_refusal(images, "train-annotations-bbox.csv:2: .../one.png: damaged image (the file is empty)")
+
+
+def test_a_split_of_empty_label_files_is_one_of_backgrounds(images, tmp_path):
+    """Its files say nothing of their format, so that its images were left out."""
+    write_kitti(images)
+    for name in ("one", "two"):
+        label = images / "val" / "label_2" / f"{name}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text("")
+        shutil.copy(images / f"{name}.png", images / "val" / f"{name}.png")
+    (images / "train").mkdir()
+    for path in (images / "label_2", *images.glob("*.png")):
+        path.rename(images / "train" / path.name)
+    lines = convert(images, tmp_path / "out.json")
+    assert lines[0] == "KITTI: train 3 images, val 2 images"
+    entries = json.loads((tmp_path / "out-val.json").read_text())
+    assert [entry["file_name"] for entry in entries["images"]] == ["one.png", "two.png"]
+    assert entries["annotations"] == []

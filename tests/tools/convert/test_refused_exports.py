@@ -238,6 +238,16 @@ def test_unclear_formats_are_refused_with_the_reason(images, tmp_path, capsys):
     assert line == f"error: {tmp_path / 'out.json'}: exists; remove it, or choose another name"
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("auto", "no format is recognized{}; formats are ..."), ("kitti", "has no file of KITTI{}")]
+)
+def test_files_without_content_are_counted(images, name, reason):
+    (images / "label_2").mkdir()
+    for number in range(2):
+        (images / "label_2" / f"{number}.txt").write_text("\n" * number)
+    check_refusal(images, f"set: {reason.format('; 2 files without content, first .../set/label_2/0.txt')}", name)
+
+
 def test_a_folder_that_trains_as_it_is_is_named_with_the_command(images):
     (images / "classes.txt").write_text("cat\n")
     (images / "one.txt").write_text("0 .5 .5 .2 .2\n")
