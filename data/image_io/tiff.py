@@ -56,8 +56,24 @@ _CHECKED_FIELDS = (
     _Field.ExtraSamples,
     _Field.SampleFormat,
 )
+# Those of them that have a value per channel.
+_FIELDS_PER_CHANNEL = {_Field.BitsPerSample, _Field.ExtraSamples, _Field.SampleFormat}
+# All values that are defined; any other is damage.
+_DEFINED_VALUES: dict[_Field, set[int]] = {
+    _Field.PhotometricInterpretation: {*range(7), 8, 9, 10, 32803, 32844, 32845, 34892, 51177, 52527},
+    _Field.PlanarConfiguration: {1, 2},
+    _Field.Predictor: {1, 2, 3, 34892, 34893, 34894},
+    _Field.SampleFormat: set(range(1, 7)),
+}
 _UNCOMPRESSED = 1  # value of Compression
+_OLD_JPEG = 6  # value of Compression, whose strips follow other rules
+_CCITT = {2, 3, 4}  # values of Compression, of bilevel images
+_PACK_BITS = 32773  # value of Compression
+# Images of one bit, which may lack the field BitsPerSample, are compressed in one of these ways.
+_BILEVEL_COMPRESSIONS = {_UNCOMPRESSED, *_CCITT, _PACK_BITS}
+_FLOATING_POINT_PREDICTOR = 3  # value of Predictor
 _UNSIGNED = 1  # value of SampleFormat
+_FLOATING_POINT = 3  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
 # Values of fields that a page lacks (TIFF 6.0). There are none for the other fields.
 _DEFAULTS = {
@@ -87,7 +103,7 @@ class _Photometric(IntEnum):
 _MIN_CHANNELS: dict[int, int] = {_Photometric.RGB: 3, _Photometric.CMYK: 4, _Photometric.YCBCR: 3}
 # Values of Compression. OpenCV decodes these: none, CCITT, LZW, JPEG, Deflate and PackBits. Of some others it returns
 # black pixels.
-_DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, 2, 3, 4, 5, 6, 7, 8, 32771, 32773, 32946}
+_DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, *_CCITT, 5, _OLD_JPEG, 7, 8, 32771, _PACK_BITS, 32946}
 _OTHER_COMPRESSIONS = {34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "ZSTD", 50001: "WebP", 50002: "JPEG XL"}
 # The kinds (meaning, bits per sample, channels) that OpenCV reads correctly, in three sets.
 _READ_IN_ANY_LAYOUT = {
@@ -126,17 +142,37 @@ class PixelFields:
         for tag, stored in found.items():
             field = _Field(tag)
             values[field] = stored.values or ()
-            lists_none = field is _Field.ExtraSamples and stored.values == ()  # as some programs write
-            if field in _CHECKED_FIELDS and not stored.values and not lists_none:
+            if field in _CHECKED_FIELDS and _is_damaged(field, stored.values):
                 raise UserError(f"{path}: cannot be decoded (its field {field.name} is damaged)")
         fields = cls(values)
-        if _Field.ImageWidth not in found:  # the decoders report it
-            return fields
-        if _Field.PhotometricInterpretation not in found:
-            raise UserError(f"{path}: cannot be decoded (it has no field PhotometricInterpretation)")
-        if _Field.Compression not in found and not fields._fit_uncompressed():
-            raise UserError(f"{path}: cannot be decoded (it has no field Compression, but is compressed)")
+        if found.keys() >= {_Field.ImageWidth, _Field.ImageLength}:  # otherwise the decoders report it
+            problem = fields._problem({_Field(tag) for tag in found})
+            if problem:
+                raise UserError(f"{path}: cannot be decoded ({problem})")
         return fields
+
+    def _problem(self, found: set[_Field]) -> str:
+        """Says which field is missing (``found``: those that are there) or contradicts others; "" if none does."""
+        if _Field.PhotometricInterpretation not in found:
+            return "it has no field PhotometricInterpretation"
+        if _Field.Compression not in found and not self._fit_uncompressed():
+            return "it has no field Compression, but is compressed"
+        if _Field.BitsPerSample not in found and not self._may_be_bilevel():
+            return "it has no field BitsPerSample, but is not bilevel"
+        first_bytes = next(iter(self.values[_Field.StripByteCounts]), 0)  # 0: unknown, or a sparse file
+        is_subsampled = self._only_value(_Field.PhotometricInterpretation) == _Photometric.YCBCR
+        if self.compression == _UNCOMPRESSED and not is_subsampled and 0 < first_bytes < self._uncompressed_bytes():
+            return f"its first strip needs {self._uncompressed_bytes():,} bytes, the file lists {first_bytes:,}"
+        if self.compression in _CCITT and set(self.values[_Field.BitsPerSample]) != {1}:
+            return f"its field Compression is {self.compression}, which is for bilevel images"
+        predictor = self.values[_Field.Predictor]
+        if predictor == (_FLOATING_POINT_PREDICTOR,) and set(self.values[_Field.SampleFormat]) != {_FLOATING_POINT}:
+            return f"its field Predictor is {_FLOATING_POINT_PREDICTOR}, which is for floating point"
+        num_listed = len(self.values[_Field.StripByteCounts])
+        num_strips = self._num_strips()
+        if num_listed and num_listed != num_strips and self.compression != _OLD_JPEG:
+            return _wrong_number_of_chunks(num_strips, num_listed)
+        return ""
 
     def _only_value(self, field: _Field) -> int:
         """Returns the value of a field; -1 if it does not have exactly one."""
@@ -159,10 +195,25 @@ class PixelFields:
     def _fit_uncompressed(self) -> bool:
         """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ
         write no field Compression."""
+        return self.values[_Field.StripByteCounts][:1] == (self._uncompressed_bytes(),)
+
+    def _uncompressed_bytes(self) -> int:
+        """Returns the number of bytes of the first strip's pixels without compression."""
         rows = min(self._only_value(_Field.RowsPerStrip), self._only_value(_Field.ImageLength))
         row_samples = self._only_value(_Field.ImageWidth) * (1 if self._has_planes else self._channels)
         row_bytes = math.ceil(row_samples * self.values[_Field.BitsPerSample][0] / 8)
-        return self.values[_Field.StripByteCounts][:1] == (rows * row_bytes,)
+        return rows * row_bytes
+
+    def _may_be_bilevel(self) -> bool:
+        """Returns whether one bit per pixel is consistent with the other fields."""
+        if self._channels != 1 or self.compression not in _BILEVEL_COMPRESSIONS:
+            return False
+        return self.compression != _UNCOMPRESSED or self._fit_uncompressed()
+
+    def _num_strips(self) -> int:
+        """Returns how many strips the image's rows take."""
+        strips = math.ceil(self._only_value(_Field.ImageLength) / max(1, self._only_value(_Field.RowsPerStrip)))
+        return strips * (self._channels if self._has_planes else 1)
 
     def are_read_by_opencv(self) -> bool:
         """Returns whether OpenCV reads the page correctly, after `prepare_for_opencv`."""
@@ -177,6 +228,19 @@ class PixelFields:
             return False
         is_tiled = bool(self.values[_Field.TileWidth])
         return kind in _READ_WITHOUT_PLANES or (kind in _READ_IN_STRIPS and not is_tiled)
+
+
+def _is_damaged(field: _Field, values: tuple[int, ...] | None) -> bool:
+    """Returns whether the values of a field are unreadable (None), too many, or not defined."""
+    if not values:
+        return values is None or field is not _Field.ExtraSamples  # some programs write one without values
+    if field not in _FIELDS_PER_CHANNEL and len(values) != 1:
+        return True
+    return field in _DEFINED_VALUES and not _DEFINED_VALUES[field].issuperset(values)
+
+
+def _wrong_number_of_chunks(needed: int, listed: int) -> str:
+    return f"its size needs {needed:,} strips or tiles, the file lists {listed:,}"
 
 
 def prepare_for_opencv(tiff: bytes) -> bytes:
@@ -271,7 +335,7 @@ def _check_page(page: TiffPage) -> None:
         raise ValueError(f"its pixels have the shape {page.shape}")
     num_chunks = math.prod(page.chunked)
     if len(page.dataoffsets) < num_chunks:
-        raise ValueError(f"its size needs {num_chunks:,} strips or tiles, the file lists {len(page.dataoffsets):,}")
+        raise ValueError(_wrong_number_of_chunks(num_chunks, len(page.dataoffsets)))
     bits = page.tags.get(_Field.BitsPerSample)
     channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):

@@ -268,11 +268,7 @@ def write_with_changed_field(path, tag: int, position: int) -> None:
     options = {"compression": "lzw", "predictor": True, "planarconfig": "contig"}
     tifffile.imwrite(path, image, photometric="rgb", tile=(16, 16) if tag == 322 else None, **options)
     content = bytearray(path.read_bytes())
-    (directory,) = struct.unpack_from("<I", content, 4)
-    (num_entries,) = struct.unpack_from("<H", content, directory)
-    entries = [directory + 2 + 12 * number for number in range(num_entries)]
-    (entry,) = (entry for entry in entries if struct.unpack_from("<H", content, entry) == (tag,))
-    content[entry + position] ^= 0x20
+    content[directory_entry(content, tag) + position] ^= 0x20
     path.write_bytes(content)
 
 
@@ -297,6 +293,50 @@ def test_a_field_that_is_not_there_is_refused(tmp_path, tag, reason):
     write_with_changed_field(tmp_path / "a.tif", tag, 1)  # another tag
     with refused(f"a.tif: cannot be decoded ({reason})"):
         read_image(tmp_path / "a.tif")
+
+
+def directory_entry(content: bytes, tag: int) -> int:
+    """Returns the byte at which the entry of a field begins."""
+    (directory,) = struct.unpack_from("<I", content, 4)
+    (num_entries,) = struct.unpack_from("<H", content, directory)
+    entries = [directory + 2 + 12 * number for number in range(num_entries)]
+    (entry,) = (entry for entry in entries if struct.unpack_from("<H", content, entry) == (tag,))
+    return entry
+
+
+# Flips that nothing in the file contradicts: by field, the bits of its entry.
+UNNOTICED = {
+    259: {79},  # LZW becomes PackBits
+    262: {64, 66},  # BlackIsZero becomes WhiteIsZero, and RGB YCbCr
+    278: {0, 64},  # RowsPerStrip becomes a second StripByteCounts, or 9, which takes as many strips
+    317: set(range(16)),  # without the field Predictor, values are no differences
+}
+COMMON_FIELDS = (258, 259, 262, 277, 278, 317)
+
+
+@pytest.mark.parametrize(
+    ("channels", "tag"), [(1, tag) for tag in COMMON_FIELDS] + [(3, tag) for tag in (*COMMON_FIELDS, 284)]
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_no_flipped_bit_of_a_field_changes_pixels_in_silence(tmp_path, dtype, channels, tag):
+    """Decoders take a field with undefined or too many values for missing, and read other pixels."""
+    path = tmp_path / "a.tif"
+    ramp = np.arange(HW[0] * HW[1] * channels).reshape(*HW, channels) % 251
+    image = (ramp * (np.iinfo(dtype).max // 255)).astype(dtype).squeeze()
+    photometric = {1: "minisblack", 3: "rgb"}[channels]
+    tifffile.imwrite(path, image, photometric=photometric, compression="lzw", predictor=True, rowsperstrip=8)
+    expected = read_image(path)
+    content = path.read_bytes()
+    entry = directory_entry(content, tag)
+    for bit in set(range(12 * 8)) - UNNOTICED.get(tag, set()):
+        damaged = bytearray(content)
+        damaged[entry + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            values = read_image(path)
+        except UserError:
+            continue
+        np.testing.assert_array_equal(values, expected, err_msg=f"bit {bit}")
 
 
 @pytest.mark.parametrize("pixels", FORMATS, ids=str)
@@ -343,7 +383,8 @@ def test_a_file_without_the_field_compression_is_uncompressed(tmp_path, dtype, c
 def test_too_little_memory_is_no_damage(tmp_path, monkeypatch):
     """A scan left the image out, as damaged."""
     path = tmp_path / "a.tif"
-    tifffile.imwrite(path, np.ones((3, *HW), np.uint16), photometric="rgb", planarconfig="separate")
+    image = np.ones((3, *HW), np.uint16)
+    tifffile.imwrite(path, image, photometric="rgb", planarconfig="separate", compression="zlib", rowsperstrip=HW[0])
 
     def allocate(*args, **kwargs):
         raise MemoryError("Unable to allocate 463. MiB")
