@@ -35,6 +35,7 @@ class Bounds(NamedTuple):
         sentinel: one value outside these bounds that has a special meaning.
         choices: the allowed values, or for a list, the allowed elements; None: any.
         is_line: text must be a single line.
+        is_filled: text must not be blank, a list not empty.
         is_folder: text must name a new folder, perhaps below others: not "", ".", "/" or anything with "..".
     """
 
@@ -43,6 +44,7 @@ class Bounds(NamedTuple):
     sentinel: Any = None
     choices: tuple[str, ...] | None = None
     is_line: bool = False
+    is_filled: bool = False
     is_folder: bool = False
 
 
@@ -124,7 +126,7 @@ def bounds_of(field: dataclasses.Field) -> Bounds | None:
 def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[str], str] | None = None) -> DataclassT:
     """Creates a dataclass from a mapping (None: empty). ``unknown`` returns the message for an unknown key.
 
-    Raises UserError that begins with ``location`` for unknown and missing keys and for wrong values.
+    Raises UserError that begins with ``location`` ("": with the key) for unknown and missing keys and for wrong values.
     """
     values = {} if values is None else values
     if not isinstance(values, Mapping):
@@ -138,10 +140,11 @@ def build(cls: type[DataclassT], values: Any, location: str, unknown: Callable[[
                 break
             if key not in fields:
                 problem = unknown(str(key)) if unknown else f"unknown key '{key}'{suggestion(str(key), fields)}"
-                mistakes.add(f"{location}: {problem}")
+                mistakes.add(f"{location}: {problem}" if location else problem)
                 continue
             with mistakes.collecting():
-                checked[key] = check(value, hints[key], f"{location}: {key}", bounds_of(fields[key]))
+                key_location = f"{location}: {key}" if location else key
+                checked[key] = check(value, hints[key], key_location, bounds_of(fields[key]))
         if values.keys() <= fields.keys():  # an unknown key may be a missing one, misspelled
             _note_missing(fields, values, location, mistakes)
     return cls(**checked)
@@ -153,7 +156,7 @@ def _note_missing(
     for name, field in fields.items():
         is_required = field.default is field.default_factory is dataclasses.MISSING
         if is_required and name not in values:
-            mistakes.add(f"{location}: has no '{name}'")
+            mistakes.add(f"{location}: has no '{name}'" if location else f"{name}: is missing")
 
 
 def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) -> Any:
@@ -255,6 +258,8 @@ def _check_bounds(value: Any, location: str, bounds: Bounds) -> None:
         raise UserError(f"{location}: must be a finite number, got {value!r}")
     if bounds.is_line and one_line(value) != value:
         raise UserError(f"{location}: {value!r} contains a control character or is not UTF-8; choose another name")
+    if bounds.is_filled and not (value.strip() if isinstance(value, str) else value):
+        raise UserError(f"{location}: must not be empty")
     if bounds.is_folder and (not PurePath(value).name.strip() or ".." in PurePath(value).parts):
         raise UserError(f"{location}: {value!r} is not the name of a new folder; choose another, such as exp")
     if bounds.choices:

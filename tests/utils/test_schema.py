@@ -52,6 +52,20 @@ def test_a_file_of_mistakes_is_a_short_message():
     assert len(str(caught.value)) < 15_000
 
 
+def test_without_a_place_mistakes_are_named_with_their_key():
+    for values, message in (({}, "size: is missing"), ({"size": -1}, "size: must be at least 0, got -1")):
+        with pytest.raises(UserError) as caught:
+            build(Part, values, "")
+        assert str(caught.value) == message
+
+
+def test_filled_texts_and_lists_are_not_empty():
+    for hint, empty, filled in ((str, " ", "a"), (list[str], [], [""])):
+        assert check(filled, hint, "x", Bounds(is_filled=True)) == filled
+        with refused("x: must not be empty"):
+            check(empty, hint, "x", Bounds(is_filled=True))
+
+
 def test_plain_data_becomes_dataclasses():
     values = {"part": {"size": 3, "ratio": "5e-1"}, "sides": [1, "2"], "names": {"a": ["b"]}, "more": {1: 2}}
     found = build(Whole, values | {"facts": {"name": "x", "other": 1}}, "x")

@@ -227,8 +227,8 @@ def flag_actions(cls: type) -> dict[str, argparse.Action]:
 
 def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dict[str, Any]:
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors,
-    including missing and empty values of required settings, to ``mistakes``. Raises UserError for the value ``--``,
-    which argparse would drop."""
+    including missing values of required settings, to ``mistakes``. Raises UserError for the value ``--``, which
+    argparse would drop."""
     if "--" in _single_values(arguments):
         raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -246,11 +246,6 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
         field = fields[name]
-        # --weights="$W" of a script that does not set W is empty.
-        is_blank = isinstance(value, str) and not value.strip()
-        if is_blank and field in required_fields(cls):
-            mistakes.add(f"{shown_name(field)}: must not be empty")
-            continue
         with mistakes.collecting():
             values[name] = check(value, hints[name], shown_name(field), bounds_of(field))
     return values

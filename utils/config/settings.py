@@ -77,7 +77,7 @@ def setting(
     """Creates a dataclass field with the metadata that its flag or YAML key needs.
 
     Args:
-        default, factory: as in ``dataclasses.field``; with neither, the setting is required.
+        default, factory: as in ``dataclasses.field``; with neither, the setting is required: text that is not blank.
         bounds: the allowed values. Strings that are logged in one line must have ``is_line``.
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
@@ -85,9 +85,10 @@ def setting(
         is_path: the value may be the path of a file.
         positional: the name in --help of an argument without a flag; "": the setting is a flag.
     """
+    is_required = default is factory is MISSING
     metadata = {
         "help": help,
-        "bounds": bounds,
+        "bounds": bounds._replace(is_filled=True) if is_required else bounds,  # --weights="$W" of a script without W
         "aliases": aliases,
         "const": const,
         "scope": scope,
@@ -496,7 +497,7 @@ class ExportConfig:
     weights: str = setting(help="checkpoint, or a public name such as yolov8n")
     format: list[str] = setting(
         factory=lambda: ["onnx"],
-        bounds=Bounds(choices=tuple(EXPORT_FORMATS)),
+        bounds=Bounds(choices=tuple(EXPORT_FORMATS), is_filled=True),
         aliases=("--include",),
         help="one or more file formats",
     )
