@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
 from data.source.yaml_paths import resolve_root
 from lockstep.command import call_command
-from lockstep.keywords import flags_of_keywords, keyword_fields, keyword_help
+from lockstep.keywords import keyword_fields, keyword_help, parse_keywords
 from lockstep.run import Run
 from utils.config.plain_values import checked_value, plain_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig, default_of
+from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
 from utils.errors import UserError, os_reason
 from utils.files.safe_io import atomic_write
@@ -87,14 +88,13 @@ def train(
         UserError (`lockstep.Error`): with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
-    flags = [f"--data={_data_file(data, settings.get('project'), TrainConfig.project)}"]
+    own_settings = {"data": _data_file(data, settings.get("project"), TrainConfig.project)}
     if callbacks is not None:
-        flags.append(f"--callbacks={_callbacks_name(callbacks)}")
+        own_settings["callbacks"] = _callbacks_name(callbacks)
     if plain_value("resume", resume) == AUTO:
-        flags.append(f"--resume={AUTO}")
-    else:
-        flags += flags_of_keywords("train", {"resume": resume})  # none, or an error that names the right call
-    return _train(flags, devices, settings)
+        own_settings["resume"] = AUTO
+        return _train(own_settings, devices, settings)
+    return _train(own_settings, devices, {**settings, "resume": resume})  # refused with the right call, unless unset
 
 
 @_lists_settings(TrainConfig, Hyperparameters)
@@ -113,24 +113,27 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
             f"lockstep.resume({AUTO!r}): names no run; lockstep.train(DATA, name=..., resume={AUTO!r}) starts one or "
             f"continues it, and lockstep.resume('./{AUTO}') continues the one in this folder"
         )
-    return _train([f"--resume={folder}"], devices, settings)
+    return _train({"resume": folder}, devices, settings)
 
 
-def _train(flags: list[str], devices: int, settings: Mapping[str, Any]) -> Run:
-    """Runs train.py with ``flags`` and ``settings``."""
+def _train(own_settings: dict[str, Any], devices: int, settings: Mapping[str, Any]) -> Run:
+    """Runs train.py with the arguments of a function (`parse_keywords`)."""
     num_processes = checked_value("devices", devices, _NumProcesses)
     spawn = settings.get("spawn")
     if num_processes > 1 and spawn is not None:
         raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
     if num_processes > 1:
-        flags = [*flags, f"--spawn={num_processes}"]
-    return _call("train", flags, settings)
+        own_settings = {**own_settings, "spawn": num_processes}
+    return Run(_call("train", own_settings, settings, required_key="folder")["folder"])
 
 
-def _call(command: str, flags: Sequence[str], settings: Mapping[str, Any]) -> Run:
-    """Calls a command with ``flags`` and ``settings``, and returns the run that it has written."""
-    words = [*flags, *flags_of_keywords(command, settings)]
-    return Run(call_command(command, words, required_key="folder")["folder"])
+def _call(
+    command: str, own_settings: Mapping[str, Any], settings: Mapping[str, Any], *, required_key: str
+) -> Mapping[str, Any]:
+    """Calls a command with the arguments of a function (`parse_keywords`), and returns its result."""
+    parsed = parse_keywords(command, own_settings, settings)
+    with settings_file(parsed.config, parsed.explicit_flags) as word:
+        return call_command(command, [word], required_key=required_key)
 
 
 @_lists_settings(ValConfig)
@@ -143,10 +146,10 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={checked_value('weights', weights, str)}"]
+    own_settings = {"weights": checked_value("weights", weights, str)}
     if data is not None:
-        flags.append(f"--data={_data_file(data, settings.get('project'), ValConfig.project)}")
-    return _call("val", flags, settings)
+        own_settings["data"] = _data_file(data, settings.get("project"), ValConfig.project)
+    return Run(_call("val", own_settings, settings, required_key="folder")["folder"])
 
 
 @_lists_settings(ExportConfig)
@@ -156,8 +159,8 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    flags = [f"--weights={checked_value('weights', weights, str)}", *flags_of_keywords("export", settings)]
-    return [Path(path) for path in call_command("export", flags, required_key="files")["files"]]
+    own_settings = {"weights": checked_value("weights", weights, str)}
+    return [Path(path) for path in _call("export", own_settings, settings, required_key="files")["files"]]
 
 
 @_lists_settings(CheckConfig)
@@ -171,14 +174,11 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     error's ``result.values`` contains the issues.
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
-    file = str(_data_file(data, "", cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder"))
-    words = [*flags_of_keywords("check", settings), "--", file]  # the name may begin with "-"
-    return dict(call_command("check", words, required_key="issues"))
+    file = _data_file(data, "", cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder")
+    return dict(_call("check", {"data": file}, settings, required_key="issues"))
 
 
-def _data_file(
-    data: Data, project: Any, default_project: str | Path, *, remedy: str = "choose another project"
-) -> str | Path:
+def _data_file(data: Data, project: Any, default_project: str | Path, *, remedy: str = "choose another project") -> str:
     """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project`` (None or empty:
     ``default_project``). Raises UserError, with ``remedy``, if the file cannot be written."""
     if not isinstance(data, Mapping):
@@ -197,7 +197,7 @@ def _data_file(
             stream.write(text.encode())
     except OSError as error:
         raise UserError(f"{file}: the content of data cannot be written ({os_reason(error)}); {remedy}") from None
-    return file
+    return str(file)
 
 
 def _callbacks_name(callbacks: str | Callable) -> str:

@@ -1,30 +1,39 @@
-"""Keyword arguments of the Python API as flags of the commands.
+"""Keyword arguments of the Python API as checked settings of the commands.
 
-The command parses them: ``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line,
-mistakes give the same messages, and arguments of Ultralytics use the same table. Refused here are unknown names, names
-that mean something else in Ultralytics, and values that no command line can express (utils/config/plain_values.py) or
-that are of the wrong kind for the flag: mappings, lists, true and false.
+``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line, and arguments of Ultralytics use
+the same table. Unlike flags, which another parser would have to read again, values reach the command as they are
+(utils/config/settings_file.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import functools
 import math
 import re
+import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from utils.config.flags import flag_name, words_of_flag
+from utils.config.commands import COMMANDS
+from utils.config.flags import flag_name, int_or_text, unchecked_values
 from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint, reason_without_effect
-from utils.config.plain_values import plain_value
+from utils.config.other_programs.table import (
+    actions_of,
+    hyperparameters_of,
+    normalized,
+    python_hint,
+    reason_without_effect,
+)
+from utils.config.parser import ParsedCommand, given_settings
+from utils.config.plain_values import number_as_bool, plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
-from utils.errors import UserError
-from utils.schema import hints_of, parse_hint, suggestion
+from utils.config.yaml_files import parse_override, parse_yaml_value
+from utils.errors import Mistakes, UserError, all_mistakes
+from utils.schema import bounds_of, build, check, hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,16 +62,46 @@ def keyword_help(field: dataclasses.Field) -> str:
     return re.sub(r"\bnull\b", "None", text)
 
 
-def flags_of_keywords(command: str, keywords: Mapping[str, Any]) -> list[str]:
-    """Converts ``keywords``, including hyper-parameters, to flags. None is the value null of a hyper-parameter that has
-    it; any other known keyword that is None is skipped. Prints a line for each keyword of Ultralytics that has no
-    effect. Raises UserError for keywords that are unknown or have another name here, and for values without a
-    `plain_value`."""
-    flags: list[str] = []
+def parse_keywords(
+    command: str, own_settings: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> ParsedCommand[DataclassInstance]:
+    """Checks the arguments of a function. Prints a line for each keyword of Ultralytics that has no effect.
+
+    Args:
+        own_settings: the settings that the function's own parameters give, by field.
+        keywords: its ``**settings``, including hyper-parameters. None is the value null of a hyper-parameter that has
+            it; any other known keyword that is None is skipped.
+
+    Raises UserError that lists the mistakes: unknown names, wrong values, and names of one setting with two values.
+    """
+    with all_mistakes() as mistakes:
+        values = _values_of_keywords(command, keywords, mistakes)
+        names = [name for name in hyperparameters_of(command) if name in values]
+        hyperparameters = {name: values.pop(name) for name in names}
+        values |= own_settings
+        with mistakes.collecting():
+            checked = build(Hyperparameters, hyperparameters, "")
+            if names:
+                values["override"] = [_override(name, getattr(checked, name)) for name in names]
+        with mistakes.collecting():
+            parsed = given_settings(COMMANDS[command].settings, values)
+    return parsed
+
+
+def _values_of_keywords(command: str, keywords: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]:
+    """Returns the values of the settings and hyper-parameters that ``keywords`` set, by name, not checked."""
+    values: dict[str, Any] = {}
+    keyword_by_setting: dict[str, str] = {}
     for name, value in keywords.items():
-        if not _requests_nothing(name, value, keywords):
-            flags += _flags_of_keyword(command, name, value)
-    return flags
+        if _requests_nothing(name, value, keywords):
+            continue
+        with mistakes.collecting():
+            for setting, setting_value in _settings_of_keyword(command, name, value).items():
+                first_name = keyword_by_setting.setdefault(setting, name)
+                if first_name != name and values[setting] != setting_value:
+                    raise UserError(f"{first_name}, {name}: both set {setting}; give only one of them")
+                values[setting] = setting_value
+    return values
 
 
 def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> bool:
@@ -74,83 +113,133 @@ def _requests_nothing(name: str, value: Any, keywords: Mapping[str, Any]) -> boo
     return name == "resume" and value is False
 
 
-def _flags_of_keyword(command: str, name: str, value: Any) -> list[str]:
-    hint = python_hint("keyword", name)
+def _override(name: str, value: Any) -> str:
+    """Returns a hyper-parameter as ``--set`` takes it."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+    return f"{name}={text.removesuffix(_YAML_END).strip()}"
+
+
+def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:
+    """Returns the values of the settings and hyper-parameters that a keyword sets, not checked: one, unless a keyword
+    of Ultralytics means several or none."""
+    field = _fields_by_keyword(COMMANDS[command].settings).get(name)
+    hint = python_hint("keyword", field.name if field else name)
     if hint and value is not None:
         raise UserError(f"{name}={value!r}: {hint}")
     plain = plain_value(name, value)
     if name in hyperparameters_of(command):
-        return _flags_of_hyperparameter(name, plain)
-    action = actions_of(command).get(flag_name(name))
-    if action is None:
-        return _flags_of_ultralytics_keyword(command, name, plain)
-    return _flags_of_setting(command, name, plain, action)
+        return _hyperparameter(name, plain)
+    if field is not None:
+        return {} if plain is None else _setting(command, name, field, plain)
+    if flag_name(name) in actions_of(command):  # no_check, as in --no-check: check=False
+        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
+    return _ultralytics_settings(command, name, plain)
 
 
-def _flags_of_hyperparameter(name: str, value: Any) -> list[str]:
+@functools.cache
+def _fields_by_keyword(cls: type[DataclassInstance]) -> dict[str, dataclasses.Field]:
+    """Returns the fields of ``cls`` by their names and by their other names, such as ``batch`` for ``batch_size``."""
+    fields: dict[str, dataclasses.Field] = {}
+    for field in dataclasses.fields(cls):
+        aliases = [alias.removeprefix("--").replace("-", "_") for alias in field.metadata["aliases"]]
+        fields |= dict.fromkeys([field.name, *aliases], field)
+    return fields
+
+
+def _hyperparameter(name: str, value: Any) -> dict[str, Any]:
     is_optional = parse_hint(hints_of(Hyperparameters)[name]).is_optional
     if value is None and not is_optional:
-        return []
-    if isinstance(value, str):  # parsed, as on a command line
-        return [f"--set={name}={value}"]
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
-    return [f"--set={name}={text.removesuffix(_YAML_END).strip()}"]
+        return {}
+    return {name: parse_yaml_value(value, name) if isinstance(value, str) else value}
 
 
-def _flags_of_setting(command: str, name: str, value: Any, action: argparse.Action) -> list[str]:
-    """Returns the flags for the ``value`` of one of our settings. ``action``: parses its flag."""
-    if value is None:
-        return []
-    if isinstance(value, dict):
-        raise UserError(f"{name}={value!r}: must not be a mapping")
-    if isinstance(value, list):
-        return _flags_of_list(command, name, value, takes_list=action.nargs == "+")
-    if isinstance(value, bool) and not isinstance(action, argparse.BooleanOptionalAction):
-        return _flags_of_ultralytics_keyword(command, name, value)
-    return words_of_flag(name, value)
+def _setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
+    """Returns the value of the setting ``field``. A value that the setting does not take may be one of Ultralytics, or
+    one that the table refuses with a reason."""
+    cls = COMMANDS[command].settings
+    kind = type_of(field, cls)
+    takes_list = typing.get_origin(kind) is list
+    if isinstance(value, list) and not takes_list:
+        return _list_as_one_value(command, name, value)
+    converted = _converted(value, kind)
+    if field.name == "freeze" and isinstance(value, list) and len(value) == 1:
+        converted = _only_layer(converted)
+    try:
+        check(converted, hints_of(cls)[field.name], name, bounds_of(field))
+    except UserError:
+        elements = value if isinstance(value, list) else [value]
+        if kind is bool or not all(_may_be_of_ultralytics(element) for element in elements):
+            raise
+        translated = [_ultralytics_settings(command, name, element) for element in elements]
+        if not isinstance(value, list):
+            return translated[0]
+        return {field.name: [element for settings in translated for element in settings.get(field.name, [])]}
+    return {field.name: converted}
 
 
-def _flags_of_list(command: str, name: str, values: list[Any], *, takes_list: bool) -> list[str]:
-    """Returns the flags for a list; ``freeze=[3]`` is layer 3, as in Ultralytics. Raises UserError if the flag takes
-    one value, unless Ultralytics writes that value as a list: ``device=[0, 1]``."""
-    if takes_list:
-        if not all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in values):
-            raise UserError(f"{name}={values!r}: must contain only text and numbers")
-        if name == "freeze" and len(values) == 1:
-            (layer,) = values
-            if isinstance(layer, int) and layer > 0:
-                last = layer - 1
-                print(
-                    f"freeze={values!r} freezes layer {layer} only; freeze={layer} would freeze "
-                    f"{f'layers 0 to {last}' if last else 'layer 0'}",
-                    flush=True,
-                )
-            return _flags_of_ultralytics_keyword(command, name, values)
-        return words_of_flag(name, values) if values else []
-    if name not in _LISTS_IN_ULTRALYTICS:
+def _converted(value: Any, kind: Any) -> Any:
+    """Converts a plain value to the type of a setting as a command line does: numbers to text and text to numbers, one
+    value to a list, and 0 and 1 to false and true. Returns others unchanged, for `check` to refuse."""
+    if typing.get_origin(kind) is list:
+        (element_type,) = typing.get_args(kind)
+        elements = value if isinstance(value, list) else [value]
+        return [_converted(element, element_type) for element in elements]
+    if kind is bool:
+        return number_as_bool(value)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is int and isinstance(value, str):
+        return int_or_text(value)
+    return value
+
+
+def _may_be_of_ultralytics(value: Any) -> bool:
+    """Returns whether the table may be asked for a value that a setting does not take. There, none means not given."""
+    return isinstance(value, str | int | float) and normalized(str(value)) != "none"
+
+
+def _only_layer(layers: list[Any]) -> list[Any]:
+    """Returns the value of ``freeze`` for a list of one layer, which a number alone would not mean."""
+    (layer,) = layers
+    if isinstance(layer, int) and layer > 0:
+        last = layer - 1
+        print(
+            f"freeze={layers!r} freezes layer {layer} only; freeze={layer} would freeze "
+            f"{f'layers 0 to {last}' if last else 'layer 0'}",
+            flush=True,
+        )
+    return layers * 2
+
+
+def _list_as_one_value(command: str, name: str, values: list[Any]) -> dict[str, Any]:
+    """Returns the setting for a list that Ultralytics writes for what is one value here: ``device=[0, 1]``. Raises
+    UserError for other names and for an empty list."""
+    if name not in _LISTS_IN_ULTRALYTICS or not values:
         raise UserError(f"{name}={values!r}: must be one value, not a list")
-    flags = _flags_of_ultralytics_keyword(command, name, values)
+    settings = _ultralytics_settings(command, name, values)
     if name == "imgsz" and any(size != values[0] for size in values):
-        print(f"{name}={values!r}: used as {' '.join(flags)}, the larger one", flush=True)
-    return flags
+        print(f"{name}={values!r}: used as {name}={settings[name]}, the larger one", flush=True)
+    return settings
 
 
-def _flags_of_ultralytics_keyword(command: str, name: str, value: Any) -> list[str]:
-    """Returns our flags for a keyword with the name or the kind of value that Ultralytics uses; none if it is None."""
+def _ultralytics_settings(command: str, name: str, value: Any) -> dict[str, Any]:
+    """Returns our settings and hyper-parameters for a keyword with the name or the kind of value that Ultralytics uses;
+    none if it is None."""
     try:
         flags = flags_of_argument(command, name, str(value))
     except UserError as error:
         reason = str(error)
         if reason and value is None:
-            return []
+            return {}
         raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
     reason_for_none = reason_without_effect(command, name)
     if not flags and reason_for_none and value is not None:
         print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
-    return flags
+    settings = unchecked_values(COMMANDS[command].settings, flags)
+    return settings | dict(map(parse_override, settings.pop("override", [])))
 
 
 def _unknown(command: str, name: str) -> str:
     """Describes an unknown keyword, with the closest keyword of ``command``."""
-    flags = [flag.removeprefix("--").replace("-", "_") for flag in actions_of(command)]
-    return f"unknown{suggestion(name, [*flags, *hyperparameters_of(command)])}"
+    known = [*_fields_by_keyword(COMMANDS[command].settings), *hyperparameters_of(command)]
+    return f"unknown{suggestion(name, known)}"

@@ -20,14 +20,12 @@ import yaml
 
 import lockstep
 from lockstep import command as command_module
-from lockstep.keywords import flags_of_keywords
+from lockstep.keywords import parse_keywords
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
 from tests.helpers.tiny import write_dataset, write_model
-from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe
-from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.config.tool_settings import CheckConfig
+from utils.config.settings import Hyperparameters
 from utils.logger import terminal_bars
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +36,7 @@ import os, pathlib, signal, sys, time
 from utils.process.result_file import report_error, take_result_file, write_result
 take_result_file()
 """
+PRINT_SETTINGS = "import json; print(json.dumps([sys.argv[1], json.loads(pathlib.Path(sys.argv[2][1:]).read_text())]))"
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -55,38 +54,36 @@ def command(monkeypatch, tmp_path):
     return replace
 
 
-def test_settings_become_the_flags_of_the_command(command, tmp_path, capsys):
-    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
+def test_keywords_become_the_settings_of_the_command(command, tmp_path, capsys):
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     run = lockstep.val(tmp_path / "best.pt", device=0, rect=False, tta=True, iou_thres=None, imgsz=320)
     assert run.folder == tmp_path / "a"
-    words = json.loads(capsys.readouterr().out)
-    config = parse_config(ValConfig, words[1:])
-    assert words[0] == "val"
-    assert (config.weights, config.device, config.rect, config.tta) == (str(tmp_path / "best.pt"), "0", False, True)
+    name, settings = json.loads(capsys.readouterr().out)
+    assert name == "val"
+    assert settings == {
+        "weights": str(tmp_path / "best.pt"), "device": "0", "rect": False, "tta": True, "imgsz": 320
+    }  # fmt: skip
     given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
-    flags = flags_of_keywords("train", given)
-    config = parse_config(TrainConfig, flags)
+    parsed = parse_keywords("train", {}, given)
+    assert parsed.explicit_flags == {"override", "freeze", "cache", "batch_size", "tracker"}
+    config = parsed.config
     assert config.override == ["lr0=0.01", "close_mosaic=3"]
     assert (config.freeze, config.cache, config.batch_size) == ([1, 2], "ram", 8)
 
 
-def test_the_settings_of_a_check_become_its_flags_and_its_data_is_not_written_to(
-    command, tmp_path, capsys, monkeypatch
-):
+def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkeypatch):
     """The working folder is the data set; once, a file with the content of its YAML was written to it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
-    command("import json; print(json.dumps(sys.argv[1:])); write_result(issues=[])")
+    command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     data = {"path": ".", "train": "images", "names": ["cat"]}
     assert lockstep.check(data, split="val", out=Path("checked"), imgsz=None, noplots=True) == {"issues": []}
-    name, *words = json.loads(capsys.readouterr().out)
-    config = parse_config(CheckConfig, words)
+    name, settings = json.loads(capsys.readouterr().out)
     assert name == "check"
-    assert (config.split, config.out, config.imgsz, config.noplots) == (["val"], "checked", 0, True)
-    assert yaml.safe_load(Path(config.data).read_text()) == data | {"path": str(tmp_path)}
+    assert yaml.safe_load(Path(settings.pop("data")).read_text()) == data | {"path": str(tmp_path)}
+    assert settings == {"split": ["val"], "out": "checked", "noplots": True}
     assert not list(tmp_path.iterdir())
     lockstep.check("-x.yaml", split=["train", "val"])
-    config = parse_config(CheckConfig, json.loads(capsys.readouterr().out)[1:])
-    assert (config.data, config.split) == ("-x.yaml", ["train", "val"])
+    assert json.loads(capsys.readouterr().out)[1] == {"data": "-x.yaml", "split": ["train", "val"]}
 
 
 @pytest.mark.parametrize(("path", "folder"), [(None, "."), ("~/set", "home/set")])
@@ -95,9 +92,9 @@ def test_the_folder_of_a_data_set_given_by_its_content_is_that_of_its_yaml(
 ):
     """A `path` of None, as `path:` in a YAML is loaded, was a TypeError, and "~" a folder of this name."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    command("print(sys.argv[-1]); write_result(issues=[])")
+    command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     lockstep.check({"path": path, "train": "images"})
-    content = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+    content = yaml.safe_load(Path(json.loads(capsys.readouterr().out)[1]["data"]).read_text())
     assert content == {"path": str(tmp_path / folder), "train": "images"}
     with refused("data: path: must be text, got 3", lockstep.Error):
         lockstep.check({"path": 3, "train": "images"})
@@ -105,7 +102,7 @@ def test_the_folder_of_a_data_set_given_by_its_content_is_that_of_its_yaml(
 
 def test_numbers_and_arrays_of_numpy_are_settings():
     given = {"classes": np.array([0, 1]), "freeze": np.zeros(0, int), "epochs": np.int64(3), "lr0": np.float32(0.5)}
-    config = parse_config(TrainConfig, flags_of_keywords("train", given | {"cos_lr": np.bool_(True)}))
+    config = parse_keywords("train", {}, given | {"cos_lr": np.bool_(True)}).config
     assert (config.classes, config.freeze, config.epochs, config.cos_lr) == (["0", "1"], [], 3, True)
     assert config.override == ["lr0=0.5"]
 
@@ -115,18 +112,20 @@ def test_none_is_the_null_of_the_hyperparameters_whose_type_says_so():
     optional = {name for name, hint in Hyperparameters.__annotations__.items() if "None" in str(hint)}
     assert optional == {"lr0", "lr_mult", "close_mosaic", "close_scale"}
     given = dict.fromkeys(["weights", "epochs", *Hyperparameters.__annotations__])
-    flags = flags_of_keywords("train", given)
-    assert sorted(flags) == sorted(f"--set={name}=null" for name in optional)
-    config = parse_config(TrainConfig, ["--hyp=scratch", *flags])
+    parsed = parse_keywords("train", {"hyp": "scratch"}, given)
+    assert parsed.explicit_flags == {"hyp", "override"}
+    config = parsed.config
+    assert sorted(config.override) == sorted(f"{name}=null" for name in optional)
     assert read_recipe("scratch", [], pretrained=True).lr_mult == 1.0
     assert read_recipe(config.hyp, config.override, pretrained=True).lr_mult is None
-    assert flags_of_keywords("val", dict.fromkeys(["weights", "iou_thres", "plots"])) == []
+    unset = dict.fromkeys(["weights", "iou_thres", "plots"])
+    assert parse_keywords("val", {"weights": "a.pt"}, unset).explicit_flags == {"weights"}
     assert "lr_mult: learning rate factor of loaded parameters; None: by how well `weights` " in lockstep.train.__doc__
 
 
 @pytest.mark.parametrize("classes", [["-bg"], ["-bg", "cat"], ["cat", "-bg"], ["--resume"], ['["cat"]']])
 def test_names_that_look_like_flags_are_settings(classes):
-    assert parse_config(TrainConfig, flags_of_keywords("train", {"classes": classes})).classes == classes
+    assert parse_keywords("train", {}, {"classes": classes}).config.classes == classes
 
 
 def test_a_result_that_could_not_be_written_is_one_line(command):
@@ -264,9 +263,9 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"epochs": 0}, "--epochs: must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs: must be at least 1, got 0"),
         ({"epocs": 1}, "epocs=1: unknown (did you mean 'epochs'?)"),
-        ({"lr0": "x"}, "--set: lr0: must be a number or null, got 'x'"),
+        ({"lr0": "x"}, "lr0: must be a number or null, got 'x'"),
         ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
         (
             {"resume": True},
@@ -288,25 +287,24 @@ def test_mistakes_in_settings(given, message):
 
 
 def test_arguments_of_ultralytics_that_say_what_happens_anyway_are_accepted(command, capsys):
-    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.train("b.yaml", resume=False, pretrained=False, task="detect", mode="train")
-    assert json.loads(capsys.readouterr().out)[1:] == ["--data=b.yaml"]
+    assert json.loads(capsys.readouterr().out)[1] == {"data": "b.yaml"}
     lockstep.train("b.yaml", pretrained=True, weights="a.pt")
-    assert json.loads(capsys.readouterr().out)[1:] == ["--data=b.yaml", "--weights=a.pt"]
+    assert json.loads(capsys.readouterr().out)[1] == {"data": "b.yaml", "weights": "a.pt"}
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_lists_of_ultralytics_are_one_value(kind, capsys):
     """They were several words after a flag that takes one: "unrecognized arguments: 1"."""
-    config = parse_config(TrainConfig, flags_of_keywords("train", {"device": kind([0, 1]), "imgsz": kind([640, 640])}))
+    config = parse_keywords("train", {}, {"device": kind([0, 1]), "imgsz": kind([640, 640])}).config
     assert (config.device, config.imgsz) == ("0,1", 640)
     assert capsys.readouterr().out == ""
-    config = parse_config(ValConfig, ["--weights=a.pt", *flags_of_keywords("val", {"imgsz": kind([480, 640])})])
-    assert config.imgsz == 640
-    assert capsys.readouterr().out == "imgsz=[480, 640]: used as --imgsz 640, the larger one\n"
-    config = parse_config(ExportConfig, ["--weights=a.pt", *flags_of_keywords("export", {"imgsz": kind([480, 640])})])
-    assert config.imgsz == [480, 640]
-    assert flags_of_keywords("val", {"imgsz": kind([[480]])}) == ["--imgsz", "480"]
+    weights = {"weights": "a.pt"}
+    assert parse_keywords("val", weights, {"imgsz": kind([480, 640])}).config.imgsz == 640
+    assert capsys.readouterr().out == "imgsz=[480, 640]: used as imgsz=640, the larger one\n"
+    assert parse_keywords("export", weights, {"imgsz": kind([480, 640])}).config.imgsz == [480, 640]
+    assert parse_keywords("val", weights, {"imgsz": kind([[480]])}).config.imgsz == 480
 
 
 @pytest.mark.parametrize(
@@ -328,15 +326,14 @@ def test_lists_of_ultralytics_are_one_value(kind, capsys):
 )
 def test_keywords_that_a_command_cannot_use_are_refused_without_suggesting_them(command_name, given, message):
     with pytest.raises(lockstep.Error) as error:
-        flags_of_keywords(command_name, given)
+        parse_keywords(command_name, {"weights": "a.pt", "data": "a.yaml"}, given)
     assert str(error.value) == message
 
 
 def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
-    command("import json; print(json.dumps(sys.argv[1:])); write_result(folder='a')")
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.train("b.yaml", name="night", resume="auto")
-    config = parse_config(TrainConfig, json.loads(capsys.readouterr().out)[1:])
-    assert (config.data, config.name, config.resume) == ("b.yaml", "night", "auto")
+    assert json.loads(capsys.readouterr().out)[1] == {"data": "b.yaml", "name": "night", "resume": "auto"}
     with refused(
         "lockstep.resume('auto'): names no run; lockstep.train(DATA, name=..., resume='auto') starts one or continues "
         "it, and lockstep.resume('./auto') continues the one in this folder",
@@ -344,7 +341,7 @@ def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):
     ):
         lockstep.resume("auto")
     lockstep.resume("./auto")
-    assert json.loads(capsys.readouterr().out)[1:] == ["--resume=./auto"]
+    assert json.loads(capsys.readouterr().out)[1] == {"resume": "./auto"}
 
 
 @pytest.mark.parametrize(
@@ -366,7 +363,7 @@ def test_other_names_are_attribute_errors_and_submodules_are_found():
     assert not hasattr(lockstep, "__wrapped__")
     from lockstep import keywords
 
-    assert keywords.flags_of_keywords is flags_of_keywords
+    assert keywords.parse_keywords is parse_keywords
 
 
 def test_more_processes_than_cores_are_refused():
@@ -376,7 +373,9 @@ def test_more_processes_than_cores_are_refused():
 
 def test_keywords_that_change_nothing_are_a_line(capsys):
     given = {"verbose": False, "val": True, "plots": True, "augment": True, "cache": False, "amp": False, "nbs": 64}
-    assert flags_of_keywords("train", given) == ["--amp", "off", "--nominal-batch", "64"]
+    parsed = parse_keywords("train", {}, given)
+    assert parsed.explicit_flags == {"amp", "nominal_batch"}
+    assert (parsed.config.amp, parsed.config.nominal_batch) == ("off", 64)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "verbose=False: without effect (there is one level of detail)"
     assert [line.split("=")[0] for line in lines] == ["verbose", "val", "plots", "augment"]
@@ -464,10 +463,10 @@ def test_a_data_set_is_given_by_its_content(tmp_path, monkeypatch):
 
 
 def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, capsys):
-    command("print(sys.argv[-1]); write_result(issues=[])")
+    command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     data = {"path": str(tmp_path), "train": (Path("a"), "b"), "names": {np.int64(0): np.str_("cat")}, "nc": np.int64(1)}
     lockstep.check(data)
-    content = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
+    content = yaml.safe_load(Path(json.loads(capsys.readouterr().out)[1]["data"]).read_text())
     assert content == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
 
 
@@ -484,16 +483,17 @@ def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp
 
 def test_a_validation_may_have_several_processes(command, capsys):
     """The keyword was refused in favor of one that only training has."""
-    command("print(sys.argv[2:]); write_result(folder='a')")
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.val("best.pt", spawn=2)
-    assert capsys.readouterr().out == "['--weights=best.pt', '--spawn=2']\n"
+    assert json.loads(capsys.readouterr().out)[1] == {"weights": "best.pt", "spawn": 2}
 
 
 def test_the_number_of_devices_may_be_of_numpy(command, capsys):
-    command("print(sys.argv[2:]); write_result(folder='a')")
+    command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.train(devices=np.int64(2))
     lockstep.train(devices=1)
-    assert capsys.readouterr().out == "['--data=demo', '--spawn=2']\n['--data=demo']\n"
+    settings = [json.loads(line)[1] for line in capsys.readouterr().out.splitlines()]
+    assert settings == [{"data": "demo", "spawn": 2}, {"data": "demo"}]
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.keywords import flags_of_keywords, keyword_fields
+from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, flag_name, given_values
+from utils.config.flags import flag_actions, flag_name
 from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.parser import parse_config
+from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.errors import Mistakes, UserError
+from utils.config.settings import Hyperparameters
+from utils.errors import UserError
 
 NOT_PLAIN = (
     b"a", bytearray(b"a"), 1j, object(), object, np.float32, len, Decimal("0.5"), {1}.__iter__(), (i for i in (0, 1)),
@@ -80,6 +80,7 @@ REQUIRED = {
     "export": ["--weights=a.pt"],
     "check": ["a.yaml"],
 }
+OWN_SETTINGS = {"val": {"weights": "a.pt"}, "export": {"weights": "a.pt"}, "check": {"data": "a.yaml"}}
 
 
 def keyword_names(command: str) -> list[str]:
@@ -91,6 +92,11 @@ def is_hyperparameter(name: str) -> bool:
     return name in Hyperparameters.__annotations__
 
 
+def is_switch(command: str, name: str) -> bool:
+    """Returns whether a keyword of ``command`` is true or false."""
+    return not is_hyperparameter(name) and flag_actions(COMMANDS[command].settings)[flag_name(name)].nargs == 0
+
+
 def words_of(name: str, value: str | list[str]) -> list[str]:
     """Returns the words of a command line that set ``name``."""
     if is_hyperparameter(name):
@@ -99,24 +105,34 @@ def words_of(name: str, value: str | list[str]) -> list[str]:
     return [f"{flag}={value}"] if isinstance(value, str) else [flag, *value]
 
 
+def parsed_keywords(command: str, keywords: dict[str, Any]) -> ParsedCommand:
+    return parse_keywords(command, OWN_SETTINGS.get(command, {}), keywords)
+
+
+def given(command: ParsedCommand) -> dict[str, Any]:
+    """Returns the settings that a command is given, and its hyper-parameters."""
+    settings = {name: getattr(command.config, name) for name in sorted(command.explicit_flags)}
+    return settings | {"hyp": with_overrides(Hyperparameters(), settings.pop("override", []))}
+
+
 @functools.cache
-def settings_or_error(command: str, words: tuple[str, ...]) -> tuple[str, str]:
-    """Returns the settings of a command line as text, and the message if it is refused."""
-    mistakes = Mistakes()
-    values = given_values(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words], mistakes)
-    with mistakes.collecting():
-        values["hyp"] = with_overrides(Hyperparameters(), values.pop("override", ()))
-    return "" if mistakes else str(values), "; ".join(mistakes.messages)
+def settings_of_words(command: str, words: tuple[str, ...]) -> str:
+    """Returns the settings of a command line as text, or "" if it is refused."""
+    try:
+        return str(given(parse_command(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words])))
+    except UserError:
+        return ""
 
 
 def settings_of_keyword(command: str, name: str, value: Any) -> str:
     """Returns the settings of a keyword as text, or "" if it is refused, by a line with its name."""
+    message = ""
     try:
-        settings, message = settings_or_error(command, tuple(flags_of_keywords(command, {name: value})))
+        return str(given(parsed_keywords(command, {name: value})))
     except UserError as error:
-        settings, message = "", str(error)
-    assert settings or name in message or flag_name(name) in message, (name, value, message)
-    return settings
+        message = str(error)
+    assert name in message, (name, value, message)
+    return ""
 
 
 @pytest.mark.parametrize("command", COMMAND_NAMES)
@@ -127,8 +143,10 @@ def test_plain_values_mean_the_same_as_on_a_command_line(command):
             found = settings_of_keyword(command, name, value)
             if name == "freeze" and words == ["3"]:
                 words = ["3", "3"]  # on a command line, 3 alone is layers 0 to 2; a list names its layer
-            if takes_list or isinstance(words, str):
-                assert found == settings_or_error(command, tuple(words_of(name, words)))[0], (name, value)
+            if is_switch(command, name) and words == "0":
+                assert found == settings_of_words(command, (f"--no-{flag_name(name)[2:]}",))
+            elif takes_list or isinstance(words, str):
+                assert found == settings_of_words(command, tuple(words_of(name, words))), (name, value)
             else:
                 assert not found or name in ("device", "imgsz"), (name, value)
 
@@ -143,18 +161,25 @@ def test_values_that_no_command_line_can_express_are_refused(command):
 
 @pytest.mark.parametrize("command", COMMAND_NAMES)
 def test_none_true_false_and_empty_lists_are_settings_or_refused(command):
-    unset, _ = settings_or_error(command, ())
+    unset = settings_of_words(command, ())
     for name in keyword_names(command):
-        is_switch = not is_hyperparameter(name) and flag_actions(COMMANDS[command].settings)[flag_name(name)].nargs == 0
         for value in OTHERS:
             found = settings_of_keyword(command, name, value)
             if value is None and not is_hyperparameter(name):
                 assert found == unset
-            if is_switch and isinstance(value, bool):
-                assert (
-                    found
-                    == settings_or_error(command, (flag_name(name) if value else f"--no-{flag_name(name)[2:]}",))[0]
-                )
+            if is_switch(command, name) and isinstance(value, bool):
+                flag = flag_name(name) if value else f"--no-{flag_name(name)[2:]}"
+                assert found == settings_of_words(command, (flag,))
+
+
+@pytest.mark.parametrize("command", COMMAND_NAMES)
+def test_the_numbers_0_and_1_are_booleans_and_other_numbers_are_not(command):
+    """They were for the model for detection, but not for these functions."""
+    for name in filter(functools.partial(is_switch, command), keyword_names(command)):
+        for value in (1, 0, np.int64(1), 0.0, np.bool_(True)):
+            assert settings_of_keyword(command, name, value) == settings_of_keyword(command, name, bool(value)) != ""
+        with refused(f"{name}: must be true or false..., got 2"):
+            parsed_keywords(command, {name: 2})
 
 
 @pytest.mark.parametrize(
@@ -163,14 +188,17 @@ def test_none_true_false_and_empty_lists_are_settings_or_refused(command):
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_list_of_one_layer_freezes_this_layer(kind, layer):
     """[0] froze no layer, and [3] the layers before it."""
-    assert flags_of_keywords("train", {"freeze": kind([layer])}) == ["--freeze", str(layer), str(layer)]
-    assert flags_of_keywords("train", {"freeze": layer}) == [f"--freeze={layer}"]
+    assert parsed_keywords("train", {"freeze": kind([layer])}).config.freeze == [layer, layer]
+    assert parsed_keywords("train", {"freeze": [str(layer)]}).config.freeze == [layer, layer]
+    assert parsed_keywords("train", {"freeze": layer}).config.freeze == [layer]
 
 
 def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
-    for value in ([3], [1], [0], ["backbone"]):
-        flags_of_keywords("train", {"freeze": value})
+    for value in ([3], [1], [0]):
+        parsed_keywords("train", {"freeze": value})
+    with refused("freeze (0): must be a whole number, got 'backbone'"):
+        parsed_keywords("train", {"freeze": ["backbone"]})
     assert capsys.readouterr().out.splitlines() == [
         "freeze=[3] freezes layer 3 only; freeze=3 would freeze layers 0 to 2",
         "freeze=[1] freezes layer 1 only; freeze=1 would freeze layer 0",
@@ -188,15 +216,15 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
 )
 def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):
     """It was that of the refusal of other values: "use --calibration-images ..."."""
-    assert flags_of_keywords(command, argument) == []
+    assert parsed_keywords(command, argument).explicit_flags == OWN_SETTINGS.get(command, {}).keys()
     assert capsys.readouterr().out == reason
 
 
 def test_negative_numbers_in_lists_are_numbers():
     """The model, which has no such layer, says so; the parser said that '["-1", "2"]' is no number."""
     for values in ([-1, 2], [-1]):
-        flags = flags_of_keywords("train", {"freeze": values})
-        assert parse_config(TrainConfig, flags).freeze == (values if len(values) > 1 else values * 2)
+        freeze = parsed_keywords("train", {"freeze": values}).config.freeze
+        assert freeze == (values if len(values) > 1 else values * 2)
 
 
 @pytest.mark.parametrize("name", ["classes", "albumentations", "epochs", "epocs"])
@@ -208,20 +236,20 @@ def test_values_that_contain_themselves_are_refused(name):
         nested = [nested]
     for value in (endless, nested, {"a": endless}):
         with refused(f"{name}: is nested too deeply, or contains itself"):
-            flags_of_keywords("train", {name: value})
+            parsed_keywords("train", {name: value})
 
 
 def test_numbers_in_lists_of_hyperparameters_stay_numbers():
     """YAML 1.1 reads "1e-05", as JSON writes it, as text."""
     transforms = [{"name": "Blur", "p": 1e-5}, {"name": "\N{GRINNING FACE} 1", "limit": [3, None], "x": {"a": True}}]
-    (flag,) = flags_of_keywords("train", {"albumentations": transforms})
-    assert with_overrides(Hyperparameters(), [flag.removeprefix("--set=")]).albumentations == transforms
+    (override,) = parsed_keywords("train", {"albumentations": transforms}).config.override
+    assert with_overrides(Hyperparameters(), [override]).albumentations == transforms
 
 
 def test_members_of_an_enum_are_their_values():
     cat = enum.Enum("Label", {"CAT": "cat"}, type=str).CAT
-    given = {"classes": [cat], "name": cat, "albumentations": [cat]}
-    assert flags_of_keywords("train", given) == ["--classes", "cat", "--name=cat", "--set=albumentations=[cat]"]
+    config = parsed_keywords("train", {"classes": [cat], "name": cat, "albumentations": [{"name": cat}]}).config
+    assert (config.classes, config.name, config.override) == (["cat"], "cat", ["albumentations=[{name: cat}]"])
 
 
 @pytest.mark.parametrize("name", ["weights_", "data_", "epochs_", "Epochs", "_epochs", "", "from", "from_", "lr0_"])
@@ -229,12 +257,51 @@ def test_only_exact_names_are_keywords(name):
     """``weights_`` was ``weights``, so that another file was scored."""
     for value in (3, None):
         with refused(f"{name}={value!r}: unknown..."):
-            flags_of_keywords("train", {name: value})
+            parsed_keywords("train", {name: value})
+
+
+@pytest.mark.parametrize(
+    ("command", "keywords", "message"),
+    [
+        ("train", {"batch": 4, "batch_size": 8}, "batch, batch_size: both set batch_size; give only one of them"),
+        ("train", {"lr": 0.1, "lr0": 0.2}, "lr, lr0: both set lr0; give only one of them"),
+        ("train", {"set": ["lr0=1"]}, "set=['lr0=1']: hyper-parameters are keywords of lockstep.train, ..."),
+        ("export", {"no_check": True}, "no_check=True: unknown (did you mean 'check'?)"),
+        ("export", {"format": []}, "format: must not be empty"),
+        ("val", {"imgsz": []}, "imgsz=[]: must be one value, not a list"),
+        ("val", {"imgsz": "[]"}, "imgsz: must be a whole number, got '[]'"),
+        ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
+        ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
+        ("val", {"task": "speed"}, "task='speed': every validation prints the milliseconds an image takes"),
+        (
+            "train",
+            {"epocs": 3, "lr0": "x", "epochs": 0},
+            "3 mistakes: (1) epocs=3: unknown (did you mean 'epochs'?); (2) lr0: must be a number or null, got 'x'; "
+            "(3) epochs: must be at least 1, got 0",
+        ),
+    ],
+)
+def test_mistakes_name_the_keywords(command, keywords, message):
+    """The last of two names of one setting was used, and an empty list was dropped, both in silence."""
+    with refused(message):
+        parsed_keywords(command, keywords)
+
+
+def test_two_names_may_give_the_same_value():
+    assert parsed_keywords("train", {"batch": 4, "batch_size": "4"}).config.batch_size == 4
+
+
+def test_an_empty_list_replaces_the_list_of_a_resumed_run():
+    assert parsed_keywords("train", {"export": []}).explicit_flags == {"export"}
+
+
+def test_text_is_not_parsed_as_a_list():
+    assert parsed_keywords("train", {"classes": '["cat"]'}).config.classes == ['["cat"]']
 
 
 def test_objects_are_refused_with_the_reason_why_ultralytics_takes_them():
     with refused("augmentations=[<...>]: there is no such augmentation; configs/hyp/scratch.yaml lists all, ..."):
-        flags_of_keywords("train", {"augmentations": [object()]})
+        parsed_keywords("train", {"augmentations": [object()]})
 
 
 HABITS = {  # what scripts for Ultralytics write although it is the default there, and what it is here
@@ -250,10 +317,14 @@ HABITS = {  # what scripts for Ultralytics write although it is the default ther
 HABITS["kfold"] = HABITS["search"] = "task=detect mode=train tracker=botsort.yaml amp=True iou=0.7 dnn=False"
 
 
-def parsed(command: str, words: list[str]) -> tuple[dict[str, Any], Hyperparameters]:
-    """Returns the settings of a command line, and its hyper-parameters."""
-    settings = vars(parse_config(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words])).copy()
+def settings_of(config: Any) -> tuple[dict[str, Any], Hyperparameters]:
+    """Returns settings, and the hyper-parameters among them."""
+    settings = vars(config).copy()
     return settings, with_overrides(Hyperparameters(close_mosaic=10), settings.pop("override", []))
+
+
+def parsed(command: str, words: list[str]) -> tuple[dict[str, Any], Hyperparameters]:
+    return settings_of(parse_config(COMMANDS[command].settings, [*REQUIRED.get(command, []), *words]))
 
 
 @pytest.mark.parametrize(("command", "argument"), [(c, word) for c, words in HABITS.items() for word in words.split()])
@@ -262,10 +333,10 @@ def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(
     name, _, value = argument.partition("=")
     unset = parsed(command, [])
     assert parsed(command, flags_of_argument(command, name, value)) == unset
-    is_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
-    if not is_hyperparameter(name) and (not is_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
+    is_our_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
+    if not is_hyperparameter(name) and (not is_our_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
         assert parsed(command, [flag_name(name), value]) == unset
         assert parsed(command, [f"{flag_name(name)}={value}"]) == unset
     if command in COMMAND_NAMES:
         plain = {"True": True, "False": False, "None": None}.get(value, value)
-        assert parsed(command, flags_of_keywords(command, {name: plain})) == unset
+        assert settings_of(parsed_keywords(command, {name: plain}).config) == unset

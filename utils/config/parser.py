@@ -1,4 +1,4 @@
-"""Parses command lines into the dataclasses of `utils.config.settings`."""
+"""Reads command lines, files of settings and keyword arguments into the dataclasses of `utils.config.settings`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from utils.config.commands import command_of
 from utils.config.flags import build_parser, flag_actions, flag_name, given_values
 from utils.config.settings_file import PREFIX, read_settings_file
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.schema import DataclassT
+from utils.schema import DataclassT, build
 
 
 @dataclass(frozen=True)
 class ParsedCommand(Generic[DataclassT]):
-    """A parsed command line."""
+    """The settings of a command, and which of them its user has given."""
 
-    config: DataclassT  # its settings
-    explicit_flags: frozenset[str]  # names of the settings that it sets
+    config: DataclassT
+    explicit_flags: frozenset[str]  # names of the settings that are given
 
 
 def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCommand[DataclassT]:
@@ -30,8 +30,8 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     process's own. Raises UserError that lists the mistakes and what to write instead."""
     argv = sys.argv[1:] if argv is None else argv
     if len(argv) == 1 and argv[0].startswith(PREFIX):
-        config = read_settings_file(cls, Path(argv[0].removeprefix(PREFIX)))
-        return ParsedCommand(config, frozenset(field.name for field in dataclasses.fields(cls)))
+        path = Path(argv[0].removeprefix(PREFIX))
+        return given_settings(cls, read_settings_file(path), str(path))
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
     for name in _repeated_fields(cls, words):
@@ -41,6 +41,12 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
 
         log_when_configured(*log_lines)
     return ParsedCommand(cls(**values), frozenset(values))
+
+
+def given_settings(cls: type[DataclassT], values: Any, location: str = "") -> ParsedCommand[DataclassT]:
+    """Checks settings that are given as a mapping of names to values: a `settings_file`, or keyword arguments. Raises
+    UserError that lists the mistakes, each with ``location`` ("": none) and the name."""
+    return ParsedCommand(build(cls, values, location), frozenset(values or ()))
 
 
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:

@@ -1,4 +1,4 @@
-"""Values of keyword arguments as plain data, which command lines, JSON and YAML can hold, and their types."""
+"""Values of keyword arguments as plain data, which JSON and YAML can hold, and their types."""
 
 from __future__ import annotations
 
@@ -31,13 +31,18 @@ def plain_value(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def checked_value(name: str, value: Any, hint: Any) -> Any:
-    """Returns the `plain_value` of a keyword, checked against its type ``hint``. The numbers 0 and 1 are false and
-    true. Raises UserError that begins with ``name``."""
+    """Returns the `plain_value` of a keyword, checked against its type ``hint``. Raises UserError that begins with
+    ``name``."""
     kind, is_optional, bounds = parse_hint(hint)
     plain = plain_value(name, value)
-    if kind is bool and plain in (0, 1):
-        plain = bool(plain)
+    if kind is bool:
+        plain = number_as_bool(plain)
     return None if plain is None and is_optional else check(plain, kind, name, bounds)
+
+
+def number_as_bool(plain: Any) -> Any:
+    """Returns the numbers 0 and 1 as false and true, and other values unchanged."""
+    return bool(plain) if plain in (0, 1) else plain
 
 
 def _plain_scalar(name: str, value: Any) -> Any:
@@ -72,11 +77,11 @@ def _is_torch_device(value: Any) -> bool:
 
 
 def _checked_text(name: str, text: str) -> str:
-    """Returns ``text``. Raises UserError if it cannot be an argument of a process."""
+    """Returns ``text``. Raises UserError if it cannot be the name of a file or an argument of a process."""
     try:
-        is_argument = b"\0" not in os.fsencode(text)
+        is_name = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
-        is_argument = False
-    if not is_argument:
+        is_name = False
+    if not is_name:
         raise UserError(f"{name}: {text!r} contains a NUL or an unpaired surrogate")
     return text

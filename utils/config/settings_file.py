@@ -1,4 +1,4 @@
-"""Passes the settings of a command to a process that this program starts: ``train.py @FILE``.
+"""Passes settings as values to a process that this program starts: ``train.py @FILE``.
 
 Flags cannot do that: no flag sets an empty list, and a command line that omits default values cannot reset a resumed
 run to a default.
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
 from utils.files.safe_io import read_text
 from utils.files.temporary_folder import program_folder_name, temporary_folder
-from utils.schema import DataclassT, build
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,20 +26,20 @@ _MAX_BYTES = 1 << 26
 
 
 @contextmanager
-def settings_file(config: DataclassInstance) -> Iterator[str]:
-    """Writes all settings of ``config`` to a file during the block, and yields the word that passes it to a command.
-    Only this user can access the file, because it can name code to run (``--callbacks``)."""
+def settings_file(config: DataclassInstance, names: Collection[str] | None = None) -> Iterator[str]:
+    """Writes the settings ``names`` (None: all) of ``config`` to a file during the block, and yields the word that
+    passes them to a command. Only this user can access the file, because it can name code to run (``--callbacks``)."""
+    values = {name: value for name, value in dataclasses.asdict(config).items() if names is None or name in names}
     with temporary_folder(Path(gettempdir(), program_folder_name("settings"))) as folder:
         path = folder / "settings.json"
-        path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
+        path.write_text(json.dumps(values), encoding="utf-8")
         yield f"{PREFIX}{path}"
 
 
-def read_settings_file(cls: type[DataclassT], path: Path) -> DataclassT:
-    """Reads a file that `settings_file` wrote. Raises UserError if it is not one."""
+def read_settings_file(path: Path) -> Any:
+    """Returns the content of a file that `settings_file` wrote. Raises UserError if it is not JSON."""
     text = read_text(path, _MAX_BYTES)
     try:
-        values = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         raise UserError(f"{path}: not a file of settings") from None
-    return build(cls, values, str(path))

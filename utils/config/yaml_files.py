@@ -58,14 +58,19 @@ def parse_override(item: str) -> tuple[str, Any]:
     key, separator, text = item.partition("=")
     if not separator:
         raise UserError(f"--set {item}: must be key=value")
+    return key.strip(), parse_yaml_value(text, f"--set {item}")
+
+
+def parse_yaml_value(text: str, location: str) -> Any:
+    """Parses the text of one value as YAML. Raises UserError that begins with ``location``."""
     if not text.strip():  # such as lr0=$LR of a script that does not set LR
-        raise UserError(f"--set {item}: has no value; write null for none")
+        raise UserError(f"{location}: has no value; write null for none")
     try:
-        return key.strip(), parse_yaml(text)
+        return parse_yaml(text)
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        raise UserError(f"--set {item}: {_problem_of(error)}") from None
+        raise UserError(f"{location}: {_problem_of(error)}") from None
     except RecursionError:
-        raise UserError(f"--set {key}: the value is nested too deeply") from None
+        raise UserError(f"{location}: the value is nested too deeply") from None
 
 
 def _problem_of(error: Exception) -> str:

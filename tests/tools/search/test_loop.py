@@ -20,9 +20,9 @@ from tests.helpers.tiny import write_dataset
 from tools.runs import training
 from tools.search.__main__ import main
 from utils.child import RunResult
+from utils.config.parser import parse_config
 from utils.config.recipes import hyperparameters_from
 from utils.config.settings import Hyperparameters, TrainConfig
-from utils.config.settings_file import read_settings_file
 from utils.files.locks import FileLock
 
 optuna = pytest.importorskip("optuna")
@@ -145,7 +145,7 @@ def trainings(monkeypatch):
 
     @contextmanager
     def start(words, **_):
-        config = read_settings_file(TrainConfig, Path(words[-1].removeprefix("@")))
+        config = parse_config(TrainConfig, words[-1:])
         folder = Path(config.project, config.name)
         fitness_by_epoch, result = endings.pop(0)
         if result.has_begun or fitness_by_epoch:

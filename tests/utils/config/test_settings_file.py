@@ -39,10 +39,19 @@ def test_a_file_gives_all_settings_and_flags_those_that_differ_from_the_defaults
         parse_config(TrainConfig, [word])
 
 
+def test_a_file_may_give_some_settings():
+    config = TrainConfig(epochs=3, export=[], patience=7)
+    with settings_file(config, ["epochs", "export"]) as word:
+        command = parse_command(TrainConfig, [word])
+    assert command.config == TrainConfig(epochs=3)
+    assert command.explicit_flags == {"epochs", "export"}  # a resumed run takes these, also those at their defaults
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("epochs=3", "...: not a file of settings"),
+        ('{"epocs": 3}', "...: unknown key 'epocs' (did you mean 'epochs'?)"),
         ("[]", "...: must be 'key: value' lines, got list"),
         ('{"epochs": 0}', "...: epochs: must be at least 1, got 0"),
     ],
