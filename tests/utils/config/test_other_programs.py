@@ -13,7 +13,7 @@ from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.other_programs import table as table_module
-from utils.config.other_programs.arguments import _RULES, _Argument, flags_of_argument
+from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
@@ -344,9 +344,38 @@ def test_hyperparameters_that_do_not_exist(item: str, message: str):
         with_overrides(Hyperparameters(), [item])
 
 
-@pytest.mark.parametrize("number", range(len(_RULES)))
-def test_each_rule_decides_about_its_example(number):
-    """So none of the rows is shadowed by one above it."""
-    name, _, value = _RULES[number].example.partition("=")
-    argument = _Argument("val" if name == "task" else "train", name, value)
-    assert [bool(rule.applies(argument)) for rule in _RULES].index(True) == number
+@pytest.mark.parametrize(
+    ("argument", "flags"),
+    [
+        ("erasing=0.4", ""),
+        ("plots=False", "--noplots"),
+        ("pretrained=True", ""),
+        ("device=None", ""),
+        ("lr=0.1", "--set lr0=0.1"),
+        ("half=False", ""),
+        ("verbose=True", ""),
+        ("adam=True", "--optimizer Adam"),
+        ("adam=False", ""),
+        ("cache=True", "--cache"),
+        ("cos_lr=True", "--cos-lr"),
+        ("cos_lr=False", ""),
+        ("batch=16", "--batch 16"),
+    ],
+)
+def test_each_kind_of_argument_becomes_flags(argument, flags):
+    assert shlex.join(flags_of_argument("train", *argument.split("="))) == flags
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "reason"),
+    [
+        ("train", "name=", "its value is empty or has several lines"),
+        ("train", "half=True", "use --amp bf16 or --amp fp16; ..."),
+        ("train", "workers=True", "must not be true or false"),
+        ("val", "task=study", "..."),
+    ],
+)
+def test_each_kind_of_refusal_has_a_reason(command, argument, reason):
+    with refused(reason) as caught:
+        flags_of_argument(command, *argument.split("="))
+    assert str(caught.value)
