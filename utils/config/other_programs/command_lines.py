@@ -26,13 +26,19 @@ _IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 
 @dataclass(frozen=True)
 class _Option:
-    """The words of a command line from one flag to the next. Words before the first flag have the flag ""."""
+    """The ``words`` of a command line from one flag to the next. Words before the first flag have the flag ""."""
 
+    command: str
     words: list[str]
 
     @property
-    def flag(self) -> str:
+    def typed_flag(self) -> str:
         return self.words[0].partition("=")[0]
+
+    @property
+    def flag(self) -> str:
+        """Our flag if the typed one has another name here, else the typed one."""
+        return same_flag(self.command, self.typed_flag)[0]
 
     @property
     def is_joined(self) -> bool:
@@ -44,12 +50,11 @@ class _Option:
         following = self.words[1:]
         return [self.words[0].partition("=")[2], *following] if self.is_joined else following
 
-    def in_our_flags(self, command: str) -> _Option:
-        """Returns the option with our flag if the flag has another name here."""
+    @property
+    def words_in_our_flags(self) -> list[str]:
         _, separator, value = self.words[0].partition("=")
-        words = same_flag(command, self.flag)
-        words[-1] += separator + value
-        return _Option([*words, *self.words[1:]])
+        *our_words, last = same_flag(self.command, self.typed_flag)
+        return [*our_words, last + separator + value, *self.words[1:]]
 
 
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
@@ -68,14 +73,13 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     """
     words: list[str] = []
     log_lines: list[str] = []
-    before_flags, *options = _split_options(arguments)
+    before_flags, *options = _split_options(command, arguments)
     words += before_flags.values
-    for typed in options:
-        option = typed.in_our_flags(command)
+    for option in options:
         reason = table_of(command).without_effect.get(option.flag)
-        flags = _flags_of_argument(command, typed)
+        flags = _flags_of_argument(option)
         if flags is not None:
-            words += [*flags, *typed.values[1:]]
+            words += [*flags, *option.values[1:]]
             if not flags and reason:
                 log_lines.append(f"{option.flag}: {reason}")
             continue
@@ -86,16 +90,17 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
             log_lines.append(f"{option.flag}: {reason}")
             words += _values_of_others(option)
             continue
-        refusal = _refusal(command, option)
+        refusal = _refusal(option)
         if refusal:
             mistakes.add(refusal)
         else:
-            words += option.words
+            words += option.words_in_our_flags
     return words, log_lines
 
 
 def _is_switched_off(option: _Option) -> bool:
-    """Returns whether the value of a flag without effect asks for something else than what happens anyway."""
+    """Returns whether a flag without effect has the value false. `_flags_of_argument` has handled the flags for which
+    false is what happens anyway."""
     has_value = option.flag in table().flags_with_value  # which is dropped, whatever it is
     return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
 
@@ -106,25 +111,26 @@ def _values_of_others(option: _Option) -> list[str]:
     return option.values[1:] if has_value else option.values
 
 
-def _split_options(arguments: Sequence[str]) -> list[_Option]:
+def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
     """Splits a command line before each flag."""
-    options = [_Option([""])]
+    options = [_Option(command, [""])]
     for argument in arguments:
         if _IS_FLAG(argument):
-            options.append(_Option([argument]))
+            options.append(_Option(command, [argument]))
         else:
             options[-1].words.append(argument)
     return options
 
 
-def _flags_of_argument(command: str, option: _Option) -> list[str] | None:
+def _flags_of_argument(option: _Option) -> list[str] | None:
     """Returns our flags for a flag with its first value if these are an argument, such as ``mode=train``. Returns None
     for other options, among them flags without meaning for the command, which only keywords and files may name."""
     if not option.values:
         return None
-    name = _argument_name(option.flag)
+    command = option.command
+    name = _argument_name(option.typed_flag)
     value = option.values[0]
-    action = actions_of(command).get(option.flag)
+    action = actions_of(command).get(option.typed_flag)
     if action is not None and _is_list_of_numbers(value, action):
         return flags_of_argument(command, name, value)
     listed_flags = flags_of_known_value(command, name, value)
@@ -146,8 +152,9 @@ def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
     return action.nargs == "+" and action.type is int_or_text and value.startswith(("[", "("))
 
 
-def _refusal(command: str, option: _Option) -> str:
+def _refusal(option: _Option) -> str:
     """Returns the reason why the command does not take the option, or "" if the table has none."""
+    command = option.command
     flag = option.flag
     if flag in actions_of(command):
         reasons = table_of(command).refused_values.get(flag, {})
