@@ -85,7 +85,7 @@ def train(
             and returns it if it has ended. (The function `resume` continues any run.)
 
     Raises:
-        UserError (`lockstep.Error`): with the line that the command prints.
+        UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
     own_settings = {"data": _data_file(data, settings.get("project"), TrainConfig.project)}
