@@ -8,7 +8,6 @@ from pathlib import Path
 from engine.commands.detect_output import DetectOutput
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
 from engine.inference.detection_writer import Window
-from engine.inference.frames import SourceOptions
 from engine.inference.image_detector import ImageDetector
 from engine.inference.model import InferenceModel, autocast_type
 from engine.inference.object_tracks import ObjectTracks, check_sequence
@@ -96,7 +95,8 @@ def _open_stream(config: DetectConfig, detector: ImageDetector, settings: Resolv
         config.source,
         detector,
         settings,
-        options=SourceOptions(vid_stride=config.vid_stride, max_frames=config.max_frames),
+        vid_stride=config.vid_stride,
+        max_frames=config.max_frames,
         tracks=tracks,
         reads_ahead=not config.view_img,  # the window shows a frame before the next one is processed
     )

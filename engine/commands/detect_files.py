@@ -74,12 +74,10 @@ class ResultFiles:
         self._category_ids = coco_category_ids(names) or tuple(range(len(names)))
 
     def add(self, drawn: DrawnFrame, table: DetectionTable) -> None:
-        """Writes the files of a frame. Raises UserError for an image that is in the results folder."""
+        """Writes the files of a frame."""
         config = self._config
         frame = drawn.detected.frame
         tracks = drawn.detected.tracks
-        if Path(frame.path).resolve().parent == self.run_dir.resolve():
-            raise UserError(f"{frame.path}: is in the folder of the results and could be overwritten; choose another")
         stem = self._stem_of(frame.path, is_video=frame.is_video)
         frame_stem = f"{stem}_{frame.index:06d}" if frame.is_video else stem
         image = as_rgb8(frame.image)
@@ -208,9 +206,8 @@ def open_results_folder(config: DetectConfig) -> Path:
     """Creates the folder for the results. With ``--exist-ok``, it removes the files that an earlier run has written
     there, so that they do not mix with the new ones. Raises UserError if a file of the source is in the folder."""
     folder = increment_path(config.project, config.name, config.exist_ok)
-    inside = os.path.realpath(folder)
     for path in source_files(config.source) if config.exist_ok else ():
-        if Path(os.path.realpath(path)).is_relative_to(inside):  # Path.resolve raises for a link to itself
+        if _is_inside(path, folder):
             raise UserError(f"{path}: is in the folder of the results and could be overwritten; choose another")
     removed = remove_written(folder)
     if removed:
@@ -220,6 +217,13 @@ def open_results_folder(config: DetectConfig) -> Path:
         message = "%s: contains files that no run of detect.py has listed; they stay beside the new ones: %s"
         get_logger().warning(message, folder, listed(others))
     return folder
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """Returns whether a file is below ``folder``: it, or the file to which it is a link."""
+    root = os.path.realpath(folder)  # Path.resolve would raise for a link to itself
+    link = Path(os.path.realpath(path.parent), path.name)
+    return link.is_relative_to(root) or Path(os.path.realpath(path)).is_relative_to(root)
 
 
 def remove_if_empty(folder: Path) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeAlias
@@ -12,12 +11,10 @@ import numpy as np
 
 from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.image_detector import Canvases, ImageDetector
-from engine.inference.images import Color, Source, as_frames, check_many
-from engine.inference.object_tracks import ObjectTracks, check_sequence
+from engine.inference.object_tracks import ObjectTracks
 from engine.inference.open_source import open_source
 from engine.inference.settings import ResolvedSettings
 from utils.detections import DetectionTable
-from utils.errors import UserError
 from utils.machine.threads import ReadAheadLimit, map_ahead
 
 
@@ -172,44 +169,32 @@ def frames_of(batch: FrameBatch) -> list[Frame]:
 
 
 def open_detection_stream(
-    source: str | os.PathLike[str] | int | Iterable[Source],
+    source: str,
     detector: ImageDetector,
     settings: ResolvedSettings,
     *,
-    options: SourceOptions,
+    vid_stride: int,
+    max_frames: int = 0,
     tracks: ObjectTracks | None = None,
-    color: Color | None = None,
     reads_ahead: bool = True,
 ) -> DetectionStream:
     """Opens a source for detection.
 
     Args:
-        source, color: see `Predictor.stream`.
-        options: ``vid_stride`` and ``max_frames``; the others follow from the other arguments.
+        source: see `open_source`.
+        vid_stride, max_frames: see `SourceOptions`.
         tracks: see `DetectionStream`.
         reads_ahead: read and process files in batches; otherwise each frame is read when it is requested.
 
     Raises UserError like `open_source`.
     """
     ahead = ReadAheadLimit(detector.images_at_once() if reads_ahead else 0)
-    options = options._replace(
-        threads=detector.threads, ahead=ahead, pixels=detector.model.pixels, in_sequences=tracks is not None
+    options = SourceOptions(
+        vid_stride=vid_stride,
+        max_frames=max_frames,
+        threads=detector.threads,
+        ahead=ahead,
+        pixels=detector.model.pixels,
+        in_sequences=tracks is not None,
     )
-    return DetectionStream(_open_frames(source, options, color), detector, settings, ahead=ahead, tracks=tracks)
-
-
-def _open_frames(
-    source: str | os.PathLike[str] | int | Iterable[Source], options: SourceOptions, color: Color | None
-) -> FrameStream:
-    """Opens a source for `open_source`, or an iterable of images."""
-    if isinstance(source, str | os.PathLike | int):
-        name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
-        if options.in_sequences:
-            check_sequence(name)
-        return open_source(name, options)
-    check_many(source, "track" if options.in_sequences else "stream")
-    if options.vid_stride != 1:
-        raise UserError(
-            f"vid_stride {options.vid_stride}: is for videos and streams; yield only every n-th image instead"
-        )
-    return as_frames(source, color, options.pixels)
+    return DetectionStream(open_source(source, options), detector, settings, ahead=ahead, tracks=tracks)

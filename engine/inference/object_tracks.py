@@ -36,7 +36,7 @@ class ObjectTracks:
     """
 
     def __init__(self, tracker: TrackerSource, threshold: float, *, vid_stride: int = 1) -> None:
-        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: see `open_source`.
+        """``threshold``: the confidence above which a detection begins a track. ``vid_stride``: see `SourceOptions`.
 
         Raises UserError for an unknown name, and without the package.
         """

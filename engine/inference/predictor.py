@@ -10,21 +10,22 @@ import numpy as np
 import torch
 
 from engine.inference.detection_stream import DetectionStream, open_detection_stream
-from engine.inference.frames import FileProblem, Frame, SourceOptions
+from engine.inference.frames import FileProblem, Frame
 from engine.inference.image_detector import ImageDetector
-from engine.inference.images import Color, Source, as_images
+from engine.inference.images import Color, Source, as_frames, as_images, check_many
 from engine.inference.model import InferenceModel, autocast_type
-from engine.inference.object_tracks import ObjectTracks, TrackerSource
+from engine.inference.object_tracks import ObjectTracks, TrackerSource, check_sequence
 from engine.inference.open_model import open_weights
 from engine.inference.other_names import attribute_error
 from engine.inference.result_boxes import boxes_of
 from engine.inference.results import ResultList, Results
-from engine.inference.settings import DetectionSettings
+from engine.inference.settings import DetectionSettings, ResolvedSettings
 from models.postprocess.tiles import Tiles
 from utils.config.plain_values import checked_value, plain_value
 from utils.detections import DetectionTable
 from utils.errors import UserError, one_line
 from utils.machine.devices import parse_devices
+from utils.machine.threads import ReadAheadLimit
 from utils.pixels import as_rgb8
 from utils.schema import Bounds, Count
 from utils.strings import counted
@@ -141,9 +142,8 @@ class Predictor:
         cannot be opened, in the iteration if it cannot be read.
         """
         resolved = self.settings.changed(settings).resolve(self.model)
-        stream = open_detection_stream(
-            source, self.image_detector, resolved, options=_source_options(vid_stride), color=color or self.color
-        )
+        stride = _checked_stride(vid_stride)
+        stream = self._open_stream(source, resolved, vid_stride=stride, color=color)
         return _results_of(stream, self.names)
 
     def track(
@@ -171,12 +171,31 @@ class Predictor:
         Raises UserError like `stream`, and at the call if the package is missing.
         """
         resolved = self.settings.changed(settings).resolve(self.model)
-        options = _source_options(vid_stride)
-        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=options.vid_stride)
-        stream = open_detection_stream(
-            source, self.image_detector, resolved, options=options, tracks=tracks, color=color or self.color
-        )
+        stride = _checked_stride(vid_stride)
+        tracks = ObjectTracks(tracker, resolved.conf, vid_stride=stride)
+        stream = self._open_stream(source, resolved, vid_stride=stride, color=color, tracks=tracks)
         return _results_of(stream, self.names)
+
+    def _open_stream(
+        self,
+        source: str | os.PathLike[str] | int | Iterable[Source],
+        settings: ResolvedSettings,
+        *,
+        vid_stride: int,
+        color: Color | None,
+        tracks: ObjectTracks | None = None,
+    ) -> DetectionStream:
+        """Opens a source by its name, or an iterable of images. ``tracks``: see `DetectionStream`."""
+        if isinstance(source, str | os.PathLike | int):
+            name = os.fspath(source) if isinstance(source, os.PathLike) else str(source)
+            if tracks is not None:
+                check_sequence(name)
+            return open_detection_stream(name, self.image_detector, settings, vid_stride=vid_stride, tracks=tracks)
+        check_many(source, "stream" if tracks is None else "track")
+        if vid_stride != 1:
+            raise UserError(f"vid_stride {vid_stride}: is for videos and streams; yield only every n-th image instead")
+        frames = as_frames(source, color or self.color, self.model.pixels)
+        return DetectionStream(frames, self.image_detector, settings, ahead=ReadAheadLimit(0), tracks=tracks)
 
 
 def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
@@ -190,8 +209,8 @@ def _tiles_of(model: InferenceModel, tiles: Tiles | int | None) -> Tiles | None:
     return Tiles(size) if size else None
 
 
-def _source_options(vid_stride: int) -> SourceOptions:
-    return SourceOptions(vid_stride=checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)]))
+def _checked_stride(vid_stride: int) -> int:
+    return checked_value("vid_stride", vid_stride, Annotated[int, Bounds(1)])
 
 
 def _results_of(stream: DetectionStream, names: dict[int, str]) -> Iterator[Results]:

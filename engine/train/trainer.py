@@ -107,10 +107,10 @@ class Trainer:
         self.data_wait_s = 0.0  # before the newest step
         self.is_closing = False  # see `models.losses.base.Criterion.set_closing`
         self._stopped = False  # this process takes no more steps
-        self._last_concluded = Epoch(progress.epoch)
+        self._last_recorded = Epoch(progress.epoch)
         self._started = time.monotonic()
         if run.started_from is not None:
-            self._last_concluded.metrics = run.started_from.metrics
+            self._last_recorded.metrics = run.started_from.metrics
             self._started -= run.started_from.seconds  # as if there had been no interruption
         self._set_steps(steps)
 
@@ -173,7 +173,7 @@ class Trainer:
             self._conclude_pending(saves_last=True)
             return
         epoch = Epoch(self.progress.epoch)
-        if self._last_concluded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
+        if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
             if self._follow(self.validator.validate(epoch)).breaks_off:
@@ -292,8 +292,10 @@ class Trainer:
             return
         self.progress.complete_epoch()
         if self.validator.pending is None:
-            self._conclude(epoch)
-        else:
+            self._record(epoch)
+            self.save_epoch(epoch)
+            self.call_hooks("report", epoch)
+        else:  # it has no scores yet
             self.save_epoch(epoch)
         self.call_hooks("after_epoch", epoch)
         self._follow(self.control.agree())
@@ -325,23 +327,15 @@ class Trainer:
             ema=copy_to_cpu(self.step.ema.module.state_dict()) if self.ctx.is_main else {},
         )
 
-    def _conclude(self, epoch: Epoch, pending: PendingEpoch | None = None) -> None:
-        """Scores, records, saves and reports an epoch whose validation is done, or not due.
-
-        ``pending``: the epoch as it was saved without scores; None: it is not saved yet. The run has continued since,
-        so only the files of a pending epoch itself are saved.
-        """
+    def _record(self, epoch: Epoch) -> None:
+        """Scores and records an epoch whose validation is done, or not due."""
         self.results.fill_in(self.ctx, epoch, self.progress, seconds=self.seconds())
         self.call_hooks("record", epoch)
-        self._last_concluded = epoch
-        if pending is None:
-            self.save_epoch(epoch)
-        else:
-            self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
-        self.call_hooks("report", epoch)
+        self._last_recorded = epoch
 
     def _conclude_pending(self, *, saves_last: bool = False) -> Action:
-        """Concludes the pending epoch, if there is one. A signal that ends its validation leaves it pending.
+        """Records, saves and reports the pending epoch, if there is one. A signal that ends its validation leaves it
+        pending.
 
         ``saves_last``: saves the run with its scores at once, because no other epoch ends now.
         """
@@ -354,7 +348,10 @@ class Trainer:
         action = self._follow(self.validator.collect(epoch, is_closing=self.is_closing))
         if action.breaks_off:
             return action
-        self._conclude(epoch, pending)
+        self._record(epoch)
+        # Only its own files: the run itself may be in a later epoch by now.
+        self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
+        self.call_hooks("report", epoch)
         if saves_last:
             self.save_last()
         return action
@@ -400,8 +397,8 @@ class Trainer:
             epoch_batches=len(self.loader),
             images=len(self.loader.samples),
         )
-        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_concluded.number
-        metrics = self._last_concluded.metrics if is_at_end_of_epoch else {}
+        is_at_end_of_epoch = progress.batch == 0 and progress.epoch == self._last_recorded.number
+        metrics = self._last_recorded.metrics if is_at_end_of_epoch else {}
         return CheckpointHeader(
             progress=progress,
             run=conditions,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from engine.commands.detect_files import PredictionsFile, open_results_folder
+from engine.commands.detect_files import DrawnFrame, PredictionsFile, ResultFiles, open_results_folder
+from engine.inference.detection_stream import FrameDetections
+from engine.inference.frames import Frame
 from tests.helpers.messages import refused
 from utils.config.settings import DetectConfig
+from utils.detections import DetectionTable
 from utils.labels import image_ids_of
 
 
@@ -57,3 +61,15 @@ def test_a_source_with_a_link_to_itself_does_not_prevent_the_results(tmp_path: P
     (source / "a.jpg").symlink_to("../out/a.jpg")
     with refused("a.jpg: is in the folder of the results and could be overwritten; choose another"):
         open_results_folder(config)
+
+
+def test_a_webcam_is_no_file_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = DetectConfig(weights="best.pt", source="0", project=".", name=".", exist_ok=True, save_txt=True)
+    files = ResultFiles(open_results_folder(config), ("disc",), config)
+    image = np.zeros((8, 8, 3), np.uint8)
+    frame = Frame("0", image, fps=10.0, is_video=True, is_live=True, sequence="0")
+    nothing = DetectionTable.concatenate([])
+    files.add(DrawnFrame(FrameDetections(frame, nothing, {}), image), nothing)
+    files.close()
+    assert (tmp_path / "webcam0.mp4").is_file()

@@ -269,6 +269,26 @@ def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
     assert not service.ends
 
 
+def test_scores_that_come_after_their_epoch_was_tracked_are_missing(tmp_path, capsys):
+    """The run is resumed with fewer epochs, so that its newest one, which was not validated, becomes the last."""
+    unscored = Epoch(2, {"time": 1.0, "train/box": 0.5})
+    run = Process(tmp_path, MemoryService())
+    run.track(1)
+    run.results.record(run.trainer, unscored)
+    run.tracking.report(run.trainer, unscored)
+    run.tracking.close()
+    assert capsys.readouterr().out == ""
+    process(tmp_path, MemoryService(), [3])
+    assert capsys.readouterr().out == ""
+    service = MemoryService()
+    service.epochs = [1, 2, 3]
+    run = Process(tmp_path, service, 4)
+    run.track(2)
+    run.tracking.close()
+    assert service.epochs == [1, 2, 3]
+    assert capsys.readouterr().out == "warning: Memory has epoch 2 without the scores that results.csv has now\n"
+
+
 def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
     service = MemoryService()
     service.answer.clear()

@@ -103,10 +103,14 @@ def test_the_files_are_those_of_a_run_that_validates_itself(world, alone, tmp_pa
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path, number):
     counts = tmp_path / "scored"
-    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts}") as run:
+    has_ended = tmp_path / "has_ended"
+    hold = f"hold:0:5:{has_ended}"  # in epoch 2, while epoch 1 is validated
+    with Processes(tmp_path / "log.txt", odd=f"{ODD};scored:{counts};{hold}") as run:
         run.ranks(2, *flags(world, tmp_path, "--eval-ranks", "1"))
         run.until(lambda: bool(scorers(counts)))
         os.kill(scorers(counts)[0], number)
+        run.started[1].wait(60)
+        has_ended.touch()
         assert run.codes() == [0, -signal.SIGKILL if number == signal.SIGKILL else 0], run.output()
         run.wait_gone()
         (line,) = [line for line in run.output().splitlines() if line.startswith("warning: --eval-ranks")]

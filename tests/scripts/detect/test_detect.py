@@ -404,10 +404,12 @@ def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights
     assert {name: (folder / name).read_bytes() for name in names_in(folder)} == before
 
 
-def test_a_source_is_never_overwritten(weights, pictures, tmp_path):
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_source_is_never_overwritten(weights, pictures, tmp_path, is_linked):
     folder = tmp_path / "runs" / "exp"
-    shutil.copytree(pictures, folder)
+    shutil.copytree(pictures, folder, copy_function=os.symlink if is_linked else shutil.copy2)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     with refused("runs/exp/a.jpg: is in the folder of the results and could be overwritten; choose another"):
         run(weights, folder, tmp_path, "--exist-ok")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    assert all(path.is_symlink() == is_linked for path in folder.iterdir())
