@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS, Command
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.flags import build_parser, flag_actions, flags_of, shown_name
 from utils.config.other_programs.table import table_of
 from utils.config.parser import parse_command, parse_config
@@ -104,10 +105,10 @@ def test_the_name_of_a_run_may_contain_folders(name):
         ),
         (["--epochs", "many"], "--epochs: must be a whole number, got 'many'\n"),
         (["--label-smoothing", "some"], "--label-smoothing: must be a number, got 'some'\n"),
-        (["--optimizer", "sgd"], "--optimizer: must be one of auto, SGD, Adam, AdamW, Muon, got 'sgd'\n"),
+        (["--amp", "FP16"], "--amp: must be one of auto, off, bf16, fp16, got 'FP16'\n"),
         (
             ["--export", "onnx", "tflite", "coreml"],
-            "--export: must be one of onnx, openvino, torchscript, pt2, ncnn, litert, got 'tflite', 'coreml'\n",
+            f"--export: must be one of {', '.join(EXPORT_FORMATS)}, got 'tflite', 'coreml'\n",
         ),
         (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
