@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Generic
 
 from utils.config.commands import command_of
-from utils.config.flags import build_parser, flag_actions, flag_name, given_values
+from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.settings_file import PREFIX, read_settings_file
-from utils.errors import Mistakes, UserError, all_mistakes
+from utils.errors import Mistakes, all_mistakes
 from utils.schema import DataclassT
 
 
@@ -64,9 +64,6 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     positional = argv[num_flag_words:]  # from ``--`` on, no word is a flag
     if len(positional) == 1:  # nothing follows ``--``, which argparse would report as unrecognized
         positional = []
-    takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
-    if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
-        raise UserError(f"{words[0]}: {build_parser(cls).argument_hint(words[0])}")
     untranslated = Mistakes()
     values = given_values(cls, [*words, *positional], untranslated)
     if not untranslated:
