@@ -35,7 +35,9 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
     for name in _repeated_fields(cls, words):
-        log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
+        value = values[name]
+        shown = " ".join(map(str, value)) if isinstance(value, list) else value
+        log_lines.append(f"{flag_name(name)}: given several times; used: {shown}")
     if log_lines:
         from utils.logger import log_when_configured  # imports logging, which --help does not need
 

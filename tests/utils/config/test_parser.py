@@ -303,6 +303,8 @@ def test_lines_before_there_is_a_log_are_its_first(capsys):
     parse_config(ValConfig, ["--weights", "a.pt", "--img=64", "--weights=b.pt", "--imgsz", "32"])
     lines = ["--weights: given several times; used: b.pt\n", "--imgsz: given several times; used: 32\n"]
     assert capsys.readouterr().out == "".join(lines)
+    parse_config(ExportConfig, ["--weights", "a.pt", "--imgsz", "64", "--imgsz", "640", "480"])
+    assert capsys.readouterr().out == "--imgsz: given several times; used: 640 480\n"
 
 
 def test_advice_never_hides_an_own_flag_and_names_only_existing_flags():
