@@ -242,7 +242,8 @@ def test_the_documentation_names_many_flags_of_both_programs():
         ("val.py", "--task speed --data coco.yaml --weights yolov5s.pt --batch 1", "--task speed: every validation"),
         ("detect.py", "--weights yolov5s.pt --source 0 --conf 0.25 --classes 0 2 --nosave --view-img", ""),
         ("export.py", "--weights yolov5s.pt --include torchscript onnx --imgsz 640 640 --dynamic", ""),
-        ("export.py", "--weights yolov5s.pt --include onnx coreml --simplify", "--include coreml: coremltools has"),
+        ("export.py", "--weights a.pt --include onnx coreml --simplify", "--include coreml: docs/export.md"),
+        ("export.py", "--weights a.pt --format tensorrt", "--format tensorrt: trtexec --onnx=best.onnx"),
         ("export.py", "--weights yolov5s.pt --include onnx --simplify --device 0", ""),
     ],
 )  # fmt: skip
