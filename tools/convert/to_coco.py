@@ -64,9 +64,7 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
 
 
 def _check_paths(source: Path, out: Path) -> None:
-    """Raises UserError unless ``source`` can be read, and ``out`` and its YAML written."""
-    if not source.exists():
-        raise UserError(f"{source}: no such file or folder")
+    """Raises UserError if ``source`` is an archive, or ``out`` and its YAML cannot be written."""
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
     if source.suffix.lower() in ARCHIVES and source.is_file():

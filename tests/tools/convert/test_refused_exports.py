@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,6 +255,11 @@ def test_a_damaged_json_is_named_with_the_line(images):
     (images / "a.json").write_text("{\n")
     with refused("set/a.json:2: malformed JSON (...)"):
         convert(images / "a.json", images.parent / "out.json")
+
+
+def test_a_missing_export_is_named_without_reading_libraries(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tools.convert.to_coco", None)
+    assert error_of(capsys, main, "nowhere", str(tmp_path / "out.json")) == "error: nowhere: no such file or folder"
 
 
 def test_no_folder_of_a_refused_output_is_left(images, tmp_path):
