@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from utils.config.commands import COMMANDS
 from utils.config.flags import first_words, flag_name, words_with_values
 from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.other_programs.table import actions_of, flags_of_known_value, is_flag
+from utils.config.other_programs.table import actions_of, flags_of_known_value, is_flag, same_flag, table, table_of
 from utils.errors import Mistakes, UserError
 from utils.schema import suggestion
 
@@ -30,11 +30,7 @@ def split_yolo_words(command: str, arguments: Sequence[str]) -> tuple[list[str],
         name, separator, _ = argument.partition("=")
         if is_flag(argument):
             words_of_flags.append(argument)
-            action = actions_of(command).get(name)
-            # An unknown flag may take any number of values.
-            num_values_left = math.inf if action is None else _NUM_VALUES[action.nargs]
-            if separator:  # --flag=value
-                num_values_left = 0
+            num_values_left = 0 if separator else _max_values(command, name)
         elif num_values_left:
             words_of_flags.append(argument)
             num_values_left -= 1
@@ -43,6 +39,18 @@ def split_yolo_words(command: str, arguments: Sequence[str]) -> tuple[list[str],
         else:
             words_of_flags.append(argument)
     return words_of_flags, yolo_words
+
+
+def _max_values(command: str, flag: str) -> float:
+    """Returns how many values a flag of ours or of another program takes at most. An unknown flag may take any
+    number."""
+    ours = same_flag(command, flag)
+    if len(ours) > 1:  # the value is part of our words
+        return 0
+    if ours[0] in table_of(command).without_effect:
+        return 1 if flag in table().flags_with_value else 0
+    action = actions_of(command).get(ours[0])
+    return math.inf if action is None else _NUM_VALUES[action.nargs]
 
 
 def flags_of_yolo_words(command: str, words: Sequence[str], mistakes: Mistakes) -> list[str]:
