@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ray.train.context import TrainContext
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if not Path(__file__).resolve().parents[1].joinpath("__init__.py").exists():  # not the installed package
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 if __name__ == "__main__":
     from utils.process.interrupts import exit_on_interrupt
@@ -44,7 +45,7 @@ from utils.process.entrypoint import run_main
 from utils.process.exit_codes import INTERRUPTED, USER_ERROR
 from utils.process.outcome import Outcome
 from utils.process.ports import free_port
-from utils.program import command_prefix
+from utils.program import IS_INSTALLED, command_prefix
 from utils.program_folders import PROJECT
 
 # Files in the run's folder:
@@ -96,7 +97,8 @@ def _connect(address: str | None) -> None:
     cluster answers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nightly versions of Ray send statistics by default
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
-    variables = {"PYTHONPATH": str(PROJECT), "RAY_kill_child_processes_on_worker_exit": "false"}  # lets them save
+    import_folder = PROJECT.parent if IS_INSTALLED else PROJECT
+    variables = {"PYTHONPATH": str(import_folder), "RAY_kill_child_processes_on_worker_exit": "false"}  # lets them save
     try:
         ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=True)
     except (ConnectionError, ValueError) as error:

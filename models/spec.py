@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -141,8 +142,20 @@ def _unknown_model(model: str) -> UserError:
         return UserError(f"--model {model}: is a weights file; to start from it, use {instead}")
     if path.suffix.lower() in (".yaml", ".yml"):
         return UserError(f"{model}: no such file; built-in models have names like yolov8n")
-    hint = suggestion(model.lower(), built_in_models())
+    hint = model_name_hint(model.lower(), built_in_models())
     return UserError(f"--model {model}: unknown model{hint}; known: {', '.join(built_in_models())}, and YAML files")
+
+
+def model_name_hint(name: str, known: Iterable[str]) -> str:
+    """Returns a hint for a misspelled name of a model or its weights; "" if there is none. ``yolov12n`` is of another
+    family than ``yolov8n``, not misspelled."""
+    known = list(known)
+    match = re.fullmatch(r"(.*\d)[a-z]", name)
+    sizes = [other.removeprefix(match[1]) for other in known if match and other.startswith(match[1])]
+    if match and sizes:
+        return f" ({match[1]} has the sizes {', '.join(sizes)})"
+    numbers = re.findall(r"\d+", name)
+    return suggestion(name, [other for other in known if re.findall(r"\d+", other) == numbers])
 
 
 def _load_file(path: Path) -> ModelSpec:

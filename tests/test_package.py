@@ -240,6 +240,7 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
 
 
 HOOKS = """
+import lockstep.launch.ray_train
 import data, engine, models, train, utils
 assert all(module.OWN for module in (data, engine, models, train, utils))
 class Hooks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.open import check_data
 from engine.inference.source_files import check_source
 from engine.run.complete_record import COMPLETE
@@ -41,7 +42,7 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
                 load_spec(config.model)
         with mistakes.collecting():
             if config.weights:
-                check_weights(config.weights)
+                _check_weights(config.weights)
         with mistakes.collecting():
             if has_recipe:
                 read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
@@ -56,7 +57,7 @@ def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), cla
                 check_data(data, splits, classes)
         with mistakes.collecting():
             if weights:
-                check_weights(weights)
+                _check_weights(weights)
 
 
 def check_detection(config: DetectConfig) -> None:
@@ -69,4 +70,14 @@ def check_detection(config: DetectConfig) -> None:
         with mistakes.collecting():
             check_source(config.source)
         with mistakes.collecting():
-            check_weights(config.weights)
+            _check_weights(config.weights)
+
+
+def _check_weights(weights: str) -> None:
+    """Raises UserError for weights that are missing, or a file of another kind, by its suffix."""
+    suffix = Path(weights).suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        raise UserError(f"--weights {weights}: is a YAML; a data set's is for --data, a model's for train.py --model")
+    if suffix in IMAGE_SUFFIXES:
+        raise UserError(f"--weights {weights}: is an image, not weights")
+    check_weights(weights)

@@ -32,8 +32,9 @@ def check_flags(config: ExportConfig) -> None:
         for flag in _flags_of_some_formats(config):
             lacking = [name for name in dict.fromkeys(config.format) if flag in EXPORT_FORMATS[name].unsupported]
             if lacking:
-                others = " or ".join(formats_with(flag))
-                mistakes.add(f"{flag}: not for {' and '.join(lacking)}; use --format {others}")
+                *others, last = formats_with(flag)
+                usable = " or ".join(filter(None, (", ".join(others), last)))
+                mistakes.add(f"{flag}: not for {' and '.join(lacking)}; use --format {usable}")
         if not config.box_voting and config.layout != "end2end":
             mistakes.add(f"--no-box-voting: the layout {config.layout} has no NMS inside; leave it out")
         if config.dynamic and config.batch > 1:

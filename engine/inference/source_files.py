@@ -62,8 +62,11 @@ def list_files(
         _check_suffix(path, source, suffixes)
         return [path], []
     if path.is_dir():
-        files, unread = _select_files(path.iterdir(), suffixes, order)
-        reason = f"no image or video in this folder (use a glob for its subfolders: {source}/**/*)"
+        entries = list(path.iterdir())
+        files, unread = _select_files(entries, suffixes, order)
+        reason = "no image or video in this folder"
+        if any(entry.is_dir() for entry in entries):
+            reason += f" (use a glob for its subfolders: {source}/**/*)"
     elif any(sign in source for sign in "*?["):
         files, unread = _select_files(_matches(path), suffixes, order)
         reason = "the pattern matches no image or video"

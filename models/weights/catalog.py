@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from models.spec import model_name_hint
 from utils.config.other_programs.table import other_task
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.files.url import is_http
 from utils.program_folders import CONFIGS
-from utils.schema import Bounds, Count, build, suggestion
+from utils.schema import Bounds, Count, build
 
 CATALOG = CONFIGS / "weights.yaml"
 UNKNOWN = "unknown"
@@ -54,7 +55,7 @@ def weights_entry(name_or_path: str) -> WeightsEntry:
     other_task_message = other_task(name_or_path)
     if other_task_message:
         raise UserError(other_task_message)
-    hint = suggestion(name, catalog)
+    hint = model_name_hint(name, catalog)
     if not hint and Path(name).suffix:  # another kind of file, such as an exported one
         raise UserError(f"{name_or_path}: no such file")
     hint = hint or f"; public weights: {', '.join(catalog)}"

@@ -18,7 +18,8 @@ PAGE = "docs/extending.md"
 NEW_FILES = [block for block in blocks(PAGE) if block.language == "python"]
 CHANGES = [block for block in blocks(PAGE) if block.language == "diff"]
 COPIED = ("utils", "data", "models", "engine", "configs", "tests/helpers", "tests/__init__.py", "tests/conftest.py")
-CHECKS = "tests/docs/extension_checks.py"
+# Tests of the additions, and a test of the whole code that fails if an addition lacks a file.
+CHECKS = ("tests/docs/extension_checks.py", "tests/utils/config/test_recipes.py")
 
 
 def changed(text: str, change: Block) -> str:
@@ -40,13 +41,14 @@ def changed(text: str, change: Block) -> str:
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the code with all additions."""
     copy = tmp_path_factory.mktemp("extended")
-    for name in (*COPIED, *(path.name for path in ROOT.glob("*.py")), CHECKS):
+    for name in (*COPIED, *(path.name for path in ROOT.glob("*.py")), *CHECKS):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, copy / name)  # with its bytecode, so that most of it need not be compiled
         else:
             shutil.copy(ROOT / name, copy / name)
-    (copy / "tests" / "docs" / "__init__.py").touch()
+    for folder in ("tests/docs", "tests/utils", "tests/utils/config"):
+        (copy / folder / "__init__.py").touch()
     for block in NEW_FILES:
         assert not (copy / block.title).exists(), block
         (copy / block.title).write_text(block.text, encoding="utf-8")
@@ -73,7 +75,7 @@ def test_the_blocks_name_their_files_in_the_text():
 def test_the_additions_work(extended: Path, marker: str):
     environment = {**os.environ, "PYTHONPATH": str(extended)}
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(extended), "-m", marker]
-    command = [python(), "-m", "pytest", *options, CHECKS]
+    command = [python(), "-m", "pytest", *options, *CHECKS]
     done = subprocess.run(command, cwd=extended, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert " passed" in done.stdout

@@ -32,6 +32,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.scripts import SMALL, call, error_of
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
+from utils.config.export_formats import EXPORT_FORMATS
 from utils.files.checkpoint_file import read_checkpoint
 from utils.files.data_location import describe_location
 
@@ -293,15 +294,15 @@ def test_errors_of_the_data_are_reported_once(weights: Path, tmp_path: Path, dat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--format", "onxx"], "--format: must be one of onnx, openvino, torchscript, pt2, ncnn, litert, got 'onxx'"),
+        (["--format", "onxx"], f"--format: must be one of {', '.join(EXPORT_FORMATS)}, got 'onxx'"),
         (["--format", "onnx", "engine"], "--format engine: trtexec --onnx=best.onnx --saveEngine=best.engine makes it"),
         (
             ["--include=mnn", "tflite"],
-            "--include mnn: MNNConvert -f ONNX --modelFile best.onnx --MNNModel best.mnn --bizCode x makes it",
+            '--include mnn: docs/export.md ("Other formats") has a program that makes it from the ONNX file',
         ),
         (["--half", "--int8"], "choose one"),
-        (["--int8", "--format", "pt2"], "--int8: not for pt2; use --format onnx or openvino"),
-        (["--format", "onnx", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx or openvino or "),
+        (["--int8", "--format", "pt2"], "--int8: not for pt2; use --format onnx, openvino or litert"),
+        (["--format", "onnx", "ncnn", "--dynamic"], "--dynamic: not for ncnn; use --format onnx, openvino, "),
         (["--format", "ncnn", "--batch", "2"], "--batch: not for ncnn"),
         (["--format", "ncnn", "--layout", "end2end"], "--layout end2end: not for ncnn"),
         (["--no-box-voting"], "--no-box-voting: the layout raw has no NMS inside"),

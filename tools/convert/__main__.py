@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.config.tool_settings import ConvertConfig
+from utils.errors import UserError
 from utils.logger import configure_logging, get_logger
 from utils.process.entrypoint import run_main
 from utils.run_command import run_command
@@ -27,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _convert(config: ConvertConfig) -> None:
+    if not Path(config.source).exists():
+        raise UserError(f"{config.source}: no such file or folder")
     from tools.convert.to_coco import convert  # imports NumPy and OpenCV, which --help does without
 
     configure_logging(True)

@@ -36,7 +36,9 @@ class SourceImages:
             matches = [path for path, shared in zip(matches, num_shared_folders) if shared == nearest]
         if len(matches) != 1:
             reason = f"{len(matches)} files below {self._root} fit" if matches else self._not_found(name)
-            raise UserError(f"{location}: the image {one_line(name)[:200]!r}: {reason}")
+            image = f"image {one_line(name)[:200]!r}"
+            prefix = location if location.endswith(image) else f"{location}: the {image}"
+            raise UserError(f"{prefix}: {reason}")
         return matches[0]
 
     def _not_found(self, name: str) -> str:

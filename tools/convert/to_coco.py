@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+from data.labels.coco import is_coco
+from data.labels.json_files import load_json
 from data.labels.label_format import first_bytes
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_export
@@ -44,7 +46,6 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     reader = FORMATS[format_name]
     if reader.check is not None:
         reader.check(source, files)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with _all_or_nothing(out.parent, out.stem) as folder:
         annotations = Annotations(source, extracted=folder / out.stem)
         if reader.is_per_image and source.is_dir():
@@ -63,9 +64,7 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
 
 
 def _check_paths(source: Path, out: Path) -> None:
-    """Raises UserError unless ``source`` can be read, and ``out`` and its YAML written."""
-    if not source.exists():
-        raise UserError(f"{source}: no such file or folder")
+    """Raises UserError if ``source`` is an archive, or ``out`` and its YAML cannot be written."""
     if out.suffix.lower() != ".json":
         raise UserError(f"{out}: the output must end in .json")
     if source.suffix.lower() in ARCHIVES and source.is_file():
@@ -105,13 +104,21 @@ def _check_new(path: Path) -> None:
 
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
-    """Yields a temporary folder whose files move to ``folder`` if the block succeeds."""
-    with temporary_folder(folder / stem) as temporary:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            _check_new(folder / path.name)
-        for path in sorted(temporary.iterdir()):  # the YAML last
-            path.rename(folder / path.name)
+    """Yields a temporary folder whose files move to ``folder``, which is created, if the block succeeds."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary_folder(folder / stem) as temporary:
+            yield temporary
+            for path in sorted(temporary.iterdir()):
+                _check_new(folder / path.name)
+            for path in sorted(temporary.iterdir()):  # the YAML last
+                path.rename(folder / path.name)
+    except BaseException:
+        with suppress(OSError):  # another program has written files there
+            for path in created:
+                path.rmdir()
+        raise
 
 
 def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
@@ -132,6 +139,12 @@ def _annotation_files(source: Path, name: str) -> tuple[str, list[Path]]:
         message = first_unread_export(files) or unknown_columns(files)
         if message:
             raise UserError(message)
+        for file in files:
+            if is_coco(first_bytes(file)):
+                instead = "give --data the folder that has it and the images, or a YAML that names it in 'annotations:'"
+                raise UserError(f"{file}: COCO JSON, which {COMMANDS['train'].title} reads as it is; {instead}")
+        if source.suffix.lower() == ".json":
+            load_json(source, "JSON")  # raises UserError if it is malformed
         known = f"no format is recognized{_blank(source)}; formats are {', '.join(FORMATS)}"
         instead = "if the tool that made it writes YOLO txt, COCO JSON or Pascal VOC, export one of these"
         raise UserError(f"{source}: {known}; {instead}")

@@ -11,7 +11,6 @@ import json
 import keyword
 import os
 import re
-import shlex
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -22,7 +21,7 @@ from utils.config.settings import TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
 from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
 
-_MAX_SHOWN_WORDS = 8  # in a message
+_MAX_SHOWN_WORDS = 8  # of `first_words`
 
 
 def flag_name(name: str) -> str:
@@ -48,26 +47,16 @@ class Parser(argparse.ArgumentParser):
 
     def _describe_unknown(self, words: Sequence[str], arguments: Sequence[str]) -> str:
         """Describes an unknown flag with its values, or words that no flag takes."""
-        shown = " ".join(words[:_MAX_SHOWN_WORDS])
-        if len(words) > _MAX_SHOWN_WORDS:
-            shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
-        name, separator, _ = words[0].partition("=")
+        shown = first_words(words)
+        name = words[0].partition("=")[0]
         if name.startswith("-"):
             return shown + self._hint(name)
-        if separator and name.isidentifier():  # as in the yolo command
-            return f"{shown} ({self.argument_hint(words[0])})"
+        flags = [word for word in arguments if word.startswith("-")]
+        flag = next((flag for flag in flags if words[0] in _words_after(flag, arguments)[1:]), "")
         # The shell may have replaced a pattern by matching files.
-        if words[0] in _words_after("--source", arguments)[1:] and os.path.exists(words[0]):
+        if flag == "--source" and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
-        return shown
-
-    def argument_hint(self, word: str) -> str:
-        """Describes how to write an argument of the yolo command, such as ``imgsz=640`` or ``train``, as a flag."""
-        name, _, value = word.partition("=")
-        action = self._option_string_actions.get(flag_name(name))
-        if value and action is not None and action.nargs != 0:
-            return f"settings are flags here; write {flag_name(name)} {shlex.quote(value)}"
-        return "settings are flags here; see docs/migration.md"
+        return f"{shown} ({flag} takes one value)" if flag else shown
 
     def _hint(self, flag: str) -> str:
         """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar. argparse does
@@ -84,9 +73,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message.replace("ignored explicit argument", "takes no value, got"))
 
 
+def first_words(words: Sequence[str]) -> str:
+    """Returns the ``words`` for a message, or the first ones and how many follow."""
+    shown = " ".join(words[:_MAX_SHOWN_WORDS])
+    if len(words) > _MAX_SHOWN_WORDS:
+        shown += f" and {len(words) - _MAX_SHOWN_WORDS} more"
+    return shown
+
+
 def _words_after(flag: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the words between ``flag`` and the next flag, or none if ``flag`` is not among the ``arguments``."""
-    following = arguments[arguments.index(flag) + 1 :] if flag in arguments else []
+    """Returns the words of a command line between ``flag`` and the next flag."""
+    following = arguments[arguments.index(flag) + 1 :]
     return list(itertools.takewhile(lambda word: not word.startswith("-"), following))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any, Generic
 
 from utils.config.commands import command_of
-from utils.config.flags import build_parser, flag_actions, flag_name, given_values
+from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.settings_file import PREFIX, read_settings_file
-from utils.errors import Mistakes, UserError, all_mistakes
+from utils.errors import Mistakes, all_mistakes
 from utils.schema import DataclassT, build
 
 
@@ -35,7 +34,9 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     with all_mistakes() as mistakes:
         words, values, log_lines = _read(cls, argv, mistakes)
     for name in _repeated_fields(cls, words):
-        log_lines.append(f"{flag_name(name)}: given several times; used: {values[name]}")
+        value = values[name]
+        shown = " ".join(map(str, value)) if isinstance(value, list) else value
+        log_lines.append(f"{flag_name(name)}: given several times; used: {shown}")
     if log_lines:
         from utils.logger import log_when_configured  # imports logging, which --help does not need
 
@@ -70,9 +71,6 @@ def _read(cls: type, argv: Sequence[str], mistakes: Mistakes) -> tuple[list[str]
     positional = argv[num_flag_words:]  # from ``--`` on, no word is a flag
     if len(positional) == 1:  # nothing follows ``--``, which argparse would report as unrecognized
         positional = []
-    takes_words = any(field.metadata["positional"] for field in dataclasses.fields(cls))
-    if words and not words[0].startswith("-") and not takes_words:  # as in the yolo command
-        raise UserError(f"{words[0]}: {build_parser(cls).argument_hint(words[0])}")
     untranslated = Mistakes()
     values = given_values(cls, [*words, *positional], untranslated)
     if not untranslated:

@@ -38,7 +38,7 @@ Scope = Literal["result", "recipe", "run", "machine"]
 # Which value a resumed run uses: "stored": its own, unless the command line sets another; "fixed": its own, and
 # another is refused; "current": that of the command line.
 OnResume = Literal["stored", "fixed", "current"]
-DATA_HELP = "data set YAML, the name of one in configs/data, or demo"
+DATA_HELP = "data set YAML, folder of an export, name of a YAML in configs/data, or demo"
 TRUST_HELP = f"open {titles_of_programs()} files; they can run code"
 
 

@@ -183,6 +183,8 @@ def _explain_os_error(error: BaseException) -> str | None:
     if error.errno in DISK_FULL:
         disk = "the disk" if location else "the disk or /dev/shm"
         return f"{location}{disk} is full; free some space or choose another folder"
+    if error.errno == errno.EEXIST and location and os.path.isfile(error.filename):
+        return f"{location}is a file, not a folder; choose another folder"
     return f"{location}{os_reason(error)}; fix that or choose another folder"
 
 

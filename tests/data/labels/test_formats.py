@@ -45,7 +45,7 @@ def test_a_folder_has_the_format_of_its_files(tmp_path, more_formats, files, exp
         ("a.json", '{"images": [{"id": 1}]}', COCO),
         ("a.json", "{}", COCO),
         ("gone.json", None, COCO),
-        ("a.csv", "vectors", None),
+        ("a.vec", "vectors", None),
     ],
 )
 def test_formats_that_share_a_suffix_are_told_apart_by_content(tmp_path, more_formats, name, text, expected):

@@ -31,6 +31,8 @@ RECIPE = "--hyp nowhere: no such recipe or file"
         ("detect", "--source none.jpg --weights none.pt", ["none.jpg: no such file or folder", WEIGHTS]),
         ("export", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("check", "none.yaml --weights none.pt", [DATA, WEIGHTS]),
+        ("train", "--data none.yaml --weights d.yaml", [DATA, "--weights d.yaml: is a YAML; "]),
+        ("detect", "--source none.jpg --weights a.jpg", ["none.jpg: ", "--weights a.jpg: is an image, not weights"]),
         ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
         ("search", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
     ],

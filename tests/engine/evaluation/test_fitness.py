@@ -43,22 +43,10 @@ def test_a_fitness_is_a_metric_or_that_of_a_class(text, expected):
     [
         ("AP:RBD", "--fitness RBD: the data set has no class of this name (did you mean 'RBC'?)"),
         ("AP:9", "--fitness 9: the data set has classes 0 to 3"),
-        (
-            "AP5",
-            "--fitness AP5: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data "
-            "set (did you mean 'AP75'?)",
-        ),
-        (
-            "AP:",
-            "--fitness AP:: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data "
-            "set (did you mean 'AP'?)",
-        ),
-        ("", "--fitness : neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the data set"),
-        (
-            "mAP:RBC",
-            "--fitness mAP:RBC: neither a metric (precision, recall, F1, AP50, AP75, AP) nor a class of the "
-            "data set (did you mean 'RBC'?)",
-        ),
+        ("AP5", "--fitness AP5: neither a metric (...) nor a class of the data set (did you mean 'AP75'?)"),
+        ("AP:", "--fitness AP:: neither a metric (...) nor a class of the data set (did you mean 'AP'?)"),
+        ("", "--fitness : neither a metric (...) nor a class of the data set"),
+        ("mAP:RBC", "--fitness mAP:RBC: neither a metric (...) nor a class of the data set (did you mean 'RBC'?)"),
     ],
 )
 def test_an_unknown_metric_or_class_is_refused(text, message):

@@ -210,7 +210,8 @@ def test_an_address_without_a_server_is_one_line():
             "nowhere.jpg",
             "nowhere.jpg: no such file or folder; a source is an image, folder, glob, video, list, webcam or URL",
         ),
-        ("empty", "empty: no image or video in this folder (use a glob for its subfolders: .../empty/**/*)"),
+        ("empty", "empty: no image or video in this folder"),
+        ("outer", "outer: no image or video in this folder (use a glob for its subfolders: .../outer/**/*)"),
         ("notes.md", "notes.md: '.md' is not the suffix of an image or a video"),
         ("*.png", "*.png: the pattern matches no image or video"),
         ("empty.txt", "empty.txt: the list names no file"),
@@ -236,6 +237,7 @@ def test_an_address_without_a_server_is_one_line():
 )
 def test_mistakes_are_reported_before_anything_is_read(tmp_path, source, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
     save_image(tmp_path / "here.jpg", 3)
     texts = {"notes.md": "x", "empty.txt": "\n", "list.txt": "here.jpg\ngone.png\n", "bad.txt": "notes.md\n"}
     texts["long.txt"] = f"{LONG_NAME}\n"

@@ -142,6 +142,7 @@ def test_unfit_settings_are_one_line(weights, predictor, settings, message, monk
         ),
         (("",), "'': is not a path; give a checkpoint, an exported file, or the name of public weights"),
         ((None,), "None: is not a path; give a checkpoint, an exported file, or the name of public weights"),
+        (("yolov12n.pt",), "yolov12n.pt: neither a file nor the name of public weights; public weights: ..."),
         (("yolov8nn",), "yolov8nn: neither a file nor the name of public weights (did you mean 'yolov8n'?)"),
         (("best.pt", "0,1"), "--device 0,1: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
     ],

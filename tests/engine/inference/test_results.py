@@ -129,7 +129,7 @@ def test_images_are_bgr(result, tmp_path, monkeypatch):
     monkeypatch.setattr(detection_writer.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    with refused("no window can be opened: there is no display; leave out --view-img, or use save()"):
+    with refused("no window can be opened: there is no display; leave out --view-img, ..."):
         result.show()
 
 

@@ -280,7 +280,7 @@ def test_a_written_video_keeps_frames_and_frame_rate(weights, clip, tmp_path, ca
             "yolov8s, yolov8m, yolov8l, yolov8x, yolo11n, yolo11s, yolo11m, yolo11l, yolo11x, yolo26n, "
             "yolo26s, yolo26m, yolo26l, yolo26x",
         ),
-        (["--view-img"], "no window can be opened: there is no display; leave out --view-img, or use save()"),
+        (["--view-img"], "no window can be opened: there is no display; leave out --view-img, ..."),
     ],
 )
 def test_mistakes_are_one_line_and_leave_no_folder(weights, pictures, tmp_path, more, monkeypatch, message):

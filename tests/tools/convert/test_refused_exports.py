@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,8 +135,7 @@ NO_NAME = "is not the name of a class, which is one line of text"
             "annotations.xml",
             "two.png",
             "four.png",
-            ": image 'four.png': the image 'four.png': not found below .../set, where images have names such as "
-            "one.png",
+            ": image 'four.png': not found below .../set, where images have names such as one.png",
         ),
         (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,four", ":2: xmin: expected a number, got 'four'"),
         (write_csv, "_annotations.csv", "64,48,cat,4", "64,48,cat,nan", ":2: xmin: expected a number, got 'nan'"),
@@ -252,6 +252,33 @@ def test_a_folder_that_trains_as_it_is_is_named_with_the_command(images):
     (images / "classes.txt").write_text("cat\n")
     (images / "one.txt").write_text("0 .5 .5 .2 .2\n")
     check_refusal(images, "set: training reads it as it is, without conversion: python train.py --data .../set")
+
+
+def test_a_json_of_coco_needs_no_conversion(images):
+    (images / "a.json").write_text('{"images": [{"id": 1, "file_name": "one.png"}], "annotations": []}')
+    for source in (images, images / "a.json"):
+        with refused("set/a.json: COCO JSON, which train.py reads as it is; give --data the folder that has it..."):
+            convert(source, images.parent / "out.json")
+
+
+def test_a_damaged_json_is_named_with_the_line(images):
+    (images / "a.json").write_text("{\n")
+    with refused("set/a.json:2: malformed JSON (...)"):
+        convert(images / "a.json", images.parent / "out.json")
+
+
+def test_a_missing_export_is_named_without_reading_libraries(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tools.convert.to_coco", None)
+    assert error_of(capsys, main, "nowhere", str(tmp_path / "out.json")) == "error: nowhere: no such file or folder"
+
+
+def test_no_folder_of_a_refused_output_is_left(images, tmp_path):
+    write_cvat(images)
+    (images / "one.png").unlink()
+    (tmp_path / "old").mkdir()
+    with refused("...: image 'one.png': not found below ..."):
+        convert(images, tmp_path / "old" / "new" / "newer" / "out.json")
+    assert list((tmp_path / "old").iterdir()) == []
 
 
 def test_a_polygon_of_yolo_is_no_row_of_kitti(images):

@@ -17,6 +17,7 @@ from utils.config.other_programs.arguments import flags_of_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
+from utils.config.search_settings import KfoldConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.errors import Mistakes, UserError
 
@@ -113,25 +114,68 @@ def test_only_exact_names_are_arguments(name):
         flags_of_argument("train", name, "3")
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, ValConfig, DetectConfig, ExportConfig])
-def test_arguments_of_the_yolo_command_are_refused_with_a_flag_of_the_command(cls):
-    assert "--imgsz" in flag_actions(cls)
-    for arguments in (["detect", "train", "data=d.yaml"], ["epocs=3"], ["train", "--epochs", "3"], ["imgsz="]):
-        message = flag_error(cls, arguments)
-        assert message == f"error: {arguments[0]}: settings are flags here; see docs/migration.md\n"
-    hint = "settings are flags here; write --imgsz 320"
-    assert flag_error(cls, ["imgsz=320", "x=1"]) == f"error: imgsz=320: {hint}\n"
-    assert f"unrecognized arguments: imgsz=320 x=1 ({hint})" in flag_error(cls, ["--offline", "imgsz=320", "x=1"])
+@pytest.mark.parametrize(
+    ("cls", "typed", "advice"),
+    [
+        (TrainConfig, "model=yolov8n.pt data=d.yaml epochs=3", "--weights yolov8n.pt --data d.yaml --epochs 3"),
+        (TrainConfig, "detect train model=yolo11n.yaml lr0=0.1", "--model yolo11n.yaml --set lr0=0.1"),
+        (TrainConfig, "plots=False pretrained=True device=[0,1]", "--noplots --device 0,1"),
+        (TrainConfig, "--data d.yaml imgsz=320 --cos-lr batch=4", "--imgsz 320 --batch 4"),
+        (TrainConfig, "--classes 0 2 --rect cos_lr=True", "--cos-lr"),
+        (TrainConfig, "--quiet imgsz=64 --noval batch=4 --local-rank 0 seed=1", "--imgsz 64 --batch 4 --seed 1"),
+        (TrainConfig, "'data=a b.yaml'", "--data 'a b.yaml'"),
+        (TrainConfig, "model=-a.pt", "--weights=-a.pt"),
+        (KfoldConfig, "model=yolov8n data=d.yaml", "--weights yolov8n --data d.yaml"),
+        (ValConfig, "val model=best.pt half=True", "--weights best.pt --amp fp16"),
+        (DetectConfig, "predict model=a.pt source=b.jpg conf=0.3", "--weights a.pt --source b.jpg --conf 0.3"),
+        (ExportConfig, "model=best.pt format=onnx end2end=False", "--weights best.pt --format onnx --nms"),
+    ],
+)
+def test_words_of_the_yolo_command_are_answered_with_flags_that_work(cls: type, typed: str, advice: str):
+    message = flag_error(cls, shlex.split(typed))
+    assert message.startswith("error: ")
+    assert message.endswith(f": settings are flags here; write {advice}\n")
+    parse_config(cls, shlex.split(advice))
 
 
-def test_only_flags_that_exist_are_suggested_for_arguments():
-    """``lr0=0.1`` was to be written as ``--lr0 0.1``, and ``cos_lr=True`` as ``--cos-lr True``."""
-    for argument in ("lr0=0.1", "foo=3", "cos_lr=True", "imgsz="):
-        message = flag_error(TrainConfig, ["--offline", argument])
-        assert f"{argument} (settings are flags here; see docs/migration.md)" in message
-    assert "(settings are flags here; write --data 'a b.yaml')" in flag_error(
-        TrainConfig, ["--offline", "data=a b.yaml"]
-    )
+@pytest.mark.parametrize(
+    ("cls", "typed", "messages"),
+    [
+        (TrainConfig, "detect train", ["detect train: settings are flags here; leave this out"]),
+        (TrainConfig, "val", ["val: settings are flags here; see docs/migration.md"]),
+        (
+            TrainConfig,
+            "epocs=3",
+            ["epocs=3: settings are flags here (did you mean '--epochs'?); see docs/migration.md"],
+        ),
+        (TrainConfig, "imgsz=", ["imgsz=: its value is empty or has several lines"]),
+        (
+            TrainConfig,
+            "epochs=many foo=1 bar=2 copy_paste=0.1",
+            [
+                "epochs=many: settings are flags here; write --epochs many",
+                "foo=1 bar=2: settings are flags here; see docs/migration.md",
+                "copy_paste=0.1: there is no such augmentation; ...",
+                "--epochs: must be a whole number, got 'many'",
+            ],
+        ),
+        (
+            DetectConfig,
+            "a.jpg b.jpg",
+            [
+                "a.jpg b.jpg: settings are flags here; see docs/migration.md",
+                "the following arguments are required: --weights, --source",
+            ],
+        ),
+    ],
+)
+def test_words_of_the_yolo_command_without_an_equivalent_are_refused(cls: type, typed: str, messages: list[str]):
+    with pytest.raises(UserError) as refusal:
+        parse_config(cls, shlex.split(typed))
+    parts = refusal.value.parts or (str(refusal.value),)
+    assert len(parts) == len(messages)
+    for part, message in zip(parts, messages):
+        assert part == message or (message.endswith("...") and part.startswith(message[:-3]))
 
 
 PROGRAMS = {"train.py": TrainConfig, "val.py": ValConfig, "detect.py": DetectConfig, "export.py": ExportConfig}
@@ -199,7 +243,8 @@ def test_the_documentation_names_many_flags_of_both_programs():
         ("val.py", "--task speed --data coco.yaml --weights yolov5s.pt --batch 1", "--task speed: every validation"),
         ("detect.py", "--weights yolov5s.pt --source 0 --conf 0.25 --classes 0 2 --nosave --view-img", ""),
         ("export.py", "--weights yolov5s.pt --include torchscript onnx --imgsz 640 640 --dynamic", ""),
-        ("export.py", "--weights yolov5s.pt --include onnx coreml --simplify", "--include coreml: coremltools has"),
+        ("export.py", "--weights a.pt --include onnx coreml --simplify", "--include coreml: docs/export.md"),
+        ("export.py", "--weights a.pt --format tensorrt", "--format tensorrt: trtexec --onnx=best.onnx"),
         ("export.py", "--weights yolov5s.pt --include onnx --simplify --device 0", ""),
     ],
 )  # fmt: skip

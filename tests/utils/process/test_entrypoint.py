@@ -57,6 +57,7 @@ def failing(error: BaseException) -> Callable:
             "error: a/b: not a directory; fix that or choose another",
         ),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
+        (OSError(errno.EEXIST, "File exists", __file__), 2, f"error: {__file__}: is a file, not a folder; choose"),
     ],
 )
 def test_each_way_to_end_has_its_exit_code_and_output(error, code, line, capsys, monkeypatch):

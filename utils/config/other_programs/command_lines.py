@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from utils.config.other_programs.table import (
     actions_of,
     flags_of_known_value,
     hyperparameter_of,
+    is_flag,
     normalized,
     same_flag,
     table,
     table_of,
 )
+from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_yolo_words
 from utils.errors import Mistakes, UserError
-
-_IS_FLAG = re.compile(r"-[^\d.]").match  # negative numbers are not flags
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,11 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     | ``--task detect`` | nothing | `_flags_of_argument`: it says what happens anyway |
     | ``--save False`` | nothing, and a mistake with the reason | what it asks for does not exist here |
     | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
+    | ``epochs=3`` | ``--epochs 3``, and a mistake that suggests it | it is a word of the yolo command |
     | ``--epochs 3`` | the same words | it is our flag, or not in the table |
     """
-    words: list[str] = []
+    arguments, yolo_words = split_yolo_words(command, arguments)
+    words = flags_of_yolo_words(command, yolo_words, mistakes)
     log_lines: list[str] = []
     before_flags, *options = _split_options(command, arguments)
     words += before_flags.values
@@ -115,7 +116,7 @@ def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
     """Splits a command line before each flag."""
     options = [_Option(command, [""])]
     for argument in arguments:
-        if _IS_FLAG(argument):
+        if is_flag(argument):
             options.append(_Option(command, [argument]))
         else:
             options[-1].words.append(argument)

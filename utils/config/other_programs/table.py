@@ -111,6 +111,11 @@ def actions_of(command: str) -> dict[str, argparse.Action]:
     return flag_actions(COMMANDS[command].settings)
 
 
+def is_flag(word: str) -> bool:
+    """Returns whether a word of a command line is a flag. Negative numbers are not."""
+    return re.match(r"-[^\d.]", word) is not None
+
+
 def same_flag(command: str, flag: str) -> list[str]:
     """Returns our words for a ``flag`` of another program, or ``flag`` itself if it is not in the table."""
     ours = table_of(command).same_flags.get(flag)
