@@ -94,6 +94,7 @@ class CheckedSplit:
     name: str
     index: DatasetIndex
     parts: tuple[Scan, ...] = ()  # the joined data sets, as `DatasetIndex.origins` numbers them; empty: unknown
+    refusals: tuple[str, ...] = ()  # messages with which training or scoring refuses the split
 
     def box(self, row: int) -> LabelBox:
         """Returns box ``row`` of the split."""

@@ -10,6 +10,7 @@ from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
 NOT_CHECKED = "split that cannot be read"
+REFUSED = "split that is refused"
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
@@ -37,6 +38,7 @@ ADVICE = {
     MISSING_SPLIT: Advice(
         "training refuses the data set as it is", "add the split; for 'val', --val-fraction 0.2 is enough"
     ),
+    REFUSED: Advice("training, or scoring on it, ends with this message", "see the message"),
     NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
     scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),

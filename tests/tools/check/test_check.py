@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
@@ -28,6 +30,7 @@ from tools.check.issue_kinds import (
     MISSING_SPLIT,
     NOT_CHECKED,
     NOT_TRAINED,
+    REFUSED,
     SMALL_OBJECTS,
     TINY,
     TWO_CLASSES,
@@ -93,7 +96,9 @@ def test_findings_of_the_scan(data, capsys):
     (data.root / "labels/train/1.txt").unlink()
     data.image("val/0").write_bytes(b"not an image")
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE}
+    assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE, REFUSED}
+    assert issues[REFUSED]["split"] == "val"
+    assert "1 of 2 images" in issues[REFUSED]["text"]
     assert issues[CLIPPED]["where"] == "labels/train/0.txt:1"
     np.testing.assert_allclose(issues[CLIPPED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
     assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
@@ -114,6 +119,35 @@ def test_a_set_without_labels_or_a_usable_image(data, capsys):
     assert status == 1
     assert "'train' has 4 images and no label file; the first was expected at" in out
     assert "_annotations.csv: CSV is not supported" in out
+
+
+def test_what_training_refuses_is_an_issue(data, capsys):
+    """Without any label file, images are not called background, which training would not take them for."""
+    shutil.rmtree(data.root / "labels")
+    data.image("train/3").write_bytes(b"not an image")
+    issues = issues_of(capsys, data)
+    refused = [issue for issue in issues if issue["kind"] == REFUSED]
+    assert [issue["split"] for issue in refused] == ["train", "train", "val"]
+    assert [issue["kind"] for issue in issues if "background" in issue["text"]] == []
+    for split in ("train", "val"):
+        with pytest.raises(UserError) as trained:
+            load_index(load_dataset_spec(data.yaml), split, IndexSettings(progress=False))
+        assert str(trained.value) in [issue["text"] for issue in refused if issue["split"] == split]
+    shutil.rmtree(data.root / "images/val")
+    out = check(capsys, data.yaml)[1]
+    assert "split that is refused: 2 (training, or scoring on it, ends with this message)" in out
+    assert "warning: " not in out
+    page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
+    assert REFUSED in {row[0] for table in page.tables.values() for row in table}
+
+
+def test_a_training_split_without_objects_is_refused(data, capsys):
+    for name in EVERY_IMAGE:
+        data.write(name, "")
+    refused = [issue for issue in issues_of(capsys, data) if issue["kind"] == REFUSED]
+    assert [issue["split"] for issue in refused] == ["train"]
+    assert "no object" in refused[0]["text"]
+    assert refused[0]["text"].endswith("there is nothing to train on")
 
 
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
