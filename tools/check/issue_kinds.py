@@ -20,7 +20,7 @@ DOUBLED = "doubled box"
 TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
 SMALL_OBJECTS = "small objects"
-UNUSED = "class never used"
+UNUSED = "unused classes"
 NOT_TRAINED = "class without training boxes"
 IMBALANCE = "class balance differs between splits"
 
@@ -85,7 +85,7 @@ ADVICE = {
     SMALL_OBJECTS: Advice(
         "most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"
     ),
-    UNUSED: Advice("the model cannot learn these", "label some, or remove the class from the names"),
+    UNUSED: Advice("the model cannot learn these", "label some, or remove the classes from the names"),
     NOT_TRAINED: Advice(
         "the model cannot learn these, and they are scored", "move images of it into the training split"
     ),
