@@ -254,7 +254,10 @@ def test_json_is_alone_on_standard_output(data, capfd):
 
 def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
-    assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
+    line = error_of(capsys, main, data.yaml, "--split", "test")
+    assert line.endswith("has no 'test' split, only train, val; add 'test: <folder>'")
+    line = error_of(capsys, main, data.yaml, "--split", "vla")  # a YAML cannot have this key
+    assert line.endswith("has no 'vla' split, only train, val (did you mean 'val'?)")
     weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
     assert "the classes of the model and of the data set differ (3 classes against 2)" in line
