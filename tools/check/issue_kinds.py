@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from data.labels import findings as scan_kinds
-from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED
+from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS
 
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
@@ -107,8 +107,8 @@ ADVICE = {
     scan_kinds.NO_LABEL: Advice("training treats these images as background", "label it, or add an empty label file"),
     MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
     SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
-    SWAPPED: Advice("the model is sure of another class", "change the class"),
-    MOVED: Advice("the model is sure of another position or size", "draw the box again"),
+    WRONG_CLASS: Advice("the model is sure of another class", "change the class"),
+    BADLY_PLACED: Advice("the model is sure of another position or size", "draw the box again"),
 }
 
 
