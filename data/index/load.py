@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from data.index.check_split import check_backgrounds, check_losses, check_objects
 from data.index.full_split import LoadedSplit
@@ -27,7 +26,8 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
     return replace(index, origins=None)  # the scans are not kept
 
 
-class CheckScan(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckScan:
     """A split as read by `scan_for_check`."""
 
     index: DatasetIndex

@@ -53,7 +53,8 @@ def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
 
 
 def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
-    return CheckedSplit(split, *scan_for_check(spec, split, IndexSettings(workers=workers)))
+    scanned = scan_for_check(spec, split, IndexSettings(workers=workers))
+    return CheckedSplit(split, scanned.index, scanned.scans, scanned.refusals)
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
