@@ -202,6 +202,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
             "searches for images; plots there would become images of the data set; name another folder",
         ),
         ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes: must be at least 1, got 0"),
+        (["--data"], "unrecognized arguments: --data (has no flag here: python -m tools.shard DATA OUT); ..."),
         ([str(tmp_path / "o"), "--workers", "0"], "--workers: must be at least 1, got 0"),
     ):
         with refused(message):

@@ -262,6 +262,8 @@ def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
     assert "the classes of the model and of the data set differ (3 classes against 2)" in line
     assert not (tmp_path / "runs").exists()
+    line = error_of(capsys, main, "--data", data.yaml)  # the flag of all other commands
+    assert line.endswith("unrecognized arguments: --data (has no flag here: python -m tools.check DATA)")
     for flags, message in (
         ("--min-score 1.5", "--min-score: must be at most 1, got 1.5"),
         ("--min-score nan", "--min-score: must be at least 0, got nan"),
