@@ -36,7 +36,7 @@ def _image_folders(splits: Iterable[Split]) -> Iterator[Path]:
     splits = list(splits)
     for split in splits:
         if isinstance(split, FilesSplit | JsonSplit):
-            yield from (path for path in split.images if path.is_dir())
+            yield from (path for path in split.images if os.path.isdir(path))  # False if access is denied
     for part in joined_parts(splits):
         yield from _image_folders([*part.splits.values(), *part.left_out.values()])
 
