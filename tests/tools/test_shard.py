@@ -261,7 +261,7 @@ def test_a_split_without_images_may_be_left_out(source: Path, tmp_path: Path, is
     out = tmp_path / "out"
     with refused(f"{reason}; or write the other splits alone: --split train val"):
         main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
-    with refused("has no 'tset' split, only train, val, test; add 'tset: <folder>'"):
+    with refused("has no 'tset' split, only train, val, test (did you mean 'test'?)"):
         main([str(source), str(out), "--split", "val", "tset"])
     main([str(source), str(out), "--split", "val", "val", "--cache-dir", str(tmp_path / "cache")])
     assert list(load_dataset_spec(out).splits) == ["val"]
