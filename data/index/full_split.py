@@ -27,7 +27,7 @@ class FullSplit:
     @property
     def has_labels(self) -> bool:
         """Whether any image has a label file. True for shards and joined data sets."""
-        return self.listing is None or any(file.stamp is not None for file in self.listing.labels)
+        return self.listing is None or self.listing.has_labels
 
     def report_note(self) -> str:
         """Returns the path of the scan's report, for messages, or "" if there is none or it contains no problems."""

@@ -260,6 +260,7 @@ class Scan:
     root: Path  # file names are relative to this folder
     source: LabelSource | None  # None for shards, which were scanned when they were written
     findings: Iterable[Finding]  # about all images
+    has_labels: bool = True  # whether any image has a label file
 
 
 def origins_of_scan(count: int) -> np.ndarray:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from utils.config.settings import TrainConfig, ValConfig
 from utils.errors import UserError
-from utils.logger import get_logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class IndexSettings:
     progress: bool = True
     decode_all: bool = False  # decode all images, not only a sample
     use_cache: bool = True  # read and write cache files
-    refuse: bool = True  # raise UserError for a split that a run must not use; if False, log a warning
+    refusals: list[str] | None = None  # collects why a run must not use a split; None: UserErrors say it
 
     @classmethod
     def of_run(cls, config: TrainConfig | ValConfig, *, workers: int, progress: bool = True) -> IndexSettings:
@@ -38,16 +37,16 @@ class IndexSettings:
             progress=progress,
         )
 
-    def for_check(self) -> IndexSettings:
-        """Returns the settings for a check, which reports all problems of a split."""
-        return replace(self, decode_all=True, use_cache=False, refuse=False)
+    def for_check(self, refusals: list[str]) -> IndexSettings:
+        """Returns the settings for a check, which reports all problems of a split, and collects ``refusals``."""
+        return replace(self, decode_all=True, use_cache=False, refusals=refusals)
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """Lets a UserError in the block pass if ``refuse`` is set, else logs it as a warning."""
+        """Lets a UserError in the block pass, or adds its message to ``refusals``."""
         try:
             yield
         except UserError as error:
-            if self.refuse:
+            if self.refusals is None:
                 raise
-            get_logger().warning("%s", error)
+            self.refusals.append(str(error))

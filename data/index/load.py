@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from data.index.check_split import check_backgrounds, check_losses, check_objects
 from data.index.full_split import LoadedSplit
@@ -26,15 +26,23 @@ def load_index(spec: DatasetSpec, split: str, settings: IndexSettings | None = N
     return replace(index, origins=None)  # the scans are not kept
 
 
-def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> tuple[DatasetIndex, tuple[Scan, ...]]:
+@dataclass(frozen=True, slots=True)
+class CheckScan:
+    """A split as read by `scan_for_check`."""
+
+    index: DatasetIndex
+    scans: tuple[Scan, ...]  # in the order of the images
+    refusals: tuple[str, ...]  # messages of `load_index` because of which a run must not use the split
+
+
+def scan_for_check(spec: DatasetSpec, split: str, settings: IndexSettings) -> CheckScan:
     """Scans a split and decodes all of its images, without reading or writing a cache.
 
-    Returns its index, and its scans in the order of the images. Problems of the split as a whole are logged as
-    warnings, except for those that prevent an index and raise UserError: missing data, no image, or names that do not
-    match the labels.
+    Raises UserError for problems that prevent an index: missing data, no image, or names that do not match the labels.
     """
-    loaded = _load(spec, split, settings.for_check())
-    return loaded.used, loaded.full.scans
+    refusals: list[str] = []
+    loaded = _load(spec, split, settings.for_check(refusals))
+    return CheckScan(loaded.used, loaded.full.scans, tuple(refusals))
 
 
 def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit:

@@ -41,7 +41,7 @@ def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> No
     if full.parts or loaded.is_held_out:
         return
     _log_losses(loaded, settings.max_bad, title)
-    if loaded.split == "train" and settings.refuse:  # a check reports the use of each class
+    if loaded.split == "train" and settings.refusals is None:  # a check reports the use of each class
         _warn_about_background_class(loaded.used, loaded.spec)
 
 
@@ -66,8 +66,8 @@ def _log_joining(loaded: LoadedSplit) -> None:
 
 
 def _log_losses(loaded: LoadedSplit, max_bad: float, title: str) -> None:
-    """Logs corrected, misread and lost labels, and unusual files. Misread and lost labels are not repeated if a check
-    has already warned that too much is lost."""
+    """Logs corrected, misread and lost labels, and unusual files. Misread and lost labels are not logged if too much is
+    lost, because the refusal names them."""
     full = loaded.full
     report = full.index.report
     for note in report.notes:

@@ -39,7 +39,7 @@ def read_files(spec: DatasetSpec, split: str, settings: IndexSettings) -> FullSp
         note = ""
         scanned = scan_split(labeled, split, listing, replace(settings, single_cls=single_cls))
         index = scanned.index
-        scans = (Scan(spec, spec.root, scanned.source, scanned.findings),)
+        scans = (Scan(spec, spec.root, scanned.source, scanned.findings, listing.has_labels),)
         if settings.use_cache:
             cache.write(index)
     return FullSplit(

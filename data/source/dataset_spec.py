@@ -17,10 +17,12 @@ from typing import Any
 
 from data.labels.label_format import LabelFormat
 from data.source.missing_data import labels_without_images, moved_data_hint, nearby_paths_hint
+from data.source.yaml_keys import SPLITS
 from utils.config.checks import class_numbers
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
+from utils.schema import suggestion
 from utils.strings import class_key
 
 IGNORE = "ignore"  # value in the YAML's ``classes`` that turns boxes into ignore regions
@@ -43,6 +45,8 @@ class DataSource:
     known_root: str = ""  # the data set's folder in an earlier run, for a relative ``path`` that is not found
     stored_in: str = ""  # checkpoint or exported file that names ``data``, for messages; empty for the command line
     val_images: tuple[str, ...] = ()  # training images that serve as the split "val" if the data set has none
+    output: str = ""  # folder that the command writes, which must not be searched for images; empty: none
+    continues_output: bool = False  # whether it has a run that continues there, with a warning if it is searched
 
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:
@@ -135,12 +139,13 @@ class DatasetSpec:
     listings: dict[str, Path] = field(default_factory=dict)  # files with a copy's listings (--stage), by split
 
     def split(self, name: str) -> Split:
-        """Returns the split ``name``. Raises UserError if the YAML does not have it."""
+        """Returns the split ``name``. Raises UserError if the YAML does not have it; advises to add it if it could."""
         if name not in self.splits:
+            message = f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}"
+            if name not in SPLITS:
+                raise UserError(message + suggestion(name, self.splits))
             hint = f", or {WITHOUT_VAL}" if name == "val" else ""
-            raise UserError(
-                f"{self.source}: has no '{name}' split, only {', '.join(self.splits)}; add '{name}: <folder>'{hint}"
-            )
+            raise UserError(f"{message}; add '{name}: <folder>'{hint}")
         return self.splits[name]
 
     def check_split(self, name: str) -> None:

@@ -14,6 +14,7 @@ from data.source.dataset_spec import DEMO, DatasetSpec, DataSource, class_names
 from data.source.dataset_yaml import load_dataset_spec, read_yaml
 from data.source.missing_data import nearby_paths_hint
 from data.source.missing_splits import warn_of_unused_splits, without_empty
+from data.source.searched_folders import problem_of_output
 from data.source.yaml_paths import YAML_FOLDER
 from utils.config.checks import typed_classes
 from utils.errors import UserError
@@ -65,8 +66,19 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
             get_logger().info("%s", line)
         for split in source.splits:  # report missing data before weights are read
             spec.check_split(split)
+        _check_output(source, spec)
         warn_of_unused_splits(spec, {*source.splits, *source.optional})
     return replace(spec, if_missing=spec.if_missing + stored_note)
+
+
+def _check_output(source: DataSource, spec: DatasetSpec) -> None:
+    """Raises UserError if the folder that the command writes is searched for images of ``spec``. Logs a warning instead
+    if a run continues there."""
+    problem = problem_of_output(Path(source.output), spec) if source.output else ""
+    if problem and source.continues_output:
+        get_logger().warning("%s: %s; move the run to another folder, and continue it there", source.output, problem)
+    elif problem:
+        raise UserError(f"{source.output}: {problem}; name another folder with --project")
 
 
 def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:

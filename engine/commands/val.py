@@ -80,7 +80,14 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         get_logger().info("%s: was trained with --single-cls; all classes count as one", config.weights)
         config = replace(config, single_cls=True)
     classes = tuple(config.classes)
-    source = DataSource(config.data, (config.task,), classes=classes, stage=config.stage, cache_dir=config.cache_dir)
+    source = DataSource(
+        config.data,
+        (config.task,),
+        classes=classes,
+        stage=config.stage,
+        cache_dir=config.cache_dir,
+        output=str(Path(config.project, config.name)),
+    )
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())
     return model, spec, config

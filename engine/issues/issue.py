@@ -17,9 +17,9 @@ from utils.files.paths import path_of, relative_name
 # Kinds of label errors, which need a model.
 MISSING_LABEL = "missing label"
 SPURIOUS = "spurious label"
-SWAPPED = "wrong class"
-MOVED = "badly placed box"
-LABEL_ERRORS = (MISSING_LABEL, SPURIOUS, SWAPPED, MOVED)
+WRONG_CLASS = "wrong class"
+BADLY_PLACED = "badly placed box"
+LABEL_ERRORS = (MISSING_LABEL, SPURIOUS, WRONG_CLASS, BADLY_PLACED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,7 @@ class CheckedSplit:
     name: str
     index: DatasetIndex
     parts: tuple[Scan, ...] = ()  # the joined data sets, as `DatasetIndex.origins` numbers them; empty: unknown
+    refusals: tuple[str, ...] = ()  # messages with which training or scoring refuses the split
 
     def box(self, row: int) -> LabelBox:
         """Returns box ``row`` of the split."""

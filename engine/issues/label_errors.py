@@ -1,13 +1,13 @@
 """Labels that a trained model disagrees with, ranked over a whole split.
 
-There are four kinds: overlooked, swapped and badly located, as in ObjectLab (Tkachenko, Thyagarajan, Mueller 2023), and
-labels where the model detects nothing. A score is the posterior probability of the error, with `ERROR_RATE` as the
-prior. It compares the likelihood of the model's detections if the label is wrong and if it is right; the latter is
-estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021). Scores of different
-kinds are therefore comparable. They are lowered for classes that the model detects poorly, since it contradicts more
-correct labels of these classes than wrong ones. Labels of classes that it hardly detects are not judged at all, nor are
-positions in classes whose boxes it places badly. Some boxes always fit worst, so the prior for positions is estimated
-as well.
+There are four kinds: missing labels, wrong classes and badly placed boxes, as in ObjectLab (Tkachenko, Thyagarajan,
+Mueller 2023), and spurious labels, where the model detects nothing. A score is the posterior probability of the error,
+with `ERROR_RATE` as the prior. It compares the likelihood of the model's detections if the label is wrong and if it is
+right; the latter is estimated from all labels of the class, as in confident learning (Northcutt, Jiang, Chuang 2021).
+Scores of different kinds are therefore comparable. They are lowered for classes that the model detects poorly, since it
+contradicts more correct labels of these classes than wrong ones. Labels of classes that it hardly detects are not
+judged at all, nor are positions in classes whose boxes it places badly. Some boxes always fit worst, so the prior for
+positions is estimated as well.
 
 Legend: D detections, M labels, P pairs of the two, C classes. Boxes are in original pixels.
 """
@@ -21,7 +21,16 @@ import numpy as np
 
 from engine.evaluation.matching import Objects, Pairs, match_by_overlap, overlapping_pairs
 from engine.evaluation.result import EvalResult
-from engine.issues.issue import LABEL_ERRORS, MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue, LabelBox
+from engine.issues.issue import (
+    BADLY_PLACED,
+    LABEL_ERRORS,
+    MISSING_LABEL,
+    SPURIOUS,
+    WRONG_CLASS,
+    CheckedSplit,
+    Issue,
+    LabelBox,
+)
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
@@ -36,7 +45,7 @@ GOOD_AP75 = 0.9  # the same for positions, by AP75, because AP50 says little abo
 FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 MIN_DETECTION_SCORE = 0.01  # even detections with low scores show that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly the order within one
-MIN_MOVED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
+MIN_MISPLACED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
 RATE_STEPS = 100  # iterations of `_estimated_rate`
 MIN_DEVIATION = 0.06  # lower limit of a class's deviation of IoUs: people do not draw boxes more exactly
 MIN_NEIGHBORS = 10  # detections on either side over which precision is averaged
@@ -133,8 +142,8 @@ def _wrong_labels(
     """Returns the most probable error of each label that ``is_examined``, bool (M,), if it scores at least
     ``min_score``."""
     suspicions = {
-        SWAPPED: _suspect_swapped(evidence, trust),
-        MOVED: _suspect_moved(evidence, trust),
+        WRONG_CLASS: _suspect_wrong_class(evidence, trust),
+        BADLY_PLACED: _suspect_badly_placed(evidence, trust),
         SPURIOUS: _suspect_spurious(evidence, trust),
     }
     kinds = list(suspicions)
@@ -155,7 +164,7 @@ class _Suspicion(NamedTuple):
     detection: np.ndarray  # int64 (M,), the correction that the model suggests; -1: none
 
 
-def _suspect_swapped(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
+def _suspect_wrong_class(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     """Compares the best detection of another class on an object with the best one of the label's class. Both classes
     must be trusted."""
     truth, table, pairs, _ = evidence
@@ -172,7 +181,7 @@ def _suspect_swapped(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     return _Suspicion(swapped, other_detection)
 
 
-def _suspect_moved(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
+def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     """Compares how well each label overlaps its detection with how well other labels of the class overlap theirs."""
     truth, table, _, matched = evidence
     count = len(truth.classes)
@@ -269,11 +278,11 @@ def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_R
 
 
 def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
-    """Estimates the rate of errors by expectation maximization, within `MIN_MOVED_RATE` and `ERROR_RATE`. Arguments as
-    in `_posterior`."""
+    """Estimates the rate of errors by expectation maximization, within `MIN_MISPLACED_RATE` and `ERROR_RATE`. Arguments
+    as in `_posterior`."""
     rate = ERROR_RATE
     for _ in range(RATE_STEPS if if_wrong.size else 0):
-        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MOVED_RATE, ERROR_RATE))
+        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MISPLACED_RATE, ERROR_RATE))
     return rate
 
 
@@ -344,8 +353,8 @@ def _description(kind: str, labeled: LabelBox | None, suggestion: LabelBox | Non
     return {
         MISSING_LABEL: f"{name} without a label",
         SPURIOUS: f"{name} where the model sees nothing",
-        SWAPPED: f"{labeled_name} that looks like {name}",
-        MOVED: f"{name} that the model places elsewhere",
+        WRONG_CLASS: f"{labeled_name} that looks like {name}",
+        BADLY_PLACED: f"{name} that the model places elsewhere",
     }[kind]
 
 

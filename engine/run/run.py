@@ -119,7 +119,9 @@ class NewRun(_Plan):
 
     @property
     def data_source(self) -> DataSource:
-        return DataSource.of_training(self.settings.config)
+        config = self.settings.config
+        output = str(self.folder or config.folder)
+        return replace(DataSource.of_training(config), output=output, continues_output=self.folder is not None)
 
     @property
     def existing_folder(self) -> Path | None:
@@ -165,6 +167,7 @@ class ContinuedRun(_Plan):
     @property
     def data_source(self) -> DataSource:
         source = DataSource.of_training(self.settings.config)
+        source = replace(source, output=str(self.folder), continues_output=True)
         if not self.known_root:
             return source
         return replace(source, known_root=self.known_root, stored_in=str(self.started_from.path))

@@ -197,7 +197,12 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     for given, message in (
         ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
         ([str(dangling)], "dangling: exists; remove it, or choose another name"),
+        (
+            [str(tmp_path / "set/images/train/o")],
+            "searches for images; plots there would become images of the data set; name another folder",
+        ),
         ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes: must be at least 1, got 0"),
+        (["--data"], "unrecognized arguments: --data (has no flag here: python -m tools.shard DATA OUT); ..."),
         ([str(tmp_path / "o"), "--workers", "0"], "--workers: must be at least 1, got 0"),
     ):
         with refused(message):
@@ -256,7 +261,7 @@ def test_a_split_without_images_may_be_left_out(source: Path, tmp_path: Path, is
     out = tmp_path / "out"
     with refused(f"{reason}; or write the other splits alone: --split train val"):
         main([str(source), str(out), "--cache-dir", str(tmp_path / "cache")])
-    with refused("has no 'tset' split, only train, val, test; add 'tset: <folder>'"):
+    with refused("has no 'tset' split, only train, val, test (did you mean 'test'?)"):
         main([str(source), str(out), "--split", "val", "tset"])
     main([str(source), str(out), "--split", "val", "val", "--cache-dir", str(tmp_path / "cache")])
     assert list(load_dataset_spec(out).splits) == ["val"]

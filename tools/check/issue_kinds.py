@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from data.labels import findings as scan_kinds
-from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED
+from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS
 
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
 NOT_CHECKED = "split that cannot be read"
+REFUSED = "split that is refused"
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
@@ -19,7 +20,7 @@ DOUBLED = "doubled box"
 TWO_CLASSES = "one box, two classes"
 TINY = "tiny box"
 SMALL_OBJECTS = "small objects"
-UNUSED = "class never used"
+UNUSED = "unused classes"
 NOT_TRAINED = "class without training boxes"
 IMBALANCE = "class balance differs between splits"
 
@@ -37,6 +38,7 @@ ADVICE = {
     MISSING_SPLIT: Advice(
         "training refuses the data set as it is", "add the split; for 'val', --val-fraction 0.2 is enough"
     ),
+    REFUSED: Advice("training, or scoring on it, ends with this message", "see the message"),
     NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
     scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),
@@ -82,7 +84,7 @@ ADVICE = {
     SMALL_OBJECTS: Advice(
         "most models miss objects below two cells of their finest level", "raise --imgsz, or use tiles"
     ),
-    UNUSED: Advice("the model cannot learn these", "label some, or remove the class from the names"),
+    UNUSED: Advice("the model cannot learn these", "label some, or remove the classes from the names"),
     NOT_TRAINED: Advice(
         "the model cannot learn these, and they are scored", "move images of it into the training split"
     ),
@@ -104,8 +106,8 @@ ADVICE = {
     scan_kinds.NO_LABEL: Advice("training treats these images as background", "label it, or add an empty label file"),
     MISSING_LABEL: Advice("the model is sure of an object that is not labeled", "add the label"),
     SPURIOUS: Advice("the model sees no object where there is a label", "delete the label, unless the model is wrong"),
-    SWAPPED: Advice("the model is sure of another class", "change the class"),
-    MOVED: Advice("the model is sure of another position or size", "draw the box again"),
+    WRONG_CLASS: Advice("the model is sure of another class", "change the class"),
+    BADLY_PLACED: Advice("the model is sure of another position or size", "draw the box again"),
 }
 
 

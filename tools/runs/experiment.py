@@ -41,7 +41,13 @@ def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[s
     ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness
     is unknown.
     """
-    source = DataSource(config.data, classes=tuple(config.classes), cache_dir=config.cache_dir)
+    source = DataSource(
+        config.data,
+        classes=tuple(config.classes),
+        cache_dir=config.cache_dir,
+        output=str(config.folder),
+        continues_output=(config.folder / settings_name).exists(),
+    )
     spec = open_data(source, DistributedContext.single())
     names = class_names(spec, config.single_cls)
     fitness = Fitness.parse(config.fitness, names)

@@ -26,6 +26,7 @@ from data.index.load import load_index
 from data.index.read_shards import VERSION
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
+from data.source.searched_folders import problem_of_output
 from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
@@ -77,10 +78,13 @@ def write_set(
         splits: names of the splits to write; empty for all.
         max_bad: see `IndexSettings`.
 
-    Raises UserError like `load_index`, and if ``out`` exists or the disk is too small.
+    Raises UserError like `load_index`, and if ``out`` exists, is searched for images, or the disk is too small.
     """
     if os.path.lexists(out):
         raise UserError(f"{out}: exists; remove it, or choose another name")
+    problem = problem_of_output(out, spec)
+    if problem:
+        raise UserError(f"{out}: {problem}; name another folder")
     settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:

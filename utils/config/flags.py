@@ -59,11 +59,15 @@ class Parser(argparse.ArgumentParser):
         return f"{shown} ({flag} takes one value)" if flag else shown
 
     def _hint(self, flag: str) -> str:
-        """Returns a suggestion for a flag that is misspelled or abbreviated, or "" if no flag is similar. argparse does
-        not recognize a correct flag after ``--``."""
+        """Returns a suggestion for a flag that is misspelled, abbreviated or that of a positional argument, or "" if no
+        flag is similar. argparse does not recognize a correct flag after ``--``."""
         actions = self._option_string_actions
         if flag in actions:
             return " (write flags before '--')"
+        positional = [action for action in self._actions if not action.option_strings]
+        if flag in (flag_name(action.dest) for action in positional):
+            words = " ".join(str(action.metavar) for action in positional)
+            return f" (has no flag here: {self.prog} {words})"
         completions = [known for known in actions if known.startswith(flag)]
         if len({actions[known].dest for known in completions}) == 1:
             return f" (did you mean '{completions[0]}'?)"

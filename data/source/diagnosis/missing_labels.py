@@ -51,7 +51,7 @@ _OTHER_FILES = (
 
 def check_label_files(listing: Listing, spec: DatasetSpec, split: str) -> None:
     """Raises UserError if no image of a split has a label file, with a hint at what the data set contains instead."""
-    if all(file.stamp is None for file in listing.labels):
+    if not listing.has_labels:
         raise UserError(_no_labels_message(listing, spec, split))
 
 

@@ -65,6 +65,11 @@ class Listing:
         labels = [image.label for image in self.all_images if image.status is not ImageStatus.LEFT_OUT]
         return labels if self.label_format.per_image else labels[:1]
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether any image that is used has a label file."""
+        return any(file.stamp is not None for file in self.labels)
+
     @cached_property
     def aliases(self) -> dict[str, NamesOfImage]:
         """The images under their other names, by name; without those that have one."""

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from data.index.index_settings import IndexSettings
-from data.index.load import load_index, scan_for_check
+from data.index.load import CheckScan, load_index, scan_for_check
 from data.source.dataset_yaml import load_dataset_spec
 from engine.issues.issue import CheckedSplit
 from tests.helpers.editable_set import EditableSet
@@ -31,9 +31,10 @@ def settings(tmp_path, **more) -> IndexSettings:
     return IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False, max_bad=0.5, workers=0, **more)
 
 
-def places(index, scans) -> list[str]:
+def places(scanned: CheckScan) -> list[str]:
     """The image of each box, and where its label is."""
-    split = CheckedSplit("train", index, scans)
+    index = scanned.index
+    split = CheckedSplit("train", index, scanned.scans)
     boxes = [split.box(row) for row in range(len(index.classes))]
     return [f"{index.paths[split.image_of(row)]} {box.where}" for row, box in enumerate(boxes)]
 
@@ -43,8 +44,8 @@ def test_a_check_logs_the_notes_also_if_too_much_is_lost(tmp_path, caplog):
     for number, text in enumerate(["", "", "", "0 0.5 0.5 0.2 0.2\nx\ny\n"]):
         (tmp_path / "set" / "labels" / "train" / f"00{number}.txt").write_text(text)
     with caplog.at_level(logging.INFO, "lockstep"):
-        scan_for_check(load_dataset_spec(path), "train", settings(tmp_path))
-    assert "2 of 3 labeled objects can't be used" in caplog.text
+        refusals = scan_for_check(load_dataset_spec(path), "train", settings(tmp_path)).refusals
+    assert ["2 of 3 labeled objects can't be used" in refusal for refusal in refusals] == [True]
     assert "train: 3 of 4 labeled images have no object" in caplog.text
 
 
@@ -53,12 +54,13 @@ def test_boxes_of_a_part_of_the_images_keep_their_places(data, tmp_path, change)
     content = yaml.safe_load(data.yaml.read_text())
     data.yaml.write_text(yaml.safe_dump(content | {"ignore": change.get("ignore", [])}))
     spec = load_dataset_spec(data.yaml).use_classes(change.get("--classes", []))
-    index, scans = scan_for_check(spec, "train", settings(tmp_path, fraction=change.get("fraction", 1.0)))
+    scanned = scan_for_check(spec, "train", settings(tmp_path, fraction=change.get("fraction", 1.0)))
+    index = scanned.index
     assert len(index) < 4
     stems = [image.removesuffix(".png").rpartition("/")[2] for image in index.paths]
     expected_images = np.repeat(stems, np.diff(index.offsets))
     lines = {"ignore": [1, 2], "--classes": [2]}.get(next(iter(change)))
-    for i, place in enumerate(places(index, scans)):
+    for i, place in enumerate(places(scanned)):
         stem = expected_images[i]
         assert place.startswith(f"images/train/{stem}.png labels/train/{stem}.txt:")
         if lines:
@@ -74,10 +76,10 @@ def test_boxes_of_joined_sets_keep_their_places(data, tmp_path):
     other.yaml.write_text(yaml.safe_dump(content))
     (tmp_path / "both.yaml").write_text("train: [set/data.yaml, other/data.yaml]\n")
     spec = load_dataset_spec(tmp_path / "both.yaml").use_classes(["dog"])
-    index, scans = scan_for_check(spec, "train", settings(tmp_path))
+    scanned = scan_for_check(spec, "train", settings(tmp_path))
     images = [f"set/images/train/{i}.png" for i in (0, 2, 3)] + [f"other/images/train/{i}.png" for i in (1, 2, 3)]
-    assert list(index.paths) == images
-    assert places(index, scans) == [
+    assert list(scanned.index.paths) == images
+    assert places(scanned) == [
         f"{image} {image.replace('images', 'labels').replace('.png', '.txt')}:2" for image in images
     ]
 

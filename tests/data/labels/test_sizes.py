@@ -120,7 +120,8 @@ def test_the_box_of_a_finding_is_also_turned_and_scaled(tmp_path, orientation, s
     label = tmp_path / "voc" / "0.xml"
     label.write_text(label.read_text().replace("<name>a</name>", "<name>unknown</name>"))
     (tmp_path / "data.yaml").write_text("train: images\nnames: [a]\nannotations: voc\n")
-    _, (scan,) = scan_for_check(load_dataset_spec(tmp_path / "data.yaml"), "train", IndexSettings(progress=False))
+    spec = load_dataset_spec(tmp_path / "data.yaml")
+    (scan,) = scan_for_check(spec, "train", IndexSettings(progress=False)).scans
     (unknown,) = (finding for finding in scan.findings if finding.kind == UNKNOWN_CLASS)
     np.testing.assert_allclose(unknown.xyxy_px, bright_box(tmp_path / "images" / "0.jpg"), atol=1)
 

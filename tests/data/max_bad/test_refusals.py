@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.data.max_bad.twenty_images import IMAGES, NAMES, change_annotations, 
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.tiny import write_model, write_weights
 from tools.check.__main__ import main as check
+from tools.check.issue_kinds import REFUSED
 from tools.kfold.__main__ import main as kfold
 from tools.search.__main__ import main as search
 from tools.shard.__main__ import main as shard
@@ -25,6 +27,12 @@ from tools.shard.write_shards import write_set
 
 def flags(path: Path, tmp_path: Path) -> list[object]:
     return ["--data", path, *SMALL, "--project", tmp_path / "runs", "--cache-dir", tmp_path / "cache"]
+
+
+def refusals(capsys: pytest.CaptureFixture) -> list[str]:
+    """The issues of this kind that a check has printed."""
+    _, _, issues = capsys.readouterr().out.partition(f"{REFUSED}: ")
+    return list(itertools.takewhile(lambda line: line.startswith("  "), issues.splitlines()[1:]))
 
 
 def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
@@ -42,20 +50,20 @@ def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         call(check, path, "--noplots", "--split", "train")
     assert ended.value.code == 1
-    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 1
-    assert cause in warned[0]
+    assert [cause in line for line in refusals(capsys)] == [True]
 
 
-def test_one_cause_is_one_warning_of_a_check(root, capsys):
+def test_one_cause_is_one_issue_of_a_check(root, capsys):
     path = write_yaml(root, "yolo")
     for label in (root / "labels/train").iterdir():
         label.unlink()
     with pytest.raises(SystemExit):
         call(check, path, "--noplots", "--split", "train")
-    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(warned) == 1
-    assert "has 20 images and no label file" in warned[0]
+    out = capsys.readouterr().out
+    assert out.count("has 20 images and no label file") == 1
+    assert "missing label file: " not in out
+    assert "treats these images as background" not in out
+    assert "warning: " not in out
 
 
 def one_yaml(reader: str, **content: object) -> Callable[[Path], Path]:
@@ -129,8 +137,7 @@ def test_check_and_shard_give_the_same_verdict_for_each_reader(half_lost, tmp_pa
     with pytest.raises(SystemExit) as ended:
         call(check, path, "--noplots", "--split", "train")
     assert ended.value.code == 1
-    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len([line for line in warned if HALF in line]) == 1
+    assert [HALF in line for line in refusals(capsys)] == [True]
     assert f"'train': {HALF}" in error_of(capsys, shard, path, tmp_path / "out")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.evaluation.metrics import score_detections
-from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, CheckedSplit, Issue
+from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, CheckedSplit, Issue
 from engine.issues.label_errors import GOOD_AP50, GOOD_AP75, MIN_AP, find_label_errors, trust_lines
 from tests.helpers.synthetic_index import index_of
 from utils.boxes import xyxy_to_xywh
@@ -92,7 +92,7 @@ def test_a_swapped_class():
     labeled = classes.copy()
     labeled[17] = 1 - labeled[17]
     error = first(errors_in(image, boxes, labeled, table))
-    assert (error.kind, *place(error), error.suggestion.class_id) == (SWAPPED, "2", 5, classes[17])
+    assert (error.kind, *place(error), error.suggestion.class_id) == (WRONG_CLASS, "2", 5, classes[17])
 
 
 @pytest.mark.parametrize("shift", [(30, 0), (30, 30), (-20, 30)])
@@ -101,7 +101,7 @@ def test_a_badly_placed_box(shift):
     moved = boxes.copy()
     moved[17] += [*shift, *shift]
     error = first(errors_in(image, moved, classes, table))
-    assert (error.kind, *place(error), error.suggestion.class_id) == (MOVED, "2", 5, classes[17])
+    assert (error.kind, *place(error), error.suggestion.class_id) == (BADLY_PLACED, "2", 5, classes[17])
     np.testing.assert_allclose(error.suggestion.xyxy_px, boxes[17], atol=8)
 
 
@@ -181,7 +181,7 @@ def test_positions_are_not_judged_by_a_model_that_places_boxes_badly(ap75):
     split = split_of(image, moved, classes)
     (error,) = find_label_errors(split, table, metrics_of(1.0, 1.0), 0.3)
     (weaker,) = find_label_errors(split, table, metrics_of(1.0, 1.0, ap75=[0.9 * GOOD_AP75, 1.0]), 0.3)
-    assert error.kind == weaker.kind == MOVED
+    assert error.kind == weaker.kind == BADLY_PLACED
     assert weaker.score == pytest.approx(0.9 * error.score, abs=1e-4)
     assert find_label_errors(split, table, metrics_of(1.0, 1.0, ap75=[ap75, 1.0]), 0.3) == []
     result = score_detections(split.index.ground_truth(), table, CLASSES)
@@ -206,7 +206,7 @@ def test_few_right_boxes_are_listed_however_few_are_wrong(noise, planted, listed
     moved = boxes.copy()
     moved[wrong] += rng.choice([-25, 25], (planted, 1))
     errors = errors_in(image, moved, classes, table)
-    found = [place(error) for error in errors if error.kind == MOVED and error.score >= 0.3]
+    found = [place(error) for error in errors if error.kind == BADLY_PLACED and error.score >= 0.3]
     assert len(found) <= listed
     places = {(str(image[row]), int(row % 6)) for row in wrong}
     assert len(places & {*found}) >= 0.8 * planted

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
 from data.labels.findings import BAD_IMAGE, CLIPPED, NO_LABEL, ORPHAN
 from data.source.dataset_yaml import load_dataset_spec
 from tests.helpers.editable_set import NAMES, ROWS, EditableSet
@@ -28,6 +30,7 @@ from tools.check.issue_kinds import (
     MISSING_SPLIT,
     NOT_CHECKED,
     NOT_TRAINED,
+    REFUSED,
     SMALL_OBJECTS,
     TINY,
     TWO_CLASSES,
@@ -93,7 +96,9 @@ def test_findings_of_the_scan(data, capsys):
     (data.root / "labels/train/1.txt").unlink()
     data.image("val/0").write_bytes(b"not an image")
     issues = {issue["kind"]: issue for issue in issues_of(capsys, data)}
-    assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE}
+    assert set(issues) == {CLIPPED, NO_LABEL, BAD_IMAGE, REFUSED}
+    assert issues[REFUSED]["split"] == "val"
+    assert "1 of 2 images" in issues[REFUSED]["text"]
     assert issues[CLIPPED]["where"] == "labels/train/0.txt:1"
     np.testing.assert_allclose(issues[CLIPPED]["boxes"][0]["xyxy_px"], [128, 44.8, 176, 83.2])  # as labeled, of 160x128
     assert issues[NO_LABEL]["images"] == ["images/train/1.png"]
@@ -114,6 +119,35 @@ def test_a_set_without_labels_or_a_usable_image(data, capsys):
     assert status == 1
     assert "'train' has 4 images and no label file; the first was expected at" in out
     assert "_annotations.csv: CSV is not supported" in out
+
+
+def test_what_training_refuses_is_an_issue(data, capsys):
+    """Without any label file, images are not called background, which training would not take them for."""
+    shutil.rmtree(data.root / "labels")
+    data.image("train/3").write_bytes(b"not an image")
+    issues = issues_of(capsys, data)
+    refused = [issue for issue in issues if issue["kind"] == REFUSED]
+    assert [issue["split"] for issue in refused] == ["train", "train", "val"]
+    assert [issue["kind"] for issue in issues if "background" in issue["text"]] == []
+    for split in ("train", "val"):
+        with pytest.raises(UserError) as trained:
+            load_index(load_dataset_spec(data.yaml), split, IndexSettings(progress=False))
+        assert str(trained.value) in [issue["text"] for issue in refused if issue["split"] == split]
+    shutil.rmtree(data.root / "images/val")
+    out = check(capsys, data.yaml)[1]
+    assert "split that is refused: 2 (training, or scoring on it, ends with this message)" in out
+    assert "warning: " not in out
+    page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
+    assert REFUSED in {row[0] for table in page.tables.values() for row in table}
+
+
+def test_a_training_split_without_objects_is_refused(data, capsys):
+    for name in EVERY_IMAGE:
+        data.write(name, "")
+    refused = [issue for issue in issues_of(capsys, data) if issue["kind"] == REFUSED]
+    assert [issue["split"] for issue in refused] == ["train"]
+    assert "no object" in refused[0]["text"]
+    assert refused[0]["text"].endswith("there is nothing to train on")
 
 
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
@@ -163,12 +197,12 @@ def test_copies_of_one_image_by_roboflow(data, capsys):
 
 
 def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
-    data.describe([*NAMES, "cow", "hen"])
+    data.describe([*NAMES, "cow", "hen", "pig"])
     data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
-    assert {i["kind"]: i["text"].split(":")[0].split(" ")[0] for i in issues_of(capsys, data)} == {
-        UNUSED: "'cow'",
-        NOT_TRAINED: "'hen'",
-    }
+    unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED)
+    assert (unused["kind"], not_trained["kind"]) == (UNUSED, NOT_TRAINED)
+    assert unused["text"] == "2 of 5 classes without a box in train, val: 2: cow, 4: pig"
+    assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
     rng = np.random.default_rng(9)
     data.describe(NAMES)
     data.write("val/0", ROWS)
@@ -220,11 +254,16 @@ def test_json_is_alone_on_standard_output(data, capfd):
 
 def test_invalid_arguments_are_one_line(data, tmp_path, capsys):
     assert "no such file" in error_of(capsys, main, tmp_path / "none.yaml")
-    assert "has no 'test' split" in error_of(capsys, main, data.yaml, "--split", "test")
+    line = error_of(capsys, main, data.yaml, "--split", "test")
+    assert line.endswith("has no 'test' split, only train, val; add 'test: <folder>'")
+    line = error_of(capsys, main, data.yaml, "--split", "vla")  # a YAML cannot have this key
+    assert line.endswith("has no 'vla' split, only train, val (did you mean 'val'?)")
     weights = write_weights(tmp_path / "other.pt", ["one", "two", "three"])
     line = error_of(capsys, main, data.yaml, "--weights", weights, "--device", "cpu")
     assert "the classes of the model and of the data set differ (3 classes against 2)" in line
     assert not (tmp_path / "runs").exists()
+    line = error_of(capsys, main, "--data", data.yaml)  # the flag of all other commands
+    assert line.endswith("unrecognized arguments: --data (has no flag here: python -m tools.check DATA)")
     for flags, message in (
         ("--min-score 1.5", "--min-score: must be at most 1, got 1.5"),
         ("--min-score nan", "--min-score: must be at least 0, got nan"),
@@ -348,16 +387,16 @@ def test_label_errors_of_an_untrained_model(data, tmp_path, capsys):
     assert data.content() == before
 
 
-@pytest.mark.parametrize("here", [".", "images/train", "labels"])
-def test_the_page_is_not_written_to_the_data_set(data, tmp_path, monkeypatch, here):
-    """If the working folder is in the data set, the page is in the cache folder."""
+@pytest.mark.parametrize("here", ["images/train", "images/val"])
+def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, here):
+    """If the working folder is among the images, the page is in the cache folder."""
     spec = load_dataset_spec(data.yaml)
     before = data.content()
     assert [str(new_folder(spec)) for _ in range(2)] == ["runs/check/exp", "runs/check/exp2"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(data.root / here)
     assert new_folder(spec) == tmp_path / "cache/lockstep/check/exp"
-    with pytest.raises(UserError, match="is in the data set"):
+    with pytest.raises(UserError, match=r"--out page: is in .* searches for images"):
         make_out(spec, Path("page"))
     assert data.content() == before
 
@@ -373,9 +412,8 @@ def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_pa
     monkeypatch.chdir(tmp_path / "project")
     spec = load_dataset_spec(Path("my.yaml"))
     assert str(new_folder(spec)) == "runs/check/exp"
-    for folder in ("images/train/page", "labels/val"):
-        with pytest.raises(UserError, match="is in the data set"):
-            make_out(spec, data.root / folder)
+    with pytest.raises(UserError, match="searches for images"):
+        make_out(spec, data.root / "images/train/page")
     make_out(spec, data.root / "page")
 
 

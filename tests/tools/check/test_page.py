@@ -13,7 +13,7 @@ import pytest
 from data.labels.findings import BAD_IMAGE, CLIPPED, OUTSIDE, UNKNOWN_CLASS
 from data.labels.yolo import parse_yolo
 from data.source.dataset_yaml import load_dataset_spec
-from engine.issues.issue import MISSING_LABEL, MOVED, SPURIOUS, SWAPPED, Issue, LabelBox
+from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLASS, Issue, LabelBox
 from engine.report.gallery import DrawnDetections
 from engine.report.photos import COLORS, Album, PhotoFile, Version
 from tests.helpers.editable_set import EditableSet
@@ -66,8 +66,8 @@ def test_each_image_has_one_card_with_its_issues(data, tmp_path):
     table = {row[0]: [row[1], row[4]] for row in read.tables["Issues by kind"][1:]}
     assert table[BAD_IMAGE] == ["1", "val: 1"]
     assert table[CLIPPED] == ["2", "train: 1; val: 1"]
-    places = {row[2] for row in read.tables["Issues, with their places"][1:]}
-    assert places >= {"labels/train/0.txt:2", "images/val/0.png"}
+    locations = {row[2] for row in read.tables["Issues, with their locations"][1:]}
+    assert locations >= {"labels/train/0.txt:2", "images/val/0.png"}
     assert len(photos_of(read)) == 3
 
 
@@ -144,9 +144,16 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
     errors = [
         Issue(MISSING_LABEL, "dog without a label", "train", image, "", (), 0.9, dog),
         Issue(
-            SWAPPED, "cat that looks like dog", "train", image, cat.where, (cat,), 0.8, LabelBox("dog", 1, cat.xyxy_px)
+            WRONG_CLASS,
+            "cat that looks like dog",
+            "train",
+            image,
+            cat.where,
+            (cat,),
+            0.8,
+            LabelBox("dog", 1, cat.xyxy_px),
         ),
-        Issue(MOVED, "cat that the model places elsewhere", "train", image, cat.where, (cat,), 0.7, better),
+        Issue(BADLY_PLACED, "cat that the model places elsewhere", "train", image, cat.where, (cat,), 0.7, better),
         Issue(SPURIOUS, "cat where the model sees nothing", "train", image, cat.where, (cat,), 0.6),
     ]
     seen = np.array([dog.xyxy_px, better.xyxy_px])
@@ -156,7 +163,7 @@ def test_corrections_are_rows_that_give_the_right_labels(data, tmp_path):
         data, tmp_path / "out", errors, {"train": DrawnDetections(table, 0.5), "val": DrawnDetections(empty, 0.25)}
     )
     assert "with a confidence above 0.500 (train), 0.250 (val) are drawn" in read.sections["Label errors"]
-    assert cards(read, "Label errors") == {MISSING_LABEL: 1, MOVED: 1, SPURIOUS: 1, SWAPPED: 1}
+    assert cards(read, "Label errors") == {MISSING_LABEL: 1, BADLY_PLACED: 1, SPURIOUS: 1, WRONG_CLASS: 1}
     text = read.sections["Label errors"]
     written = (tmp_path / "out" / FILE_NAME).read_text(encoding="utf-8")
     rows = re.findall(r"(?:add|write) <code>(.*?)</code>", written)

@@ -56,8 +56,8 @@ def box_pairs(split: CheckedSplit) -> list[Issue]:
         for first, second, iou in zip(*(array.tolist() for array in pairs)):
             earlier = boxes[first]
             later = boxes[second]
-            place = earlier.where or f"box {earlier.number}"
-            partner = place if kind == DOUBLED else f"{earlier.class_name} in {place}"
+            location = earlier.where or f"box {earlier.number}"
+            partner = location if kind == DOUBLED else f"{earlier.class_name} in {location}"
             message = f"{later.class_name}, IoU {iou:.2f} with {partner}"
             issues.append(split.issue_of(kind, message, int(image[second]), (earlier, later)))
     return sorted(issues, key=lambda issue: (issue.kind, issue.images, *(box.number for box in issue.boxes)))
@@ -90,12 +90,12 @@ def _coinciding(xywh: np.ndarray, image: np.ndarray) -> Iterator[BoxPairs]:
     reach = MAX_SHIFT * w + 1e-6  # for rounding: positions are large with many images
     position = (x - x.min()) + image * (np.ptp(x) + reach.max() + 1)
     order = np.lexsort((y, position))  # then by y, for the rows of a table, which begin at the same x
-    places = np.arange(len(order))
+    rank = np.arange(len(order))
     first = np.searchsorted(position[order], (position - reach)[order])  # the first box that is near enough to each
-    first = np.maximum(first, places - MAX_NEIGHBORS)
-    chunks = np.cumsum(places - first) // COMPARISONS  # number of the chunk in which each box is compared
+    first = np.maximum(first, rank - MAX_NEIGHBORS)
+    chunks = np.cumsum(rank - first) // COMPARISONS  # number of the chunk in which each box is compared
     for start, stop in _runs(chunks):
-        box, neighbor = ragged_ranges(first[start:stop], (places - first)[start:stop])
+        box, neighbor = ragged_ranges(first[start:stop], (rank - first)[start:stop])
         yield _coinciding_of(xywh, order[start + box], order[neighbor])
 
 

@@ -9,14 +9,17 @@ import numpy as np
 
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.issue_kinds import IMBALANCE, NOT_TRAINED, UNUSED
+from utils.strings import counted, listed
 
 # The frequencies of a class in two splits differ if their ratio and the significance of the difference exceed these.
 MIN_RATIO = 2.0
 MIN_DEVIATIONS = 4.0
+MAX_NAMED_CLASSES = 100  # classes shown in a message
 
 
 def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
-    """Reports classes without a box, and classes whose frequency differs between the training split and another one.
+    """Reports the classes without a box, in one issue, and each class whose frequency differs between the training
+    split and another one.
 
     The frequency is the fraction of images with an object of the class, because objects of one image are not
     independent. Two frequencies differ if one is more than `MIN_RATIO` times the other and the two-proportion z-test
@@ -25,10 +28,12 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     names = splits[0].index.names
     counts = [_ClassCounts(split, len(names)) for split in splits]
     total = np.sum([split_counts.boxes for split_counts in counts], axis=0)
-    split_names = ", ".join(split.name for split in splits)
-    issues = [
-        Issue(UNUSED, f"'{names[c]}' (class {c}) has no box in {split_names}") for c in np.flatnonzero(total == 0)
-    ]
+    issues = []
+    unused = [f"{c}: {names[c]}" for c in np.flatnonzero(total == 0)]
+    if unused:
+        split_names = ", ".join(split.name for split in splits)
+        count = f"{len(unused):,} of {counted(len(names), 'class')}"
+        issues.append(Issue(UNUSED, f"{count} without a box in {split_names}: {listed(unused, MAX_NAMED_CLASSES)}"))
     train = next((split_counts for split_counts in counts if split_counts.split == "train"), None)
     for other in counts:
         if train is not None and other is not train:

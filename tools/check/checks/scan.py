@@ -1,16 +1,18 @@
-"""Scans the splits of a data set, and reports missing splits, and the scan's findings in their files."""
+"""Scans the splits of a data set, and reports missing and refused splits, and the scan's findings in their files."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from data.index.index import Scan
 from data.index.index_settings import IndexSettings
 from data.index.load import scan_for_check
-from data.labels.findings import UNKNOWN_CLASS, Finding
+from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
-from tools.check.issue_kinds import MISSING_SPLIT, NOT_CHECKED
+from tools.check.issue_kinds import MISSING_SPLIT, NOT_CHECKED, REFUSED
 from utils.errors import UserError
 
 
@@ -45,8 +47,14 @@ def missing_splits(spec: DatasetSpec) -> list[Issue]:
     return issues
 
 
+def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
+    """Returns an issue for each message with which training or scoring refuses one of ``splits``."""
+    return [Issue(REFUSED, refusal, split.name) for split in splits for refusal in split.refusals]
+
+
 def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
-    return CheckedSplit(split, *scan_for_check(spec, split, IndexSettings(workers=workers)))
+    scanned = scan_for_check(spec, split, IndexSettings(workers=workers))
+    return CheckedSplit(split, scanned.index, scanned.scans, scanned.refusals)
 
 
 def scan_issues(split: CheckedSplit) -> list[Issue]:
@@ -56,9 +64,14 @@ def scan_issues(split: CheckedSplit) -> list[Issue]:
 
 
 def _issues_of(split: CheckedSplit, part: Scan) -> list[Issue]:
-    """Converts the findings in a part of a split to issues; findings in shards name no images."""
+    """Converts the findings in a part of a split to issues; findings in shards name no images.
+
+    If no image has a label file, the split is refused, and the missing label files are one mistake, not one per image.
+    """
     issues = []
     for finding in part.findings:
+        if finding.kind == NO_LABEL and not part.has_labels:
+            continue
         location = split.relative(part, finding.where)
         images: tuple[str, ...] = ()
         if part.source is not None and finding.image >= 0:

@@ -75,8 +75,8 @@ class IssueGalleries(Galleries):
         messages = list(dict.fromkeys(f"{issue.kind}: {issue.text}" for issue in issues))
         if len(messages) > MAX_TEXTS_PER_CARD:
             messages[MAX_TEXTS_PER_CARD:] = [f"... and {len(messages) - MAX_TEXTS_PER_CARD} more"]
-        places = list(dict.fromkeys(issue.where or name for issue in issues))[:MAX_TEXTS_PER_CARD]
-        return Card(pictures, Markup("<br>").join(messages), f"{split}: {', '.join(places)}", issues[0].kind)
+        locations = list(dict.fromkeys(issue.where or name for issue in issues))[:MAX_TEXTS_PER_CARD]
+        return Card(pictures, Markup("<br>").join(messages), f"{split}: {', '.join(locations)}", issues[0].kind)
 
     def _pictures(
         self, issues: Sequence[Issue], source: PhotoFile, rows: np.ndarray, album: Album

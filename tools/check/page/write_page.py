@@ -117,10 +117,10 @@ def _issues_table(kinds: Mapping[str, Sequence[Issue]]) -> page.HtmlTable:
     rows: list[tuple[str | float | None, ...]] = []
     for kind, group in kinds.items():
         for issue in group[:max_per_kind]:
-            place = page.code(issue.where or next(iter(issue.images), ""))
-            rows.append((kind, _splits_of(issue), place, issue.text, issue.score))
+            location = page.code(issue.where or next(iter(issue.images), ""))
+            rows.append((kind, _splits_of(issue), location, issue.text, issue.score))
     is_complete = len(rows) == sum(map(len, kinds.values()))
-    caption = "Issues, with their places" if is_complete else f"Of each kind at most {max_per_kind}"
+    caption = "Issues, with their locations" if is_complete else f"Of each kind at most {max_per_kind}"
     return page.HtmlTable(("issue", "split", "where", "what", "probability"), rows, caption)
 
 
