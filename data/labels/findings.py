@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Kinds of findings. Kinds that leave out the image:
-BAD_IMAGE = "unreadable image"
+# Kinds of findings. Kinds that leave out an image when the files of a split are listed:
 MISSING_IMAGE = "missing image"
 BAD_LISTED = "bad row of a list"
+UNREAD_LABELS = "labels that are not read"
+# Kinds that leave out an image when it is scanned (`IMAGE_LOST`) or, for the first two, listed:
+BAD_IMAGE = "unreadable image"
 BAD_LABEL = "unusable label file"
 SIZE = "size mismatch"
-UNREAD_LABELS = "labels that are not read"
 # Kinds that leave out the row, and the image if none of its rows is usable:
 BAD_ROW = "bad row"
 UNKNOWN_CLASS = "unknown class"
@@ -46,7 +47,7 @@ MISREAD = "probably misread"  # of the split as a whole
 
 COUNTED_EARLIER = "counted as lost in an earlier split"  # consequence of what may be of several splits
 
-IMAGE_LOST = frozenset({BAD_IMAGE, MISSING_IMAGE, BAD_LABEL, SIZE})
+IMAGE_LOST = frozenset({BAD_IMAGE, BAD_LABEL, SIZE})
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})
 
 

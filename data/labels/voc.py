@@ -24,6 +24,7 @@ from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.schema import suggestion
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
+_SIDE = re.compile(r"0*([1-9]\d{0,8})(?:\.0*)?", re.ASCII)  # some tools write a float
 _BOX_TAGS = ("bndbox", "xmin")  # an element with either child has a box
 
 
@@ -34,19 +35,23 @@ def parse_voc(data: bytes, class_ids: Mapping[str, int] | None) -> RawLabels:
     class indices by name; None if every object is of class 0. Raises LabelFileError for other files.
     """
     root = _parse(data)
-    size = [root.findtext(f"size/{side}", "").strip() for side in ("height", "width")]
-    is_known = all(side.isdecimal() and len(side) < 10 and int(side) for side in size)  # some tools write zeros
-    size_hw = (int(size[0]), int(size[1])) if is_known else None
     elements = list(_boxed(root))
     lines = [int(element.attrib[LINE]) for element in elements]
     have_own_lines = len(set(lines)) == len(lines)
-    labels = RawLabels([], [], size_hw, root.findtext("filename", "").strip(), is_by_line=have_own_lines)
+    labels = RawLabels([], [], _size_hw(root), root.findtext("filename", "").strip(), is_by_line=have_own_lines)
     for element, row_number in zip(elements, lines if have_own_lines else itertools.count(1)):
         if element.tag == "object":
             labels.add(_parse_object(element, row_number, class_ids))
         else:
             labels.add(RowProblem(row_number, BAD_ROW, f"<{element.tag}> with a box where VOC has <object>"))
     return labels
+
+
+def _size_hw(root: ElementTree.Element) -> tuple[int, int] | None:
+    """Returns the image size that a file states; None if it states none, or what no image can have: some tools write
+    zeros."""
+    height, width = (_SIDE.fullmatch(root.findtext(f"size/{side}", "").strip()) for side in ("height", "width"))
+    return (int(height[1]), int(width[1])) if height and width else None
 
 
 def object_names(data: bytes) -> set[str]:

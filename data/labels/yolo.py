@@ -123,44 +123,51 @@ def _not_numbers(fields: list[str], line: int) -> RowProblem:
 
 
 def _check_no_keypoints(files: list[LabelFile], root: Path) -> None:
-    """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``.
-
-    Rows of keypoints all have the same length. Visibilities are 0, 1 or 2, and no polygon has the coordinate 2 or an
-    even number of fields. Without visibilities, all points are in the box given by the first two, and the second, the
-    size of the box, is usually far from the other points, unlike a corner of a polygon.
-    """
+    """Raises UserError if the rows are boxes with keypoints, ``class cx cy w h x1 y1 v1 ...`` or without ``v``."""
     existing = [file for file in files if file.stamp and file.stamp.size]
     rows = _sampled_rows(existing[:: len(existing) // _SAMPLED + 1], root)
-    if rows is None or rows.shape[1] < 7 or not np.isfinite(rows).all():
+    size = _keypoint_size(rows)
+    if not size:
         return
-    count, num_fields = rows.shape
-    num_extra = num_fields - 5
-    visibility = rows[:, 7::3]
-    has_visibilities = num_extra % 3 == 0 and np.isin(visibility, (0, 1, 2)).all()
-    if has_visibilities and (num_extra % 2 or (visibility == 2).any()):
-        size = 3
-    elif num_extra % 2 == 0 and count >= _MIN_KEYPOINT_ROWS and _are_keypoints(rows[:, 1:].reshape(count, -1, 2)):
-        size = 2
-    else:
-        return
-    keypoints = counted(num_extra // size, "keypoint")
+    num_fields = rows.shape[1]
+    keypoints = counted((num_fields - 5) // size, "keypoint")
     raise UserError(
         f"{path_of(existing[0].name, root)}: each row has {num_fields} fields, a box and {keypoints} of {size} "
         "numbers; only bounding boxes are supported: keep the first 5 fields of each row"
     )
 
 
-def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray | None:
-    """Returns the numbers of all rows in ``files``, float64 (R, F), or None if there are no rows or rows of different
-    lengths, as in polygons or a mixture of polygons and boxes."""
+def _sampled_rows(files: list[LabelFile], root: Path) -> np.ndarray:
+    """Returns the numbers of all rows in ``files``, float64 (R, F). Returns an empty array, (0, 0), if their lengths
+    differ, as in polygons or a mixture of polygons and boxes."""
     rows: list[list[float]] = []
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # the scan reports what is wrong with the file
             text = read_regular(path_of(file.name, root), max_bytes=MAX_BYTES).decode("utf-8-sig")
             rows += [[float(field) for field in row.split()] for row in text.splitlines() if row.strip()]
         if len({len(row) for row in rows}) > 1:
-            return None
-    return np.array(rows) if rows else None
+            return np.zeros((0, 0))
+    return np.array(rows) if rows else np.zeros((0, 0))
+
+
+def _keypoint_size(rows: np.ndarray) -> int:
+    """Returns the numbers per keypoint of rows, float64 (R, F): 3 with visibilities, 2 without, 0 for other rows.
+
+    Visibilities are 0, 1 or 2, and no polygon has the coordinate 2 or an even number of fields. Without visibilities,
+    all points are in the box given by the first two, and the second, the size of the box, is usually far from the other
+    points, unlike a corner of a polygon.
+    """
+    count, num_fields = rows.shape
+    if num_fields < 7 or not np.isfinite(rows).all():
+        return 0
+    num_extra = num_fields - 5
+    visibility = rows[:, 7::3]
+    has_visibilities = num_extra % 3 == 0 and np.isin(visibility, (0, 1, 2)).all()
+    if has_visibilities and (num_extra % 2 or (visibility == 2).any()):
+        return 3
+    if num_extra % 2 == 0 and count >= _MIN_KEYPOINT_ROWS and _are_keypoints(rows[:, 1:].reshape(count, -1, 2)):
+        return 2
+    return 0
 
 
 def _are_keypoints(points: np.ndarray) -> bool:

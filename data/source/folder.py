@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.source.diagnosis.other_exports import first_unread_export
 from data.source.folder_labels import find_labels, has_yolo_rows
-from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of
+from data.source.folder_splits import IMAGE_FOLDERS, find_splits, images_in, split_of, split_parents
 from data.source.missing_data import labels_without_images
 from data.source.yaml_keys import CLASS_KEYS, SPLITS
 from data.source.yaml_paths import is_yaml, resolve_root
@@ -129,9 +129,9 @@ def _has_names_only(content: Any, yaml: Path, folder: Path) -> bool:
 def _unused_folders(folder: Path, used: Collection[Path]) -> list[str]:
     """Returns the unused folders of images next to the split folders, relative to ``folder``."""
     unused: list[str] = []
-    for parent in (folder, folder / "images"):
+    for parent in split_parents(folder):
         has_split_folders = any(parent in path.parents for path in used if path.is_dir())
-        if not has_split_folders or not parent.is_dir():
+        if not has_split_folders:
             continue
         for path in sorted(parent.iterdir()):
             if not _is_known_folder(path, used) and _has_images(path):

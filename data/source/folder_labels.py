@@ -20,6 +20,7 @@ from utils.files.safe_io import read_regular, read_text
 _NAME_LISTS = ("_darknet.labels", "classes.txt", "obj.names", "labels.txt", "*.names")
 _CATEGORIES = re.compile(r'"categories"\s*:\s*\[')
 _IMAGES = re.compile(r'"images"\s*:\s*\[\s*\{')  # absent from Label Studio's notes.json
+_ANY_XML = "*.[xX][mM][lL]"
 _FILE_NAME = re.compile(r'"file_name"\s*:\s*"(?:[^"]*[/\\])?([^"/\\]+)"')
 _MAX_JSON_BYTES = 1 << 32
 _MAX_NOTES_BYTES = 1 << 26
@@ -103,7 +104,8 @@ def _json_candidates(folder: Path, split: str, images: Path) -> list[list[Path]]
         nearby = sorted(images.parent.glob("*.json"))
     nearby = [path for path in nearby if _split_in(path) in (split, "")]
     nearby.sort(key=lambda path: _split_in(path) != split)  # files that name the split first
-    in_folder = [*sorted((folder / "annotations").glob("*.json")), *sorted(folder.glob("*.json"))]
+    folders = (folder / "annotations", folder / "Annotations", folder)
+    in_folder = [path for searched in folders for path in sorted(searched.glob("*.json"))]
     of_split = [path for path in in_folder if _split_in(path) == split]
     of_no_split = [path for path in in_folder if _split_in(path) == ""]
     return [nearby, of_split, of_no_split]
@@ -148,15 +150,16 @@ def _voc_folder(folder: Path, images: Path) -> Path | None:
         images.parent / "Annotations",
         folder / "annotations" / images.name,
         folder / "annotations",
+        folder / "Annotations" / images.name,
         folder / "Annotations",
         images.parent / "labels",  # FiftyOne's
         folder / "labels" / images.name,
     )
-    return next((path for path in candidates if any(is_voc(first_bytes(file)) for file in path.glob("*.xml"))), None)
+    return next((path for path in candidates if any(is_voc(first_bytes(file)) for file in path.glob(_ANY_XML))), None)
 
 
 def _voc_names(folders: Iterable[Path]) -> list[str]:
-    files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob("*.xml"))]
+    files = [path for folder in dict.fromkeys(folders) for path in sorted(folder.glob(_ANY_XML))]
     names: set[str] = set()
     for path in files:
         with contextlib.suppress(OSError):  # the scan reports files that cannot be read

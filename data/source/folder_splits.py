@@ -8,7 +8,7 @@ from pathlib import Path
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from utils.errors import UserError
 
-IMAGE_FOLDERS = ("images", "JPEGImages", "data")  # the last is FiftyOne's
+IMAGE_FOLDERS = ("images", "Images", "JPEGImages", "data")  # the last is FiftyOne's
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 
 
@@ -24,13 +24,16 @@ def find_splits(folder: Path) -> dict[str, Path]:
     return {split: splits[split] for split in ("train", "val", "test") if split in splits}
 
 
+def split_parents(folder: Path) -> list[Path]:
+    """Returns the existing folders in which folders may be named after splits: ``folder`` and its image folders."""
+    return [parent for parent in (folder, folder / "images", folder / "Images") if parent.is_dir()]
+
+
 def _split_folders(folder: Path) -> dict[str, Path]:
     """Returns the image folders that are named after splits. Raises UserError if two belong to the same split."""
     splits: dict[str, Path] = {}
-    for base in (folder, folder / "images"):
-        if not base.is_dir():
-            continue
-        for path in sorted(base.iterdir()):
+    for parent in split_parents(folder):
+        for path in sorted(parent.iterdir()):
             split = split_of(path.name)
             if not split or not path.is_dir():
                 continue

@@ -56,7 +56,7 @@ def split_keys(values: dict[Any, Any], path: Path) -> tuple[dict[str, Any], list
             raise UserError(f"{path}: '{key}' declares {_KEYS_OF_OTHER_TASKS[key]}")
         elif key == "task":
             lines += _task_lines(value, path)
-        elif key in _SYNONYMS and _SYNONYMS[key] not in values:
+        elif key in _SYNONYMS and _SYNONYMS[key] not in values and _SYNONYMS[key] not in used:
             used[_SYNONYMS[key]] = value
         elif isinstance(key, int | float) and not isinstance(key, bool):
             raise UserError(f"{path}: unknown key '{key}'; lines 'number: name' belong under 'names:', indented")

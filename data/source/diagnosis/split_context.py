@@ -154,9 +154,16 @@ class SplitContext:
         for name in listed:
             if name == first_of_own_images:
                 splits.append(self.own)
-            elif name in others and self._shares_labels(name):
-                splits += self._labels_of(listed[name], name)
+            elif name in self._names_of_others:
+                splits += self._labels_of(name)
         return splits
+
+    @cached_property
+    def _names_of_others(self) -> list[str]:
+        """The names of the `others`, and of those that are empty or missing."""
+        listed = self._spec.listed_splits
+        others = splits_with_other_images(self._spec, self._split)
+        return [name for name in others if self._shares_labels(name) and _format_per_image(listed[name]) is not None]
 
     def tells_split(self, stem: str) -> bool:
         """Returns whether the loose stem of a label file tells the split of its image: no two splits have different
@@ -171,10 +178,7 @@ class SplitContext:
     def _common_stems(self) -> set[str] | None:
         """The loose stems that different images of several splits have, such as "cover". None if no stem tells the
         split, because too many are common, or because a split has no images or is missing."""
-        others = splits_with_other_images(self._spec, self._split)
-        formats = [_format_per_image(self._spec.listed_splits[name]) for name in others if self._shares_labels(name)]
-        num_empty = sum(each is not None for each in formats) - len(self.others)
-        if num_empty or self._missing_entries:
+        if len(self.others) < len(self._names_of_others) or self._missing_entries:
             return None
         names_of_splits = [labels.names for labels in self.splits]
         stems_of_splits = [set(map(_loose_stem_of, names)) for names in names_of_splits]
@@ -263,11 +267,11 @@ class SplitContext:
                 entries.setdefault(self.own.candidates.folders.first_name(folder), entry)
         return entries
 
-    def _labels_of(self, other: ListedSplit, name: str) -> list[SplitLabels]:
-        """Returns the labels of another split, or nothing if it names no image, or has one label file for all."""
+    def _labels_of(self, name: str) -> list[SplitLabels]:
+        """Returns the labels of one of the `_names_of_others`, or nothing if it names no image."""
+        other = self._spec.listed_splits[name]
         label_format = _format_per_image(other)
-        if label_format is None:
-            return []
+        assert label_format is not None
         images = find_images_leniently(self._spec, name, self.own.candidates.folders)
         if not images.images and not images.missing:
             return []

@@ -3,9 +3,8 @@ and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
 objects. Splits may share folders of label files. Each file is therefore compared with the images of all of them, in the
-same way whichever split is read. Of the splits to which it may belong, its objects are lost in one, see
-`split_to_charge`. A file that another split uses is none of this split's; of any other, the first of `_EXPLANATIONS`
-that applies says what is reported.
+same way whichever split is read. A file that another split uses is none of this split's; of any other, the first of
+`_EXPLANATIONS` that applies says to which splits it may belong. One of them is charged with it (`split_to_charge`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import NamedTuple
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, SHARED_LABEL, Finding
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import SplitContext, split_to_charge
+from data.source.diagnosis.split_context import SplitContext, SplitLabels, split_to_charge
 from data.source.diagnosis.unread_labels import unread_labels
 from data.source.diagnosis.unused_file import ImagesOfSplits, UnusedFile
 from data.source.listing.candidate_files import Candidate
@@ -36,13 +35,17 @@ NO_DIAGNOSIS = Diagnosis([], {})  # for a split with exactly one label file per 
 
 
 class _Explanation(NamedTuple):
-    """What this split reports of an unused label file."""
+    """Why a label file is not used, and what the split that is read reports about it. It need not report a file for
+    which the finding is None."""
 
-    finding: Finding | None = None  # None if it need not report the file
-    unlabeled: Sequence[ListedImage] = ()  # the images that it leaves out because of the file
+    splits: Sequence[SplitLabels] = ()  # to which the file may belong; one of them is charged with it
+    if_charged: Finding | None = None  # the finding if this is the split that is read
+    if_not_charged: Finding | None = None  # the finding if it is another one
+    loses_objects: bool = False  # whether the charged split loses the file's objects
+    unlabeled: Sequence[ListedImage] = ()  # images that the split leaves out because of the file
 
 
-_NOT_REPORTED = _Explanation()
+_IGNORED = _Explanation()
 
 
 def diagnose_labels(context: SplitContext) -> Diagnosis:
@@ -50,11 +53,13 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
     found = context.own.found
     findings: list[Finding] = []
     reasons: dict[str, Finding] = {}
-    for file in _unused_files(context):
-        finding, unlabeled = _explain(UnusedFile(file, context))
+    for candidate in _unused_files(context):
+        file = UnusedFile(candidate, context)
+        explanation = _explain(file)
+        finding = _finding(explanation, file)
         if finding is None:
             continue
-        left_out = [image.name for image in unlabeled if image.name not in reasons]
+        left_out = [image.name for image in explanation.unlabeled if image.name not in reasons]
         if left_out and found.is_any_labeled:  # else they are backgrounds
             finding = finding._replace(lost_images=len(left_out))
         findings.append(finding)
@@ -99,7 +104,17 @@ def _explain(file: UnusedFile) -> _Explanation:
         explanation = explain(file)
         if explanation is not None:
             return explanation
-    return _NOT_REPORTED
+    return _IGNORED
+
+
+def _finding(explanation: _Explanation, file: UnusedFile) -> Finding | None:
+    """Returns what the split that is read reports about an unused label file, or None if it need not report it."""
+    if not explanation.splits or split_to_charge(explanation.splits) is not file.own:
+        return explanation.if_not_charged
+    finding = explanation.if_charged
+    if finding is not None and explanation.loses_objects:
+        return finding._replace(lost_objects=file.num_objects)
+    return finding
 
 
 # Explanations: each returns None if it does not apply to the file.
@@ -108,7 +123,7 @@ def _explain(file: UnusedFile) -> _Explanation:
 def _copy(file: UnusedFile) -> _Explanation | None:
     """Its image uses a copy of the file: it is ignored."""
     labeled = file.existing_in(file.own, ImageStatus.LABELED)
-    return _NOT_REPORTED if any(map(file.has_labels_of, labeled)) else None
+    return _IGNORED if any(map(file.has_labels_of, labeled)) else None
 
 
 def _unlabeled_image(file: UnusedFile) -> _Explanation | None:
@@ -124,7 +139,7 @@ def _second_labels(file: UnusedFile) -> _Explanation | None:
     if not labeled:
         return None
     message = f"{labeled[0].name} uses {labeled[0].label.name} instead; remove one of the two"
-    return _Explanation(Finding(file.name, SECOND_LABEL, message))
+    return _Explanation([file.own], Finding(file.name, SECOND_LABEL, message))
 
 
 def _existing_image(file: UnusedFile) -> _Explanation | None:
@@ -137,12 +152,10 @@ def _existing_image(file: UnusedFile) -> _Explanation | None:
         image in labels.image_of_name for labels in file.context.splits for image in file.existing_images
     )
     if is_in_a_split or os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-        return _NOT_REPORTED
+        return _IGNORED
     image_folder = os.path.dirname(path_of(name, file.own.candidates.folders.root))
     splits = [labels for labels in file.context.splits if image_folder in labels.image_folders(file.folder)]
-    if split_to_charge(splits) is not file.own:
-        return _NOT_REPORTED
-    return _Explanation(_without_image(file, f"{name} is of an unsupported kind"))
+    return _without_image(splits, file, f"{name} is of an unsupported kind")
 
 
 def _missing_image_of_list(file: UnusedFile) -> _Explanation | None:
@@ -151,11 +164,14 @@ def _missing_image_of_list(file: UnusedFile) -> _Explanation | None:
     splits = [labels for labels in file.context.splits if labels.missing_image(file.folder, file.stems_of_image)]
     if not splits:
         return None
-    loser = split_to_charge(splits)
-    message = f"{loser.missing_image(file.folder, file.stems_of_image)}, which a list names, is missing"
-    if loser is file.own:
-        return _Explanation(Finding(file.name, ORPHAN, message, lost_objects=file.num_objects))
-    return _NOT_REPORTED if loser.found.images else _Explanation(Finding(file.name, IMAGE_ELSEWHERE, message))
+    message = f"{splits[0].missing_image(file.folder, file.stems_of_image)}, which a list names, is missing"
+    has_images = any(labels.found.images for labels in splits)
+    return _Explanation(
+        splits,
+        if_charged=Finding(file.name, ORPHAN, message),
+        if_not_charged=None if has_images else Finding(file.name, IMAGE_ELSEWHERE, message),
+        loses_objects=True,
+    )
 
 
 def _similar_unlabeled_image(file: UnusedFile) -> _Explanation | None:
@@ -168,17 +184,16 @@ def _labeled_namesake(file: UnusedFile) -> _Explanation | None:
     label file of the image, unless it is a copy or the folder belongs to a missing folder alone."""
     if not file.labeled_namesakes:
         return None
-    is_copy = any(map(file.has_labels_of, file.labeled_namesakes))
-    if is_copy or split_to_charge(file.owner.splits) is not file.own:
-        return _NOT_REPORTED
+    if any(map(file.has_labels_of, file.labeled_namesakes)):
+        return _IGNORED
     image = file.labeled_namesakes[0].name
     message = f"is named like {image}, which has labels elsewhere; remove one of the two{_hint_at_unnamed_split(file)}"
-    return _Explanation(Finding(file.name, SECOND_LABEL, message))
+    return _Explanation(file.owner.splits, Finding(file.name, SECOND_LABEL, message))
 
 
 def _image_of_no_split(file: UnusedFile) -> _Explanation | None:
     """It is named like an image of no split: it is ignored."""
-    return _NOT_REPORTED if file.is_of_image_outside else None
+    return _IGNORED if file.is_of_image_outside else None
 
 
 def _missing_split(file: UnusedFile) -> _Explanation | None:
@@ -188,20 +203,20 @@ def _missing_split(file: UnusedFile) -> _Explanation | None:
         return None
     place = "listed in" if missing.suffix.lower() == ".txt" else "in"
     message = f"its image may be {place} {missing}, which is empty or missing"
-    return _Explanation(Finding(file.name, IMAGE_ELSEWHERE, message))
+    return _Explanation([file.own], Finding(file.name, IMAGE_ELSEWHERE, message))
 
 
 def _lost(file: UnusedFile) -> _Explanation | None:
     """Its folder belongs to splits: it is lost in one of them."""
     splits = file.owner.splits
-    if not splits or split_to_charge(splits) is not file.own:
+    if not splits:
         return None
     remedy = "rename it like its image, or remove it"
     namesake = file.background_of_other_split
     if namesake is not None:
         rename = f"if it labels {namesake.name}, a background of another split, rename it to {namesake.label.name}"
         remedy = f"{rename}; else {remedy}"
-    return _Explanation(_without_image(file, f"belongs to no image; {remedy}{_hint_at_unnamed_split(file)}"))
+    return _without_image(splits, file, f"belongs to no image; {remedy}{_hint_at_unnamed_split(file)}")
 
 
 _EXPLANATIONS = (
@@ -220,24 +235,19 @@ _EXPLANATIONS = (
 )
 
 
-# Findings
+# Parts of explanations
 
 
 def _leaving_out(images_of: ImagesOfSplits, file: UnusedFile) -> _Explanation:
     """Explains a file that may label the unlabeled images ``images_of`` splits: each leaves out its own, and one of
     them loses the objects."""
     if file.own not in images_of:
-        return _NOT_REPORTED
+        return _IGNORED
     unlabeled = images_of[file.own]
     first = unlabeled[0]
     rename = f"if it labels {first.name}, which is left out, rename it to {first.label.name}"
-    finding = Finding(
-        where=file.name,
-        kind=ORPHAN,
-        text=f"belongs to no image; {rename}{_hint_at_unnamed_split(file)}",
-        lost_objects=file.num_objects if split_to_charge(list(images_of)) is file.own else 0,
-    )
-    return _Explanation(finding, unlabeled)
+    finding = Finding(file.name, ORPHAN, f"belongs to no image; {rename}{_hint_at_unnamed_split(file)}")
+    return _Explanation(list(images_of), finding, finding, loses_objects=True, unlabeled=unlabeled)
 
 
 def _hint_at_unnamed_split(file: UnusedFile) -> str:
@@ -251,20 +261,15 @@ def _hint_at_unnamed_split(file: UnusedFile) -> str:
     return f"; if {folder} has the labels of another split, name this split in the YAML"
 
 
-def _without_image(file: UnusedFile, message: str) -> Finding:
-    """Returns the finding about a label file whose image no split has.
+def _without_image(splits: Sequence[SplitLabels], file: UnusedFile, message: str) -> _Explanation:
+    """Explains a file of ``splits`` whose image none of them has.
 
-    It counts as one lost image. If the split names only lists, nothing is lost, because the folder may contain the
-    labels of many other images.
+    It counts as one lost image. If the split that is charged names only lists, nothing is lost, because the folder may
+    contain the labels of many other images.
     """
     is_lost = bool(file.own.folders)
-    return Finding(
-        where=file.name,
-        kind=ORPHAN,
-        text=message,
-        lost_images=int(is_lost),
-        lost_objects=file.num_objects if is_lost else 0,
-    )
+    finding = Finding(file.name, ORPHAN, message, lost_images=int(is_lost))
+    return _Explanation(splits, finding, loses_objects=is_lost)
 
 
 def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:

@@ -187,7 +187,9 @@ def test_voc_objects_are_parsed():
     raw = parse_voc(voc(("b", 10, 20, 30, 60), ("a", "1.5", 2, 3, 4)), {"a": 0, "b": 1})
     assert raw.size_hw == (100, 200)
     assert raw.rows == [(1, 10, 20, 30, 60, 800, 0, 3, 0), (0, 1.5, 2, 3, 4, 3, 0, 6, 0)]
-    assert parse_voc(voc(size=(0, 0)), {}).size_hw is None
+    assert parse_voc(voc(size=("100.0", "200.")), {}).size_hw == (100, 200)
+    for size in [(0, 0), (100, 0), (-100, 200), ("100.5", 200), (10**20, 200), ("100,0", 200), ("", "")]:
+        assert parse_voc(voc(size=size), {}).size_hw is None
     assert parse_voc(voc(("zebra", 1, 1, 2, 2)), None).rows[0][0] == 0
 
 

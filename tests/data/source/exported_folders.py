@@ -183,10 +183,26 @@ def ultralytics(source: Path, folder: Path) -> None:
     (folder / "data.yaml").write_text("train: ../train/images\nval: ../valid/images\nnames: [light, dark]\n")
 
 
+def capital_yolo(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "Images" / "{}", folder / "Labels" / "{}", ".txt")
+    (folder / "classes.txt").write_text("light\ndark\n")
+
+
+def capital_coco(source: Path, folder: Path) -> None:
+    coco_2017(source, folder)
+    (folder / "annotations").rename(folder / "Annotations")
+
+
+def capital_voc(source: Path, folder: Path) -> None:
+    copy_set(source, folder / "Images" / "{}", folder / "Annotations" / "{}", ".xml")
+    for path in folder.glob("Annotations/*/*"):
+        path.rename(path.with_suffix(".XML"))
+
+
 EXPORTS = [
     roboflow_coco, coco_2017, coco_of_two_tasks, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, fiftyone_voc,
     darknet, cvat_yolo, label_img,
-    ultralytics, supervision, two_names_of_one_folder,
+    ultralytics, supervision, two_names_of_one_folder, capital_yolo, capital_coco, capital_voc,
 ]  # fmt: skip
 
 

@@ -415,6 +415,11 @@ def test_the_number_of_classes_is_also_checked_under_other_names(tmp_path, key):
     assert load_dataset_spec(path).notes == (f"{path}: not used: {key}",)
 
 
+def test_only_the_first_of_two_other_names_of_a_key_is_used(tmp_path):
+    path = write(tmp_path, f"{BODY}num_classes: 2\nn_classes: 3\n")
+    assert load_dataset_spec(path).notes == (f"{path}: not used: n_classes",)
+
+
 def test_names_without_an_indent_and_a_list_of_classes_are_named(tmp_path):
     with pytest.raises(UserError, match="unknown key '0'; lines 'number: name' belong under 'names:', indented"):
         load_dataset_spec(write(tmp_path, "train: t\nnames:\n0: a\n1: b\n"))
