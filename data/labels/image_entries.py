@@ -76,7 +76,7 @@ class MatchedEntries(NamedTuple):
     are_of_earlier: bool  # whether an earlier split has images in the file
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _InexactEntry:
     """An entry whose file name is not used literally, and all that the file name tells."""
 
@@ -128,7 +128,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     image_of_entry = [(entry, images[i]) for i, entry in entry_of.items()]
     image_of_entry += [(other.entry, other.image) for other in inexact if other.image]
     plausible = inexact
-    if _do_names_repeat(image_of_entry, in_other_folders):
+    if in_other_folders and _do_names_repeat(image_of_entry, in_other_folders):
         plausible = [other for other in inexact if other not in in_other_folders]
     by_name = _match_by_name(plausible, taken=entry_of)
     entry_of |= {i: used.entry for i, used in by_name.items()}
@@ -282,8 +282,9 @@ def _do_names_repeat(
     split_folders = {other.image.split_folder for other in in_other_folders if other.image}
     folders_of_name: dict[str, set[str]] = {}
     for entry, image in image_of_entry:
-        if entry.folder in other_folders or image.split_folder in split_folders:
-            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(entry.folder)
+        folder = entry.folder
+        if folder in other_folders or image.split_folder in split_folders:
+            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(folder)
     names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
     num_repeated = sum(len(folders_of_name[name]) > 1 for name in names_there)
     return num_repeated > max(1, _MAX_REPEATED_SHARE * len(names_there))
