@@ -12,7 +12,7 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from data.labels.image_names import ImageNames, common_folders, num_folders
+from data.labels.image_names import ImageNames, common_folders, loose, num_folders
 from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
@@ -295,7 +295,7 @@ def _match_by_name(inexact: Iterable[_InexactEntry], taken: Container[ImageNumbe
 
     If an image has several entries, the one whose folders agree best is chosen, then one with annotations, then the one
     with the fewest folders: a file of several splits may name images of another split with the same file names in
-    another folder.
+    another folder. If entries of different folders fit equally, and none names the folder of the split, none is used.
 
     Args:
         inexact: entries without a literal name.
@@ -305,12 +305,30 @@ def _match_by_name(inexact: Iterable[_InexactEntry], taken: Container[ImageNumbe
     for other in inexact:
         if other.image and other.matches[0] not in taken:
             rivals_of.setdefault(other.matches[0], []).append(other)
-    return {image: max(rivals, key=_preference) for image, rivals in rivals_of.items()}
+    used = {}
+    for image, rivals in rivals_of.items():
+        best = rivals[0]
+        if len(rivals) > 1:
+            best = max(rivals, key=_preference)
+            if any(_is_as_likely(other, best) for other in rivals):
+                continue
+        used[image] = best
+    return used
 
 
 def _preference(other: _InexactEntry) -> tuple[int, bool, int]:
     """Returns how well an entry fits its image, compared with other entries of the image."""
     return other.agreement, other.entry.num_labeled > 0, -other.entry.file_name.count("/")
+
+
+def _is_as_likely(other: _InexactEntry, best: _InexactEntry) -> bool:
+    """Returns whether ``other`` fits their image as well as ``best``, but has other folders and other labels."""
+    return (
+        not best.names_split_folder
+        and _preference(other) == _preference(best)
+        and loose(other.entry.folder) != loose(best.entry.folder)
+        and not _have_same_labels(other.entry, best.entry)
+    )
 
 
 def _unmatched(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> UnmatchedEntry:
