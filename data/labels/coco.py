@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from utils.files.paths import path_of
 
 _MAX = 1e300  # larger numbers count as infinite
 _MAX_SIDE = 2**32  # pixels; no format of images stores a larger one
-_FIRST_LIST = re.compile(rb'"(annotations|images|categories|licenses)"\s*:\s*\[\s*\{')
+_IMAGES = re.compile(rb'"(annotations|images)"\s*:\s*\[\s*\{')
+_BEFORE_IMAGES = re.compile(rb'"(categories|licenses)"\s*:\s*\[\s*\{')
 _NUMBERS_OF_BOX = 8  # length of a polygon with four corners
 _COMPARED = 6  # numbers at each end of a polygon that distinguish it from others
 
@@ -141,8 +143,20 @@ def _read(request: LabelRequest) -> LabelSource:
 
 def is_coco(head: bytes) -> bool:
     """Returns whether a file that begins with ``head`` seems to be a COCO JSON. Long lists of licenses and categories
-    may come before the images, as in Roboflow's exports."""
-    return _FIRST_LIST.search(head) is not None
+    may come before the images, as in Roboflow's exports. A whole file without images is none, such as the notes.json
+    that Label Studio writes next to YOLO txt."""
+    if _IMAGES.search(head):
+        return True
+    return _BEFORE_IMAGES.search(head) is not None and not _is_whole_json(head)
+
+
+def _is_whole_json(head: bytes) -> bool:
+    """Returns whether ``head`` is a JSON document that has its end."""
+    try:
+        json.loads(head)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 _FILES = LabelFiles(suffix=".json", is_labels=is_coco, advice="if it is COCO's, add 'annotations: {entry}' to the YAML")

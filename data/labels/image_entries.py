@@ -6,21 +6,20 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 from operator import attrgetter
-from typing import NamedTuple, NewType, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from data.labels.image_names import ImageNames, common_folders
+from data.labels.image_names import ImageNames, common_folders, loose, num_folders
 from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
 from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
-from data.split_files import ImageFile
+from data.split_files import ImageFile, OtherImages
 
 ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
 _MAX_REPEATED_SHARE = 0.01  # of the names in other folders, see `_do_names_repeat`
-EntryNumber = NewType("EntryNumber", int)  # position among the entries of the label file
 
 
 class ImageEntry(NamedTuple):
@@ -34,6 +33,16 @@ class ImageEntry(NamedTuple):
     def num_labeled(self) -> int:
         """Number of annotations, usable or not."""
         return self.labels.num_labeled
+
+    @property
+    def normal_name(self) -> str:
+        """The file name as a path without "." and "..", to be compared with the names of images."""
+        return os.path.normpath(self.file_name)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the file name, "" if it has none."""
+        return os.path.dirname(self.normal_name)
 
 
 class UnmatchedReason(Enum):
@@ -67,20 +76,27 @@ class MatchedEntries(NamedTuple):
     are_of_earlier: bool  # whether an earlier split has images in the file
 
 
-class _EntryWithoutImage(NamedTuple):
-    """An entry that is used for no image of any split."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class _InexactEntry:
+    """An entry whose file name is not used literally, and all that the file name tells."""
 
     entry: ImageEntry
     matches: tuple[ImageNumber, ...]  # images that it matches by name
     image: KnownImage | None  # the only one of these, if it is one
-    used_entry: ImageEntry | None  # the entry that is used for ``image``, if there is one
+    agreement: int  # number of last folders that the file name has in common with ``image``
+    num_own_folders: int  # folders of the file name besides those that all file names have in common
+    place: Place  # where its image would be, if no split has it
+
+    @property
+    def names_split_folder(self) -> bool:
+        """Whether the folders in common reach up to the folder of the split that has ``image``."""
+        return self.image is not None and self.agreement > self.image.num_subfolders
 
     @property
     def is_literal(self) -> bool:
-        """Whether the file name is literally that of ``image``."""
-        file_name = os.path.normpath(self.entry.file_name)
+        """Whether the file name is literally that of ``image``, which then has another entry."""
         names = self.image.names if self.image else ()
-        return any(file_name in (file.name, file.name_in_split) for file in names)
+        return any(self.entry.normal_name in (file.name, file.name_in_split) for file in names)
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
@@ -102,59 +118,62 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
       same name here, test is another folder.
     """
     images = _images_of_splits(request)
-    names = ImageNames([file.name for file in image.names] for image in images)
-    outer_folders = common_folders(entry.file_name for entry in entries)
     literal = _match_literally(entries, images)
+    entry_of = {i: entries[number] for i, number in literal.items()}
     with_literal_name = set(literal.values())
-    matches_of = {
-        EntryNumber(number): names.find(entry.file_name, outer_folders)
-        for number, entry in enumerate(entries)
-        if number not in with_literal_name
-    }
-    places = ImagePlaces(images, request.others, outer_folders)
-    in_other_folders = _in_other_folders(entries, matches_of, images, names, places, literal)
-    plausible = matches_of
-    if _do_names_repeat(entries, matches_of, images, literal, in_other_folders):
-        plausible = {number: matches for number, matches in matches_of.items() if number not in in_other_folders}
-    by_name = _match_by_name(entries, plausible, names, taken=literal)
-    entry_of = literal | by_name
+    reader = _NameReader(images, request.others, entries)
+    inexact = [reader.read(entry) for number, entry in enumerate(entries) if number not in with_literal_name]
 
-    with_image = set(entry_of.values())
-    rest = [
-        _EntryWithoutImage(
-            entry=entries[number],
-            matches=matches,
-            image=images[matches[0]] if len(matches) == 1 else None,
-            used_entry=entries[entry_of[matches[0]]] if len(matches) == 1 and matches[0] in entry_of else None,
-        )
-        for number, matches in matches_of.items()
-        if number not in with_image
-    ]
-    of_this = {i: number for i, number in entry_of.items() if SplitOrder.THIS in images[i].splits}
+    in_other_folders = _in_other_folders(inexact, literal=[images[i] for i in entry_of])
+    image_of_entry = [(entry, images[i]) for i, entry in entry_of.items()]
+    image_of_entry += [(other.entry, other.image) for other in inexact if other.image]
+    plausible = inexact
+    if in_other_folders and _do_names_repeat(image_of_entry, in_other_folders):
+        plausible = [other for other in inexact if other not in in_other_folders]
+    by_name = _match_by_name(plausible, taken=entry_of)
+    entry_of |= {i: used.entry for i, used in by_name.items()}
+
+    used_by_name = set(by_name.values())
+    of_this = [i for i in entry_of if SplitOrder.THIS in images[i].splits]
     return MatchedEntries(
-        entry_of={i: entries[number] for i, number in of_this.items()},
-        in_other_folders=sorted(i for i, number in of_this.items() if number in in_other_folders),
-        unmatched=[_unmatched(without_image, places, names) for without_image in rest],
+        entry_of={i: entry_of[i] for i in of_this},
+        in_other_folders=sorted(i for i in of_this if i in by_name and by_name[i] in in_other_folders),
+        unmatched=[
+            _unmatched(other, used_entry=entry_of.get(other.matches[0]) if other.image else None, names=reader.names)
+            for other in inexact
+            if other not in used_by_name
+        ],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
 
 
-def _unmatched(without_image: _EntryWithoutImage, places: ImagePlaces, names: ImageNames) -> UnmatchedEntry:
-    """Returns an entry without an image, with the reason. ``names``: names of all images."""
-    file_name = without_image.entry.file_name
-    place = places.closest(file_name, without_image.matches)
-    reason = _reason(without_image, place)
-    is_of_no_split = reason is UnmatchedReason.NO_SPLIT
-    text = "" if is_of_no_split else _reason_text(without_image, names)
-    if reason is UnmatchedReason.THIS_SPLIT and not place.has_its_folders and places.has_own_folders(file_name):
-        folder = os.path.dirname(file_name)
-        text += f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
-    return UnmatchedEntry(
-        entry=without_image.entry,
-        reason=reason,
-        needs_folders=bool(without_image.matches) and not without_image.is_literal and not is_of_no_split,
-        text=text,
-    )
+class _NameReader:
+    """Reads the file names of entries: which images they match, and where their image would be.
+
+    Args:
+        images: images of all splits with this label file.
+        others: other places.
+        entries: all entries of the label file.
+    """
+
+    def __init__(self, images: Sequence[KnownImage], others: OtherImages, entries: Sequence[ImageEntry]) -> None:
+        self.names = ImageNames([file.name for file in image.names] for image in images)
+        self._images = images
+        self._outer_folders = common_folders(entry.file_name for entry in entries)
+        self._places = ImagePlaces(images, others, self._outer_folders)
+
+    def read(self, entry: ImageEntry) -> _InexactEntry:
+        """Returns what the file name of ``entry`` tells."""
+        matches = self.names.find(entry.file_name, self._outer_folders)
+        is_found = len(matches) == 1
+        return _InexactEntry(
+            entry=entry,
+            matches=matches,
+            image=self._images[matches[0]] if is_found else None,
+            agreement=self.names.agreement(entry.file_name, matches[0]) if is_found else 0,
+            num_own_folders=num_folders(entry.file_name) - len(self._outer_folders),
+            place=self._places.closest(entry.file_name, matches),
+        )
 
 
 def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
@@ -177,9 +196,9 @@ def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
     return list(images.values())
 
 
-def _match_literally(entries: Sequence[ImageEntry], images: Sequence[KnownImage]) -> dict[ImageNumber, EntryNumber]:
-    """Returns, by image, the entry whose file name is the image's name relative to the data set's folder or to its
-    split's.
+def _match_literally(entries: Sequence[ImageEntry], images: Sequence[KnownImage]) -> dict[ImageNumber, int]:
+    """Returns, by image, the position of the entry whose file name is the image's name relative to the data set's
+    folder or to its split's.
 
     Read in these two ways, a name may be that of two images, "train/0.jpg" and "val/train/0.jpg". It is read in the way
     in which more entries name an image, because a label file usually has one. If an image has several entries, the
@@ -187,12 +206,12 @@ def _match_literally(entries: Sequence[ImageEntry], images: Sequence[KnownImage]
     """
     in_split = _with_unique_names(images, attrgetter("name_in_split"))
     in_root = _with_unique_names(images, attrgetter("name"))
-    file_names = [os.path.normpath(entry.file_name) for entry in entries]
+    file_names = [entry.normal_name for entry in entries]
     is_in_root = sum(name in in_root for name in file_names) > sum(name in in_split for name in file_names)
-    entry_of: dict[ImageNumber, EntryNumber] = {}
-    rest = list(map(EntryNumber, range(len(entries))))
+    entry_of: dict[ImageNumber, int] = {}
+    rest = list(range(len(entries)))
     for image_of_name in (in_root, in_split) if is_in_root else (in_split, in_root):
-        named: dict[ImageNumber, EntryNumber] = {}
+        named: dict[ImageNumber, int] = {}
         for number in rest:
             image = image_of_name.get(file_names[number])
             if image is None or image in entry_of:
@@ -214,14 +233,7 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
     return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
 
 
-def _in_other_folders(
-    entries: Sequence[ImageEntry],
-    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
-    images: Sequence[KnownImage],
-    names: ImageNames,
-    places: ImagePlaces,
-    literal: Iterable[ImageNumber],
-) -> set[EntryNumber]:
+def _in_other_folders(inexact: Iterable[_InexactEntry], literal: Iterable[KnownImage]) -> set[_InexactEntry]:
     """Returns the entries that match one image, but not by the folder of its split.
 
     They are in the folder of another split or in a missing one. Folders that the data set does not have may also be
@@ -229,61 +241,20 @@ def _in_other_folders(
     called.
 
     Args:
+        inexact: entries without a literal name.
         literal: images that an entry names literally.
     """
-    image_of = {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
-    agreements = {number: names.agreement(entries[number].file_name, image) for number, image in image_of.items()}
-    with_split_folder = {n for n, image in image_of.items() if agreements[n] > _num_subfolders(images[image])}
-    known_images = (*literal, *(image_of[number] for number in with_split_folder))
-    known_folders = {_split_folder(images[image]) for image in known_images}
+    known_folders = {image.split_folder for image in literal}
+    known_folders |= {other.image.split_folder for other in inexact if other.image and other.names_split_folder}
     in_other_folders = set()
-    for number, image in image_of.items():
-        file_name = entries[number].file_name
-        has_other_folder = number not in with_split_folder and places.has_own_folders(file_name, agreements[number])
-        is_unknown_folder = has_other_folder and _split_folder(images[image]) in known_folders
-        if is_unknown_folder or _is_of_another_split(places.closest(file_name, matches_of[number]), images[image]):
-            in_other_folders.add(number)
+    for other in inexact:
+        if other.image is None:
+            continue
+        has_other_folder = not other.names_split_folder and other.num_own_folders > other.agreement
+        is_unknown_folder = has_other_folder and other.image.split_folder in known_folders
+        if is_unknown_folder or _is_of_another_split(other.place, other.image):
+            in_other_folders.add(other)
     return in_other_folders
-
-
-def _do_names_repeat(
-    entries: Sequence[ImageEntry],
-    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
-    images: Sequence[KnownImage],
-    literal: Mapping[ImageNumber, EntryNumber],
-    in_other_folders: Set[EntryNumber],
-) -> bool:
-    """Returns whether the folders of entries in other folders have the same names as the folders of the images that
-    they match, as if each split is numbered from 0: then the entries are of missing images. Single repetitions do not
-    count: images may have been copied before they were moved.
-
-    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
-    with entries in other folders may repeat names.
-    """
-    image_of = {number: image for image, number in literal.items()}
-    image_of |= {number: matches[0] for number, matches in matches_of.items() if len(matches) == 1}
-    folder_of = {number: os.path.dirname(os.path.normpath(entries[number].file_name)) for number in image_of}
-    other_folders = {folder_of[number] for number in in_other_folders}
-    split_folders = {_split_folder(images[image_of[number]]) for number in in_other_folders}
-    folders_of_name: dict[str, set[str]] = {}
-    for number, image in image_of.items():
-        if folder_of[number] in other_folders or _split_folder(images[image]) in split_folders:
-            name = images[image].names[0].name_in_split
-            folders_of_name.setdefault(name, set()).add(folder_of[number])
-    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
-    num_repeated = sum(len(folders_of_name[name]) > 1 for name in names_there)
-    return num_repeated > max(1, _MAX_REPEATED_SHARE * len(names_there))
-
-
-def _num_subfolders(image: KnownImage) -> int:
-    """Returns the number of folders between the folder of the split and the image."""
-    return min(file.name_in_split.count("/") for file in image.names)
-
-
-def _split_folder(image: KnownImage) -> str:
-    """Returns the folder of the split that has an image; of a list, that of the image."""
-    file = image.names[0]
-    return file.name.removesuffix(file.name_in_split)
 
 
 def _is_of_another_split(place: Place, image: KnownImage) -> bool:
@@ -293,45 +264,100 @@ def _is_of_another_split(place: Place, image: KnownImage) -> bool:
     return place.kind is PlaceKind.ELSEWHERE
 
 
-def _match_by_name(
-    entries: Sequence[ImageEntry],
-    matches_of: Mapping[EntryNumber, tuple[ImageNumber, ...]],
-    names: ImageNames,
-    taken: Container[ImageNumber],
-) -> dict[ImageNumber, EntryNumber]:
+def _do_names_repeat(
+    image_of_entry: Iterable[tuple[ImageEntry, KnownImage]], in_other_folders: Set[_InexactEntry]
+) -> bool:
+    """Returns whether the folders of entries in other folders have the same names as the folders of the images that
+    they match, as if each split is numbered from 0: then the entries are of missing images. Single repetitions do not
+    count: images may have been copied before they were moved.
+
+    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
+    with entries in other folders may repeat names.
+
+    Args:
+        image_of_entry: all entries that match a single image, with this image.
+        in_other_folders: those of them in other folders.
+    """
+    other_folders = {other.entry.folder for other in in_other_folders}
+    split_folders = {other.image.split_folder for other in in_other_folders if other.image}
+    folders_of_name: dict[str, set[str]] = {}
+    for entry, image in image_of_entry:
+        folder = entry.folder
+        if folder in other_folders or image.split_folder in split_folders:
+            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(folder)
+    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
+    num_repeated = sum(len(folders_of_name[name]) > 1 for name in names_there)
+    return num_repeated > max(1, _MAX_REPEATED_SHARE * len(names_there))
+
+
+def _match_by_name(inexact: Iterable[_InexactEntry], taken: Container[ImageNumber]) -> dict[ImageNumber, _InexactEntry]:
     """Returns, by image, the entry that matches only this image.
 
     If an image has several entries, the one whose folders agree best is chosen, then one with annotations, then the one
     with the fewest folders: a file of several splits may name images of another split with the same file names in
-    another folder.
+    another folder. If entries of different folders fit equally, and none names the folder of the split, none is used.
 
     Args:
-        matches_of: the images that an entry matches by name.
-        names: names of all images.
+        inexact: entries without a literal name.
         taken: images that already have an entry.
     """
-    rivals_of: dict[ImageNumber, list[EntryNumber]] = {}
-    for number, matches in matches_of.items():
-        if len(matches) == 1 and matches[0] not in taken:
-            rivals_of.setdefault(matches[0], []).append(number)
-
-    def rank(number: EntryNumber, image: ImageNumber) -> tuple[int, bool, int]:
-        file_name = entries[number].file_name
-        return names.agreement(file_name, image), entries[number].num_labeled > 0, -file_name.count("/")
-
-    entry_of = {}
+    rivals_of: dict[ImageNumber, list[_InexactEntry]] = {}
+    for other in inexact:
+        if other.image and other.matches[0] not in taken:
+            rivals_of.setdefault(other.matches[0], []).append(other)
+    used = {}
     for image, rivals in rivals_of.items():
-        entry_of[image] = rivals[0]
+        best = rivals[0]
         if len(rivals) > 1:
-            entry_of[image] = max(rivals, key=partial(rank, image=image))
-    return entry_of
+            best = max(rivals, key=_preference)
+            if any(_is_as_likely(other, best) for other in rivals):
+                continue
+        used[image] = best
+    return used
 
 
-def _reason(without_image: _EntryWithoutImage, place: Place) -> UnmatchedReason:
-    """Returns why an entry has no image, which would be in ``place``. An image that may be of several splits is counted
-    in the first of them."""
-    if _is_repeated(without_image):
-        is_of_this = without_image.image is not None and SplitOrder.THIS in without_image.image.splits
+def _preference(other: _InexactEntry) -> tuple[int, bool, int]:
+    """Returns how well an entry fits its image, compared with other entries of the image."""
+    return other.agreement, other.entry.num_labeled > 0, -other.entry.file_name.count("/")
+
+
+def _is_as_likely(other: _InexactEntry, best: _InexactEntry) -> bool:
+    """Returns whether ``other`` fits their image as well as ``best``, but has other folders and other labels."""
+    return (
+        not best.names_split_folder
+        and _preference(other) == _preference(best)
+        and loose(other.entry.folder) != loose(best.entry.folder)
+        and not _have_same_labels(other.entry, best.entry)
+    )
+
+
+def _unmatched(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> UnmatchedEntry:
+    """Returns an entry without an image, with the reason.
+
+    Args:
+        other: the entry.
+        used_entry: the entry that is used for the image that it matches; None if there is none.
+        names: names of all images.
+    """
+    reason = _reason(other, used_entry)
+    is_of_no_split = reason is UnmatchedReason.NO_SPLIT
+    text = "" if is_of_no_split else _reason_text(other, used_entry, names)
+    if reason is UnmatchedReason.THIS_SPLIT and not other.place.has_its_folders and other.num_own_folders > 0:
+        folder = os.path.dirname(other.entry.file_name)
+        text += f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
+    return UnmatchedEntry(
+        entry=other.entry,
+        reason=reason,
+        needs_folders=bool(other.matches) and not other.is_literal and not is_of_no_split,
+        text=text,
+    )
+
+
+def _reason(other: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedReason:
+    """Returns why an entry has no image. An image that may be of several splits is counted in the first of them."""
+    place = other.place
+    if used_entry is not None and other.is_literal and _have_same_labels(other.entry, used_entry):
+        is_of_this = other.image is not None and SplitOrder.THIS in other.image.splits
         return UnmatchedReason.REPEATED if is_of_this else UnmatchedReason.OTHER_SPLIT
     if place.kind is PlaceKind.NO_SPLIT:
         return UnmatchedReason.NO_SPLIT
@@ -342,12 +368,6 @@ def _reason(without_image: _EntryWithoutImage, place: Place) -> UnmatchedReason:
     if SplitOrder.EARLIER in place.splits:
         return UnmatchedReason.EARLIER_SPLIT
     return UnmatchedReason.LISTED if place.kind is PlaceKind.LISTED else UnmatchedReason.THIS_SPLIT
-
-
-def _is_repeated(without_image: _EntryWithoutImage) -> bool:
-    """Returns whether an entry has the labels of the one that is used for an image, under another name of the image."""
-    used_entry = without_image.used_entry
-    return used_entry is not None and without_image.is_literal and _have_same_labels(without_image.entry, used_entry)
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
@@ -363,17 +383,17 @@ def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
     return sorted(row[:column] + row[column + 1 :] for row in rows)
 
 
-def _reason_text(without_image: _EntryWithoutImage, names: ImageNames) -> str:
+def _reason_text(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> str:
     """Returns why an entry has no image, as text to follow its file name. ``names``: names of all images."""
-    matches = without_image.matches
+    matches = other.matches
     if len(matches) > 1:
         return f"matches {len(matches)} images, such as {names.name(matches[0])} and {names.name(matches[1])}"
-    if matches and without_image.used_entry is None:
+    if matches and used_entry is None:
         return f"is not among the split's images; {names.name(matches[0])} is in another folder"
     if matches:
         name = names.name(matches[0])
-        is_same = name == os.path.normpath(without_image.entry.file_name)
+        is_same = name == other.entry.normal_name
         return f"{'' if is_same else f'matches {name}, which '}is already used by another entry"
-    other = names.same_stem(without_image.entry.file_name)
-    hint = f", but {other} is" if other else ""
+    similar = names.same_stem(other.entry.file_name)
+    hint = f", but {similar} is" if similar else ""
     return f"is not among the split's images{hint}"

@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import unquote
 
 _LITERAL = re.compile(r"[\w./\\:-]*")  # names without encoded parts, queries and spaces
@@ -22,7 +23,8 @@ def loose(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
-def readings_of(name: str) -> list[tuple[str, ...]]:
+@lru_cache(maxsize=1)  # one name is looked up in several places in a row
+def readings_of(name: str) -> tuple[tuple[str, ...], ...]:
     """Returns the possible readings of ``name`` as path parts, the most literal reading first.
 
     Further readings are the file in a Label Studio link (``/data/local-files/?d=a%5Cb.png``), a URL or path without its
@@ -30,7 +32,7 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     """
     if _LITERAL.fullmatch(name):  # most names
         parts = _parts(name)
-        return [parts] if parts else []
+        return (parts,) if parts else ()
     paths = [name]
     without_query, _, query = name.partition("?")
     paths += [value for key, _, value in (pair.partition("=") for pair in query.split("&")) if key == "d"]
@@ -40,7 +42,7 @@ def readings_of(name: str) -> list[tuple[str, ...]]:
     paths += [unquote(path) for path in paths]
     paths += [path.strip() for path in paths]
     readings = (_parts(path) for path in dict.fromkeys(paths))
-    return [parts for parts in dict.fromkeys(readings) if parts]
+    return tuple([parts for parts in dict.fromkeys(readings) if parts])
 
 
 def num_folders(name: str) -> int:

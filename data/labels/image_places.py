@@ -19,12 +19,11 @@ from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
-from data.labels.image_names import ImageNames, loose, num_folders, readings_of
+from data.labels.image_names import ImageNames, loose, readings_of
 from data.split_files import NamesOfImage, OtherImages
 
 Parts = tuple[str, ...]  # of a path, loose
 Parents = tuple[Parts, ...]  # the folders in each reading of a file name
-ImageNumbers = tuple[int, ...]
 
 
 class SplitOrder(Enum):
@@ -40,6 +39,17 @@ class KnownImage(NamedTuple):
 
     names: NamesOfImage
     splits: frozenset[SplitOrder]  # all that have the image
+
+    @property
+    def num_subfolders(self) -> int:
+        """Number of folders between the folder of the split and the image."""
+        return min(file.name_in_split.count("/") for file in self.names)
+
+    @property
+    def split_folder(self) -> str:
+        """Folder of the split that has the image; of a list, that of the image. It is "" or ends with a slash."""
+        file = self.names[0]
+        return file.name.removesuffix(file.name_in_split)
 
 
 class PlaceKind(Enum):
@@ -79,92 +89,96 @@ class ImagePlaces:
 
     def __init__(self, images: Sequence[KnownImage], others: OtherImages, outer_folders: Sequence[str]) -> None:
         contents = {SplitOrder.EARLIER: others.earlier, SplitOrder.THIS: others.this, SplitOrder.LATER: others.later}
-        self._images = images
         self._outer_folders = outer_folders
-        missing_listed = [(name, split) for split, content in contents.items() for name in content.missing]
-        self._missing_listed = ImageNames.of_single_names(name for name, _ in missing_listed)
-        self._split_of_missing = [split for _, split in missing_listed]
+        missing_rows = [(name, split) for split, content in contents.items() for name in content.missing]
+        self._missing_rows = ImageNames.of_single_names(name for name, _ in missing_rows)
         self._unassigned = ImageNames.of_single_names(others.unassigned)
+        self._folders_of_row = [_ImageFolders((_folder_of(name),), frozenset({split})) for name, split in missing_rows]
+        self._folders_of_image = [
+            _ImageFolders(tuple(_folder_of(file.name) for file in image.names), image.splits) for image in images
+        ]
+        self._folders_of_unassigned = [_ImageFolders((_folder_of(name),), frozenset()) for name in others.unassigned]
 
         self._named_folders = {folder for content in contents.values() for folder in content.folders}
-        self._image_folders = {_folder_of(file.name) for image in images for file in image.names}
+        self._image_folders = {folder for image in self._folders_of_image for folder in image.folders}
         self._bases = _Bases([*self._named_folders, *others.missing_folders])
         self._missing_folders = _FolderTable()
         for folder in others.missing_folders:
             self._missing_folders.add_with_subfolders(_loose_parts(folder))
-        self._split_folders = self._folders_of(images)
+        self._split_folders = self._table_of(self._folders_of_image)
         for split, content in contents.items():
             for folder in content.folders:
                 self._split_folders.add_with_subfolders(_loose_parts(folder), {split})
-        first_like: dict[tuple[object, ...], int] = {}
-        self._first_like = [  # the first image in the same folders and splits, by image
-            first_like.setdefault((image.splits, *(_folder_of(file.name) for file in image.names)), i)
-            for i, image in enumerate(images)
-        ]
-        self._closest: dict[tuple[Parents, ImageNumbers, ImageNumbers, ImageNumbers], Place] = {}
+        self._closest: dict[_Candidates, Place] = {}
 
-    def closest(self, file_name: str, matches: ImageNumbers) -> Place:
-        """Returns the place whose folder agrees best with those in ``file_name``.
+    def closest(self, file_name: str, matches: Iterable[int]) -> Place:
+        """Returns the place whose folder agrees best with those in ``file_name``. ``matches``: images with this name.
 
         Several places that agree equally are preferred in this order: a missing image that a list names, the images of
-        splits that have the file name (``matches``), an image of no split, a missing folder, and the folders of splits.
-        If an image of no split agrees only as well as the folder of a split that does not contain it, it may be another
-        image of that name, which `PlaceKind.ELSEWHERE` says.
+        splits that have the file name, an image of no split, a missing folder, and the folders of splits. If an image
+        of no split agrees only as well as the folder of a split that does not contain it, it may be another image of
+        that name, which `PlaceKind.ELSEWHERE` says.
         """
-        key = (
-            _parents_of(file_name),
-            self._missing_listed.find(file_name, self._outer_folders),
-            tuple(self._first_like[i] for i in matches),
-            self._unassigned.find(file_name, self._outer_folders),
+        missing_rows = self._missing_rows.find(file_name, self._outer_folders)
+        unassigned = self._unassigned.find(file_name, self._outer_folders)
+        candidates = _Candidates(
+            parents=_parents_of(file_name),
+            missing_rows=tuple([self._folders_of_row[i] for i in missing_rows]),
+            images=tuple([self._folders_of_image[i] for i in matches]),
+            unassigned=tuple([self._folders_of_unassigned[i] for i in unassigned]),
         )
-        if key not in self._closest:  # most file names share their folders
-            self._closest[key] = self._closest_of(*key)
-        return self._closest[key]
+        if candidates not in self._closest:  # most file names share their folders
+            self._closest[candidates] = self._closest_of(candidates)
+        return self._closest[candidates]
 
-    def has_own_folders(self, file_name: str, num_known: int = 0) -> bool:
-        """Returns whether ``file_name`` has folders besides those that all file names have in common, and its last
-        ``num_known``."""
-        return num_folders(file_name) > len(self._outer_folders) + num_known
-
-    def _closest_of(
-        self, parents: Parents, missing_listed: ImageNumbers, matches: ImageNumbers, unassigned: ImageNumbers
-    ) -> Place:
-        rows = _FolderTable()
-        for number in missing_listed:
-            rows.add(self._bases.split(_folder_of(self._missing_listed.name(number))), {self._split_of_missing[number]})
-        of_no_split = _FolderTable()
-        for number in unassigned:
-            of_no_split.add(self._bases.split(_folder_of(self._unassigned.name(number))))
+    def _closest_of(self, candidates: _Candidates) -> Place:
         tables = [
-            (PlaceKind.LISTED, rows),
-            (PlaceKind.SPLITS, self._folders_of([self._images[i] for i in matches])),
-            (PlaceKind.NO_SPLIT, of_no_split),
+            (PlaceKind.LISTED, self._table_of(candidates.missing_rows)),
+            (PlaceKind.SPLITS, self._table_of(candidates.images)),
+            (PlaceKind.NO_SPLIT, self._table_of(candidates.unassigned)),
             (PlaceKind.ELSEWHERE, self._missing_folders),
             (PlaceKind.SPLITS, self._split_folders),
         ]
+        parents = candidates.parents
         rated = [(*table.closest(parents), kind) for kind, table in tables if not table.is_empty]
         agreement, splits, kind = max(rated, key=itemgetter(0))  # the first of several
         if kind is PlaceKind.NO_SPLIT and agreement == self._split_folders.closest(parents)[0]:
-            names = map(self._unassigned.name, unassigned)
-            if not any(self._is_in_split_folder(name) for name in names):
+            folders = [folder for image in candidates.unassigned for folder in image.folders]
+            if not any(self._is_in_split_folder(folder) for folder in folders):
                 return Place(PlaceKind.ELSEWHERE)
         return Place(kind, splits, has_its_folders=agreement != Agreement())
 
-    def _folders_of(self, images: Iterable[KnownImage]) -> _FolderTable:
+    def _table_of(self, images: Iterable[_ImageFolders]) -> _FolderTable:
         """Returns the folders directly in which ``images`` are."""
         splits_of: dict[str, set[SplitOrder]] = {}
         for image in images:
-            for file in image.names:
-                splits_of.setdefault(_folder_of(file.name), set()).update(image.splits)
+            for folder in image.folders:
+                splits_of.setdefault(folder, set()).update(image.splits)
         table = _FolderTable()
         for folder, splits in splits_of.items():
             table.add(self._bases.split(folder), splits)
         return table
 
-    def _is_in_split_folder(self, name: str) -> bool:
-        """Returns whether an image is in a folder with images of splits, or below one that a split names."""
-        folder = _folder_of(name)
+    def _is_in_split_folder(self, folder: str) -> bool:
+        """Returns whether a folder has images of splits, or is one that a split names, or below one."""
         return folder in self._image_folders or not self._named_folders.isdisjoint(_with_parents(folder))
+
+
+class _ImageFolders(NamedTuple):
+    """What decides about an image whether it is in the place that a file name means."""
+
+    folders: tuple[str, ...]  # directly in which it is, under each of its names
+    splits: frozenset[SplitOrder]  # all that have it
+
+
+class _Candidates(NamedTuple):
+    """What decides in which place the image of an entry would be."""
+
+    parents: Parents
+    # Images with the entry's file name, or as much of it as `ImageNames` needs:
+    missing_rows: tuple[_ImageFolders, ...]  # that lists name, but that do not exist
+    images: tuple[_ImageFolders, ...]  # of splits
+    unassigned: tuple[_ImageFolders, ...]  # of no split
 
 
 class _Folder(NamedTuple):
@@ -185,18 +199,19 @@ class _Bases:
         self._patterns = {pattern for folder in folders for pattern in _patterns_of(folder)}
 
     def split(self, name: str) -> _Folder:
-        """Splits a path. If it has no base that differs from the folder of a split in at most one part, all of it is
-        the base."""
+        """Splits a path after the longest base that differs from the folder of a split in at most one part: with
+        images/train, images/old/a is the folder a below images/old. If there is none, all of the path is the base."""
         parts = _loose_parts(name)
-        bases = (
-            i for i, folder in enumerate(_with_parents(name)) if not self._patterns.isdisjoint(_patterns_of(folder))
-        )
-        num_base = len(parts) - next(bases, 0)
-        return _Folder(parts[:num_base], parts[num_base:])
+        for num_below, folder in enumerate(_with_parents(name)):
+            if not self._patterns.isdisjoint(_patterns_of(folder)):
+                num_base = len(parts) - num_below
+                return _Folder(parts[:num_base], parts[num_base:])
+        return _Folder(parts, ())
 
 
 def _patterns_of(folder: str) -> list[Parts]:
-    """Returns the parts of a path, with a wildcard in place of each in turn."""
+    """Returns the parts of a path, with a wildcard in place of each in turn: ("*", "val") and ("images", "*") for
+    images/val. Two paths have a pattern in common if they differ in at most one part."""
     parts = tuple(folder.split("/")) if folder else ()
     return [(*parts[:i], "*", *parts[i + 1 :]) for i in range(len(parts))]
 
@@ -242,7 +257,13 @@ class _FolderTable:
     def _agreeing(self, parents: Parents) -> Iterator[tuple[Agreement, set[SplitOrder]]]:
         """Yields the agreements of folders with the readings of a file name, and the splits of these folders.
 
-        Below "images/val", the image "images/val/a/x" is called "val/a/x" or "a/x", but not "train/a/x".
+        For example, the folder images/val/a has the base images/val and a below it. It agrees with the folders of
+
+        - "images/val/a/9.png" and "/set/images/val/a/9.png" in a base of two parts and one part below,
+        - "val/a/9.png" in a base of one part and one part below,
+        - "a/9.png" in no part of the base and one part below, if the file name begins with it,
+        - "train/a/9.png" and "images/val/9.png" not at all, if only this folder was added, without its subfolders or
+          those that contain it.
         """
         for reading in parents:
             if reading in self._of_end:  # relative to the base, or to a folder below it

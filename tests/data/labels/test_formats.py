@@ -54,5 +54,21 @@ def test_formats_that_share_a_suffix_are_told_apart_by_content(tmp_path, more_fo
     assert format_of(tmp_path / name) is expected
 
 
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ('{"images": [{"id": 1}], "annotations": [], "categories": []}', True),
+        ('{"categories": [{"id": 0, "name": "a"}], "licenses": [{"id', True),  # images may follow
+        ('{"licenses": [{"id": 1}], "categories": [{"id": 0, "name": "\u00e9', True),
+        ('{"categories": [{"id": 0, "name": "a"}], "info": {"contributor": "Label Studio"}}\n', False),
+        ('{"categories": [{"id": 0, "name": "a"}], "images": []}', False),
+        ('{"names": ["a"]}', False),
+    ],
+)
+def test_a_coco_json_has_images_or_may_have_them_further_down(head, expected):
+    text = head.encode()
+    assert COCO.files.is_labels(text[:-1] if text.endswith(b"\xa9") else text) is expected  # cut within a character
+
+
 def test_without_annotations_labels_are_yolo_txt():
     assert format_of(None) is YOLO

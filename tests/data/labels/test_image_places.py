@@ -420,6 +420,39 @@ def test_entries_of_another_machine_are_not_reported(tmp_path):
     assert report.ledger.used_objects == 4
 
 
+@pytest.mark.parametrize("counts", [(2, 3), (3, 2)])
+def test_entries_of_two_unknown_folders_that_fit_an_image_equally_are_lost(tmp_path, counts):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.write_image(f"images/val/{10 + i}.png")
+        json_set.add(f"a/{i}.png", counts[0], exists=False)
+        json_set.add(f"c/{10 + i}.png", exists=False)
+    json_set.add("b/0.png", counts[1], exists=False)
+    json_set.add("b/1.png", counts[0], exists=False)  # the same boxes: either entry would do
+    data = json_set.describe()
+    index = load(data, "train")
+    assert list(index.paths) == [f"images/train/{i}.png" for i in (1, 2, 3)]
+    assert index.report.ledger.used_objects == 3 * counts[0]
+    assert lost(data) == [(3, sum(counts) + counts[0]), (0, 0)]
+    assert sum("0.png is in another folder" in line for line in index.report.lines) == 2
+
+
+def test_images_without_entry_get_the_boxes_of_an_unknown_folder_with_a_note(tmp_path):
+    """Whether test/5.png was moved to train or is another image, its name does not say. That val repeats names of train
+    shows nothing about test."""
+    json_set = JsonSet(tmp_path)
+    for i in range(10):
+        json_set.add(f"images/{'train' if i < 5 else 'test'}/{i}.png", exists=i < 5)
+        json_set.write_image(f"images/train/{i}.png")
+        if i < 5:
+            json_set.add(f"images/val/{i}.png")
+    report = load(json_set.describe(), "train").report
+    assert report.ledger.used_objects == 10
+    assert sum(OTHER_FOLDER in line for line in report.lines) == 5
+    assert any("names 5 images in other folders" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("has_repetition", [False, True])
 def test_names_of_former_folders_match_images_that_were_split_anew(tmp_path, has_repetition):
     json_set = JsonSet(tmp_path)
