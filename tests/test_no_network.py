@@ -124,9 +124,11 @@ EXPORTED = ["tiny.onnx", "tiny_openvino_model", "tiny_ncnn_model", "tiny.tflite"
 EXPORT = ["export", "--weights", "tiny.pt", "--no-check", "--device", "cpu", "--format"]
 # By the packages that they load. A process runs those of one entry.
 COMMANDS = {
-    ("tensorboard", "albumentations", "onnxruntime", "openvino"): [
+    ("tensorboard", "albumentations"): [
         [*TRAIN, "--no-noplots", "--set", "albumentations=[{name: Blur, p: 0.5}]"],
         ["detect", "--weights", "runs/exp/last.pt", *DETECTED, "--name", "detect"],
+    ],
+    ("onnxruntime", "openvino"): [
         [*EXPORT, "onnx", "openvino"],
         ["val", "--weights", "tiny.onnx", *SCORED, "--name", "val"],
         ["detect", "--weights", "tiny_openvino_model", "--trust", *DETECTED, "--name", "openvino"],
@@ -139,7 +141,7 @@ COMMANDS = {
     ("wandb",): [[*TRAIN, "--tracker", "wandb"]],
 }
 # They ask for nothing in any version that we know, and are tried before a release only.
-LONG = [("ncnn",), ("ai_edge_litert",), ("optuna",), ("trackers",)]
+LONG = [("onnxruntime", "openvino"), ("ncnn",), ("ai_edge_litert",), ("optuna",), ("trackers",)]
 RUN = """
 import importlib, json, sys
 from utils.process.entrypoint import run_main

@@ -73,7 +73,9 @@ def packages() -> None:
         pytest.importorskip(package)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["static", "dynamic"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, id="static"), pytest.param(True, id="dynamic", marks=pytest.mark.slow)]
+)
 def tiny(request: pytest.FixtureRequest, packages: None):
     """All formats of a tiny detector, in a folder that must not be changed."""
     detector = calibrated_detector(TINY_MODEL, NAMES)
