@@ -127,10 +127,14 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     in_other_folders = _in_other_folders(inexact, literal=[images[i] for i in entry_of])
     image_of_entry = [(entry, images[i]) for i, entry in entry_of.items()]
     image_of_entry += [(other.entry, other.image) for other in inexact if other.image]
+    with_own_entry = {other.matches[0] for other in inexact if other.image and other not in in_other_folders}
+    ambiguous = _named_like_others(
+        [other.entry for other in inexact if not other.image], images, with_own_entry | set(entry_of)
+    )
     plausible = inexact
-    if in_other_folders and _do_names_repeat(image_of_entry, in_other_folders):
+    if in_other_folders and _do_names_repeat(image_of_entry, ambiguous, in_other_folders):
         plausible = [other for other in inexact if other not in in_other_folders]
-    by_name = _match_by_name(plausible, taken=entry_of)
+    by_name = _match_by_name(plausible, in_other_folders, taken=entry_of)
     entry_of |= {i: used.entry for i, used in by_name.items()}
 
     used_by_name = set(by_name.values())
@@ -264,8 +268,25 @@ def _is_of_another_split(place: Place, image: KnownImage) -> bool:
     return place.kind is PlaceKind.ELSEWHERE
 
 
+def _named_like_others(
+    entries: Iterable[ImageEntry], images: Sequence[KnownImage], with_entry: Set[ImageNumber]
+) -> list[ImageEntry]:
+    """Returns those of the ``entries`` with whose file name there are images, all of them ``with_entry``."""
+    images_of_name: dict[str, set[ImageNumber]] = {}
+    for i, image in enumerate(images):
+        images_of_name.setdefault(_loose_file_name(image.names[0].name), set()).add(i)
+    namesakes = [(entry, images_of_name.get(_loose_file_name(entry.normal_name))) for entry in entries]
+    return [entry for entry, numbers in namesakes if numbers and numbers <= with_entry]
+
+
+def _loose_file_name(path: str) -> str:
+    return loose(path.rpartition("/")[2])
+
+
 def _do_names_repeat(
-    image_of_entry: Iterable[tuple[ImageEntry, KnownImage]], in_other_folders: Set[_InexactEntry]
+    image_of_entry: Iterable[tuple[ImageEntry, KnownImage]],
+    ambiguous: Iterable[ImageEntry],
+    in_other_folders: Set[_InexactEntry],
 ) -> bool:
     """Returns whether the folders of entries in other folders have the same names as the folders of the images that
     they match, as if each split is numbered from 0: then the entries are of missing images. Single repetitions do not
@@ -276,6 +297,7 @@ def _do_names_repeat(
 
     Args:
         image_of_entry: all entries that match a single image, with this image.
+        ambiguous: entries that match no single image, see `_named_like_others`.
         in_other_folders: those of them in other folders.
     """
     other_folders = {other.entry.folder for other in in_other_folders}
@@ -286,19 +308,24 @@ def _do_names_repeat(
         if folder in other_folders or image.split_folder in split_folders:
             folders_of_name.setdefault(image.names[0].name_in_split, set()).add(folder)
     names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
-    num_repeated = sum(len(folders_of_name[name]) > 1 for name in names_there)
-    return num_repeated > max(1, _MAX_REPEATED_SHARE * len(names_there))
+    num_ambiguous = sum(entry.folder in other_folders for entry in ambiguous)
+    num_repeated = num_ambiguous + sum(len(folders_of_name[name]) > 1 for name in names_there)
+    return num_repeated > max(1, _MAX_REPEATED_SHARE * (num_ambiguous + len(names_there)))
 
 
-def _match_by_name(inexact: Iterable[_InexactEntry], taken: Container[ImageNumber]) -> dict[ImageNumber, _InexactEntry]:
+def _match_by_name(
+    inexact: Iterable[_InexactEntry], in_other_folders: Set[_InexactEntry], taken: Container[ImageNumber]
+) -> dict[ImageNumber, _InexactEntry]:
     """Returns, by image, the entry that matches only this image.
 
-    If an image has several entries, the one whose folders agree best is chosen, then one with annotations, then the one
-    with the fewest folders: a file of several splits may name images of another split with the same file names in
-    another folder. If entries of different folders fit equally, and none names the folder of the split, none is used.
+    If an image has several entries, those in other folders are left out unless all are. The one whose folders agree
+    best is chosen, then one with annotations, then the one with the fewest folders: a file of several splits may name
+    images of another split with the same file names in another folder. If entries of different folders fit equally, and
+    none names the folder of the split, none is used.
 
     Args:
         inexact: entries without a literal name.
+        in_other_folders: see `_in_other_folders`.
         taken: images that already have an entry.
     """
     rivals_of: dict[ImageNumber, list[_InexactEntry]] = {}
@@ -306,7 +333,8 @@ def _match_by_name(inexact: Iterable[_InexactEntry], taken: Container[ImageNumbe
         if other.image and other.matches[0] not in taken:
             rivals_of.setdefault(other.matches[0], []).append(other)
     used = {}
-    for image, rivals in rivals_of.items():
+    for image, all_rivals in rivals_of.items():
+        rivals = [other for other in all_rivals if other not in in_other_folders] or all_rivals
         best = rivals[0]
         if len(rivals) > 1:
             best = max(rivals, key=_preference)

@@ -501,6 +501,33 @@ def test_images_that_were_moved_keep_their_labels_although_another_split_repeats
 
 
 @pytest.mark.parametrize("test", [{}, {"test": "images/test"}])
+def test_images_without_an_entry_get_no_boxes_of_a_missing_split_with_the_same_numbers(tmp_path, test):
+    """A third of train is annotated. Entries of test match several images if val has their number, and else one."""
+    json_set = JsonSet(tmp_path)
+    for i in range(12):
+        json_set.write_image(f"images/train/{i}.png")
+    for i in range(4):
+        json_set.add(f"train/{i}.png", exists=False)
+        json_set.add(f"images/val/{i}.png", 3)
+    for i in [*range(4), *range(6, 12)]:
+        json_set.add(f"test/{i}.png", 2, exists=False)
+    data = json_set.describe(**test)
+    assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [4, 12]
+
+
+def test_an_entry_of_a_missing_split_does_not_cancel_that_of_a_moved_image(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(10):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"batch1/{i}.png", exists=False)
+    json_set.add("images/val/20.png")
+    json_set.add("test/3.png", 2, exists=False)
+    data = json_set.describe(test="images/test")
+    assert load(data, "train").report.ledger.used_objects == 10
+    assert lost(data) == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("test", [{}, {"test": "images/test"}])
 def test_a_subfolder_of_the_same_name_gives_an_image_no_boxes_of_another_split(tmp_path, test):
     """The images of test/ are not here, and five of train/ have no entry yet."""
     json_set = JsonSet(tmp_path)
