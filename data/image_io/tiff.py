@@ -159,19 +159,25 @@ class PixelFields:
             return "it has no field Compression, but is compressed"
         if _Field.BitsPerSample not in found and not self._may_be_bilevel():
             return "it has no field BitsPerSample, but is not bilevel"
-        first_bytes = next(iter(self.values[_Field.StripByteCounts]), 0)  # 0: unknown, or a sparse file
-        is_subsampled = self._only_value(_Field.PhotometricInterpretation) == _Photometric.YCBCR
-        if self.compression == _UNCOMPRESSED and not is_subsampled and 0 < first_bytes < self._uncompressed_bytes():
-            return f"its first strip needs {self._uncompressed_bytes():,} bytes, the file lists {first_bytes:,}"
         if self.compression in _CCITT and set(self.values[_Field.BitsPerSample]) != {1}:
             return f"its field Compression is {self.compression}, which is for bilevel images"
         predictor = self.values[_Field.Predictor]
         if predictor == (_FLOATING_POINT_PREDICTOR,) and set(self.values[_Field.SampleFormat]) != {_FLOATING_POINT}:
             return f"its field Predictor is {_FLOATING_POINT_PREDICTOR}, which is for floating point"
-        num_listed = len(self.values[_Field.StripByteCounts])
+        is_in_tiles = _Field.TileWidth in found  # whose bytes some programs list as those of strips
+        is_in_one_piece = self.compression == _UNCOMPRESSED and _Field.RowsPerStrip not in found
+        return "" if is_in_tiles or is_in_one_piece else self._strip_problem()
+
+    def _strip_problem(self) -> str:
+        """Says which strips contradict the size; "" if none does."""
+        byte_counts = self.values[_Field.StripByteCounts]  # empty if missing, or of very many strips
+        first_bytes = byte_counts[0] if byte_counts else 0  # 0: unknown, or a sparse file
+        is_subsampled = self._only_value(_Field.PhotometricInterpretation) == _Photometric.YCBCR
+        if self.compression == _UNCOMPRESSED and not is_subsampled and 0 < first_bytes < self._uncompressed_bytes():
+            return f"its first strip needs {self._uncompressed_bytes():,} bytes, the file lists {first_bytes:,}"
         num_strips = self._num_strips()
-        if num_listed and num_listed != num_strips and self.compression != _OLD_JPEG:
-            return _wrong_number_of_chunks(num_strips, num_listed)
+        if byte_counts and len(byte_counts) != num_strips and self.compression != _OLD_JPEG:
+            return _wrong_number_of_chunks(num_strips, len(byte_counts))
         return ""
 
     def _only_value(self, field: _Field) -> int:

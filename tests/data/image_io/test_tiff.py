@@ -339,6 +339,27 @@ def test_no_flipped_bit_of_a_field_changes_pixels_in_silence(tmp_path, dtype, ch
         np.testing.assert_array_equal(values, expected, err_msg=f"bit {bit}")
 
 
+def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
+    tifffile.imwrite(path, image, photometric="rgb", tile=(32, 32))
+    content = bytearray(path.read_bytes())
+    for tag, of_strips in ((324, 273), (325, 279)):  # TileOffsets, TileByteCounts
+        struct.pack_into("<H", content, directory_entry(content, tag), of_strips)
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path), image)
+
+
+def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path):
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
+    tifffile.imwrite(path, image, photometric="rgb", rowsperstrip=8)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, directory_entry(content, 278), 277 + 1000)  # RowsPerStrip
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path), image)
+
+
 @pytest.mark.parametrize("pixels", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_list_of_no_extra_channels_is_no_damage(tmp_path, dtype, pixels):
