@@ -154,8 +154,8 @@ def _hyperparameter(name: str, value: Any) -> dict[str, Any]:
 
 
 def _setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
-    """Returns the value of the setting ``field``. A value that the setting does not take may be one of Ultralytics, or
-    one that the table refuses with a reason."""
+    """Returns the value of the setting ``field``, checked if it is ours. A value that the setting does not take may be
+    one of Ultralytics, or one that the table refuses with a reason."""
     cls = COMMANDS[command].settings
     kind = type_of(field, cls)
     takes_list = typing.get_origin(kind) is list
@@ -165,16 +165,16 @@ def _setting(command: str, name: str, field: dataclasses.Field, value: Any) -> d
     if field.name == "freeze" and isinstance(value, list) and len(value) == 1:
         converted = _only_layer(converted)
     try:
-        check(converted, hints_of(cls)[field.name], name, bounds_of(field))
+        return {field.name: check(converted, hints_of(cls)[field.name], name, bounds_of(field))}
     except UserError:
         elements = value if isinstance(value, list) else [value]
-        if kind is bool or not all(_may_be_of_ultralytics(element) for element in elements):
+        is_list_as_text = not takes_list and isinstance(value, str) and value.startswith(("[", "("))
+        if kind is bool or is_list_as_text or not all(_may_be_of_ultralytics(element) for element in elements):
             raise
         translated = [_ultralytics_settings(command, name, element) for element in elements]
         if not isinstance(value, list):
             return translated[0]
         return {field.name: [element for settings in translated for element in settings.get(field.name, [])]}
-    return {field.name: converted}
 
 
 def _converted(value: Any, kind: Any) -> Any:

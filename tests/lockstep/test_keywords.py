@@ -270,6 +270,12 @@ def test_only_exact_names_are_keywords(name):
         ("export", {"format": []}, "format: must not be empty"),
         ("val", {"imgsz": []}, "imgsz=[]: must be one value, not a list"),
         ("val", {"imgsz": "[]"}, "imgsz: must be a whole number, got '[]'"),
+        ("val", {"imgsz": "(320, 640)"}, "imgsz: must be a whole number, got '(320, 640)'"),
+        (
+            "train",
+            {"cache": "--"},
+            "'--' ends the flags, so it cannot be a value; write './--' for a file of this name",
+        ),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
         ("val", {"task": "speed"}, "task='speed': every validation prints the milliseconds an image takes"),
@@ -289,6 +295,7 @@ def test_mistakes_name_the_keywords(command, keywords, message):
 
 def test_two_names_may_give_the_same_value():
     assert parsed_keywords("train", {"batch": 4, "batch_size": "4"}).config.batch_size == 4
+    assert parsed_keywords("val", {"conf": "0.25", "conf_thres": 0.25}).config.conf_thres == 0.25
 
 
 def test_an_empty_list_replaces_the_list_of_a_resumed_run():

@@ -230,8 +230,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     """Parses a command line in our flags. Returns the checked values of the fields that it sets, and adds errors,
     including missing values of required settings, to ``mistakes``. Raises UserError for the value ``--``, which
     argparse would drop."""
-    if "--" in _single_values(arguments):
-        raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
+    _check_single_values(arguments)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
     parsed = _empty_namespace(cls)
@@ -254,7 +253,8 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
 
 def unchecked_values(cls: type, words: Sequence[str]) -> dict[str, Any]:
     """Returns the values of the fields that ``words`` in our flags set, not checked. Raises UserError for words that
-    are not flags of ``cls``."""
+    are not flags of ``cls``, and for the value ``--``, which argparse would drop."""
+    _check_single_values(words)
     parsed = _empty_namespace(cls)
     build_parser(cls).parse_args(words, parsed)
     return _without_unset(parsed)
@@ -269,11 +269,12 @@ def _without_unset(parsed: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
 
 
-def _single_values(arguments: Sequence[str]) -> list[str]:
-    """Returns the values joined to a flag, as in ``--flag=value``, and the words after ``--``."""
+def _check_single_values(arguments: Sequence[str]) -> None:
+    """Raises UserError for the value ``--`` joined to a flag, as in ``--flag=--``, or after the word ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     joined = [word.partition("=")[2] for word in arguments[:end] if word.startswith("-")]
-    return [*joined, *arguments[end + 1 :]]
+    if "--" in [*joined, *arguments[end + 1 :]]:
+        raise UserError("'--' ends the flags, so it cannot be a value; write './--' for a file of this name")
 
 
 def flags_of(config: Any) -> list[str]:
