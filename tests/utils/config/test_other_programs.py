@@ -123,6 +123,8 @@ def test_only_exact_names_are_arguments(name):
         (TrainConfig, "--data d.yaml imgsz=320 --cos-lr batch=4", "--imgsz 320 --batch 4"),
         (TrainConfig, "--classes 0 2 --rect cos_lr=True", "--cos-lr"),
         (TrainConfig, "--quiet imgsz=64 --noval batch=4 --local-rank 0 seed=1", "--imgsz 64 --batch 4 --seed 1"),
+        (TrainConfig, "--task detect epochs=3", "--epochs 3"),
+        (TrainConfig, "--save-period -1 --amp True epochs=3 --mode train batch=4", "--epochs 3 --batch 4"),
         (TrainConfig, "'data=a b.yaml'", "--data 'a b.yaml'"),
         (TrainConfig, "model=-a.pt", "--weights=-a.pt"),
         (KfoldConfig, "model=yolov8n data=d.yaml", "--weights yolov8n --data d.yaml"),

@@ -42,15 +42,15 @@ def split_yolo_words(command: str, arguments: Sequence[str]) -> tuple[list[str],
 
 
 def _max_values(command: str, flag: str) -> float:
-    """Returns how many values a flag of ours or of another program takes at most. An unknown flag may take any
-    number."""
+    """Returns how many values a flag of ours or of another program takes at most. Flags of other programs that the
+    table drops or translates by their value take one."""
     ours = same_flag(command, flag)
     if len(ours) > 1:  # the value is part of our words
         return 0
     if ours[0] in table_of(command).without_effect:
         return 1 if flag in table().flags_with_value else 0
     action = actions_of(command).get(ours[0])
-    return math.inf if action is None else _NUM_VALUES[action.nargs]
+    return 1 if action is None else _NUM_VALUES[action.nargs]
 
 
 def flags_of_yolo_words(command: str, words: Sequence[str], mistakes: Mistakes) -> list[str]:
