@@ -151,7 +151,8 @@ def model_name_hint(name: str, known: Iterable[str]) -> str:
     family than ``yolov8n``, not misspelled."""
     known = list(known)
     match = re.fullmatch(r"(.*\d)[a-z]", name)
-    sizes = [other.removeprefix(match[1]) for other in known if match and other.startswith(match[1])]
+    rests = [other.removeprefix(match[1]) for other in known if match and other.startswith(match[1])]
+    sizes = [rest for rest in rests if rest.isalpha()]  # "yolo1" also begins "yolo11n"
     if match and sizes:
         return f" ({match[1]} has the sizes {', '.join(sizes)})"
     numbers = re.findall(r"\d+", name)

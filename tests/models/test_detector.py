@@ -332,6 +332,7 @@ def test_unknown_models_and_wrong_numbers_of_classes_are_refused() -> None:
             "yolov9t, yoloxtiny, yoloxs, yoloxm, yoloxl, yoloxx, yoloxnano, and YAML files",
         ),
         ("yolov8q", "--model yolov8q: unknown model (yolov8 has the sizes n, s, m, l, x); known: ..."),
+        ("yolo1n", "--model yolo1n: unknown model; known: ..."),
         ("yolov12n", "--model yolov12n: unknown model; known: ..."),
         ("nowhere/my.yaml", "nowhere/my.yaml: no such file; built-in models have names like yolov8n"),
         ("yolov8n.pt", "--model yolov8n.pt: is a weights file; to start from it, use --weights yolov8n.pt"),
