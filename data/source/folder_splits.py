@@ -8,7 +8,7 @@ from pathlib import Path
 from data.image_io.file_kinds import IMAGE_SUFFIXES
 from utils.errors import UserError
 
-IMAGE_FOLDERS = ("images", "Images", "JPEGImages", "data")  # the last is FiftyOne's
+IMAGE_FOLDERS = ("images", "JPEGImages", "data", "Images")  # the third is FiftyOne's
 _SPLIT_NAME = re.compile(r"(train|val|test)(ing|val|id|idation)?([-_ ]?\d+)?", re.IGNORECASE)
 
 
