@@ -24,7 +24,7 @@ from engine.parallel.watchdog import Watchdog
 from engine.run.best_epoch import keep_best_epoch
 from engine.run.folder import claim_folder
 from engine.run.restore import EpochData, read_run_checkpoint, restore_run
-from engine.run.run import RunPlan
+from engine.run.run import Remaining, RunPlan
 from engine.train.epoch_results import EpochResults
 from engine.train.trainer import Trainer
 from engine.train.validation import build_validator
@@ -80,8 +80,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The state of the checkpoint, if there is one.
     identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
-    trains = plan.takes_steps
-    position = restore_run(ctx, checkpoint, step, settings.config, epoch_data, trains=trains)
+    position = restore_run(ctx, checkpoint, step, settings.config, epoch_data)
     progress = position.progress
     del checkpoint  # its tensors are in place
 
@@ -89,7 +88,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
     checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
-    will_score = trains or position.pending is not None
+    will_score = plan.remaining is not Remaining.REPORT or position.pending is not None
     if run.started_from is not None and will_score:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
@@ -100,7 +99,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(plan, settings, step, batches.steps)
+    log_start(plan, settings, step, batches.steps, changes=position.messages)
     return Trainer(
         run=run,
         step=step,

@@ -23,6 +23,7 @@ from engine.report.page import ReportPage, is_outdated
 from engine.report.sheets import draw_batch, write_preview
 from engine.report.subject import ScoredValidation, Subject
 from engine.run.results_csv import ResultsTable, read_columns
+from engine.run.run import Remaining
 from utils.drawing.draw import write_image
 from utils.errors import first_line
 from utils.machine.packages import require_package
@@ -80,7 +81,7 @@ class Plots(Hook):
         )
         is_continued = run.started_from is not None
         must_write = False  # if there is no validation to show
-        if run.only_reports:
+        if run.remaining is Remaining.REPORT:
             num_epochs = len(ResultsTable.read_if_exists(run.folder / "results.csv").rows)
             must_write = is_outdated(run.folder / REPORT_NAME, num_epochs)
         self._page = ReportPage(run.folder, subject, is_resumed=is_continued and not must_write)

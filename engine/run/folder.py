@@ -72,7 +72,7 @@ def claim_folder(
     if isinstance(plan, NewRun):
         return TrainingRun(folder=folder, run_id=run_id, settings=settings)
     return TrainingRun(
-        folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from, only_reports=plan.only_reports
+        folder=folder, run_id=run_id, settings=settings, started_from=plan.started_from, remaining=plan.remaining
     )
 
 

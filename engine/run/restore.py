@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
@@ -58,23 +58,18 @@ class StartPosition:
     """The position at which a run begins or continues."""
 
     progress: Progress
-    pending: PendingEpoch | None  # see `pending_epoch`
+    pending: PendingEpoch | None = None  # see `pending_epoch`
+    messages: list[str] = field(default_factory=list)  # how the position and the learning rate change
 
 
 def restore_run(
-    ctx: DistributedContext,
-    checkpoint: Checkpoint | None,
-    state: TrainState,
-    config: TrainConfig,
-    data: EpochData,
-    *,
-    trains: bool,
+    ctx: DistributedContext, checkpoint: Checkpoint | None, state: TrainState, config: TrainConfig, data: EpochData
 ) -> StartPosition:
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
-    position from which the run continues; that of a new run if there is no checkpoint. Logs how the position and the
-    learning rate change, if the run ``trains`` on. Raises UserError when the state does not fit the run."""
+    position from which the run continues; that of a new run if there is no checkpoint. Raises UserError when the state
+    does not fit the run."""
     if checkpoint is None:
-        return StartPosition(progress=Progress(), pending=None)
+        return StartPosition(progress=Progress())
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
@@ -83,10 +78,8 @@ def restore_run(
             "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
         )
     progress, messages = adapt_progress(checkpoint, config, data)
-    if trains:
-        for message in messages:
-            get_logger().info("%s", message)
-    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint, epochs=config.epochs))
+    pending = pending_epoch(ctx, checkpoint, epochs=config.epochs)
+    return StartPosition(progress=progress, pending=pending, messages=messages)
 
 
 def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint, *, epochs: int) -> PendingEpoch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -85,6 +86,14 @@ class StartedFrom:
         return self.is_pending or (is_between_epochs and is_last and not self.metrics)
 
 
+class Remaining(enum.Enum):
+    """What is left of a run when a command starts it. Each value includes those after it."""
+
+    STEPS = "steps"
+    SCORES = "scores"  # all steps have been taken, but the last epoch has not been scored
+    REPORT = "report"  # the run has ended; if a callback has ended it, its newest epoch may still have to be scored
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
     """The fields that all plans share."""
@@ -108,14 +117,8 @@ class NewRun(_Plan):
     startup_messages: list[str] = field(default_factory=list)  # written to the log before anything else
 
     @property
-    def only_reports(self) -> bool:
-        """See `ContinuedRun`."""
-        return False
-
-    @property
-    def takes_steps(self) -> bool:
-        """See `ContinuedRun`."""
-        return True
+    def remaining(self) -> Remaining:
+        return Remaining.STEPS
 
     @property
     def data_source(self) -> DataSource:
@@ -140,7 +143,7 @@ class ContinuedRun(_Plan):
     launchers: list[str]  # see `TrainCommand`
     started_from: StartedFrom
     known_root: str  # see `DataSource`; "": not stored (--stage), or the command line names another data set
-    end_reason: str  # see `EndedRun`; "": there are steps to take, or all are done and scores are missing
+    end_reason: str  # see `EndedRun`; "": it has not ended, because steps or scores are missing
     position_text: str  # progress of the checkpoint
     change_messages: list[str]  # messages about settings and files
     machine_messages: list[str]  # messages about processes and devices
@@ -148,21 +151,18 @@ class ContinuedRun(_Plan):
     @property
     def startup_messages(self) -> list[str]:
         """Messages that are written to the log before anything else."""
-        if self.only_reports:
+        if self.remaining is Remaining.REPORT:
             return [*self.change_messages, f"writing the report: {self.end_reason}"]
         start = f"resuming {self.started_from.path} after {self.position_text}"
         return [start, *self.change_messages, *self.machine_messages]
 
     @property
-    def only_reports(self) -> bool:
-        """True if the run has ended: only the report and the exports are missing, or also the scores of the epoch after
-        which a callback has ended the run."""
-        return self.end_reason != ""
-
-    @property
-    def takes_steps(self) -> bool:
-        """False if no step is left: only the report is missing, or the scores of the last epoch as well."""
-        return not self.only_reports and self.started_from.progress.epoch < self.settings.config.epochs
+    def remaining(self) -> Remaining:
+        if self.end_reason:
+            return Remaining.REPORT
+        if self.started_from.progress.epoch < self.settings.config.epochs:
+            return Remaining.STEPS
+        return Remaining.SCORES
 
     @property
     def data_source(self) -> DataSource:
@@ -207,7 +207,7 @@ class TrainingRun:
     run_id: str  # see `engine.checkpoint.newest_run`
     settings: RunSettings
     started_from: StartedFrom | None = None  # None: the run started from the beginning
-    only_reports: bool = False  # see `ContinuedRun`
+    remaining: Remaining = Remaining.STEPS
 
     @property
     def config(self) -> TrainConfig:

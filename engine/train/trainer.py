@@ -21,7 +21,7 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
 from engine.run.complete_record import note_reported
 from engine.run.resume_settings import as_flag
-from engine.run.run import TrainingOutcome, TrainingRun
+from engine.run.run import Remaining, TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import is_closing_epoch, validates_after
@@ -115,7 +115,7 @@ class Trainer:
         self._set_steps(steps)
 
     def _set_steps(self, steps: StepPlan) -> None:
-        """Makes ``steps`` the step plan from now on."""
+        """Replaces the step plan."""
         self.steps = steps
         self.epochs = steps.epochs
         self.schedule = build_schedule(self.run.hyp, steps, cosine=self.run.config.cos_lr)
@@ -161,7 +161,7 @@ class Trainer:
 
     def _do_remaining_work(self) -> None:
         """Runs the remaining epochs; of a run that has ended, only writes the report."""
-        if self.run.only_reports:
+        if self.run.remaining is Remaining.REPORT:
             self._report_last_epoch()
         else:
             self._train_epochs()
@@ -219,7 +219,8 @@ class Trainer:
     def _ended_by_callback(self) -> bool:
         """Returns True if a callback has ended the run, in this process or before one that only reports."""
         started_from = self.run.started_from
-        had_ended = self.run.only_reports and started_from is not None and started_from.ended_by_callback
+        only_reports = self.run.remaining is Remaining.REPORT
+        had_ended = only_reports and started_from is not None and started_from.ended_by_callback
         return had_ended or self.control.ended_by_callback
 
     def _continuation(self) -> str:
@@ -371,7 +372,7 @@ class Trainer:
 
     def _follow(self, action: Action) -> Action:
         """Saves or ends the run, as ``action`` requests. A start that only writes the report does not save here."""
-        if action.saves and not self.run.only_reports:
+        if action.saves and self.run.remaining is not Remaining.REPORT:
             self.save_last()
         self._stopped |= action.ends_run
         return action

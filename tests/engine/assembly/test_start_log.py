@@ -7,7 +7,7 @@ import pytest
 from engine.assembly.start_log import log_start
 from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
-from engine.run.run import ContinuedRun, RunSettings
+from engine.run.run import ContinuedRun, Remaining, RunSettings
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
@@ -17,16 +17,16 @@ from utils.distributed.context import DistributedContext
 
 
 @pytest.mark.parametrize(
-    ("epoch", "end_reason", "hours", "takes_steps"),
+    ("epoch", "end_reason", "hours", "remaining"),
     [
-        (1, "", 0.0, True),
-        (1, "a callback has ended it", 0.0, False),
-        (2, "", 0.0, False),  # the last epoch has no scores yet
-        (2, "", 1.0, False),
-        (2, "all epochs are done", 0.0, False),
+        (1, "", 0.0, Remaining.STEPS),
+        (1, "a callback has ended it", 0.0, Remaining.REPORT),
+        (2, "", 0.0, Remaining.SCORES),  # the last epoch has no scores yet
+        (2, "", 1.0, Remaining.SCORES),
+        (2, "all epochs are done", 0.0, Remaining.REPORT),
     ],
 )
-def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours, takes_steps):
+def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours, remaining):
     """Others used to announce a training, and to advise more epochs."""
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
@@ -43,6 +43,9 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
         machine_messages=[],
     )
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(plan, settings, step, step_plan(settings.config, 3))
+    log_start(plan, settings, step, step_plan(settings.config, 3), changes=["resume: continues at batch 2"])
+    assert plan.remaining is remaining
+    takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
+    assert any("continues at batch 2" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps

@@ -26,6 +26,7 @@ from engine.issues.issue import CheckedSplit
 from engine.report.census import take_census
 from engine.report.page import FILE_NAME, ReportPage
 from engine.report.subject import ScoredValidation, Subject
+from engine.run.run import Remaining
 from models.detector import build_detector
 from tests.helpers.html_page import HtmlPage, check_self_contained, photos_of
 from tests.helpers.scoring import make_table
@@ -240,16 +241,16 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("only_reports", "state", "is_written"),
+    ("remaining", "state", "is_written"),
     [
-        (True, "has both epochs", False),
-        (True, "has one epoch", True),
-        (True, "missing", True),
-        (False, "has one epoch", False),
+        (Remaining.REPORT, "has both epochs", False),
+        (Remaining.REPORT, "has one epoch", True),
+        (Remaining.REPORT, "missing", True),
+        (Remaining.STEPS, "has one epoch", False),
     ],
 )
 def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
-    index, tmp_path, only_reports, state, is_written
+    index, tmp_path, remaining, state, is_written
 ):
     """A callback has ended it within an epoch. A page that has all epochs may have the validation of one; in a copy of
     the folder, results.csv may be the newer file."""
@@ -273,7 +274,7 @@ def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
     trainer = hook_training(
         tmp_path, started_from=started_from(progress), progress=progress, step=step, loader=Loader()
     )
-    trainer.run = replace(trainer.run, only_reports=only_reports)
+    trainer.run = replace(trainer.run, remaining=remaining)
     evaluator = SimpleNamespace(scored=None, shown=None)
     hook = Plots(evaluator, index, Fitness.parse("AP", list(index.names)), Mock())
     hook.start(trainer)

@@ -20,7 +20,7 @@ from engine.run.complete_record import note_reported
 from engine.run.ended_run import may_add_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
-from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
+from engine.run.run import ContinuedRun, EndedRun, NewRun, Remaining, RunPlan, RunSettings
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import STORED, name_newest_run, save_checkpoint
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
@@ -101,7 +101,7 @@ def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, pro
     save_checkpoint(folder / "last.pt", progress, run=HOUR, config=TrainConfig(project=str(folder.parent), **stored))
     plan = plan_of(folder.parent, **settings)
     assert isinstance(plan, ContinuedRun)
-    assert plan.only_reports == (epochs is None)
+    assert (plan.remaining is Remaining.REPORT) == (epochs is None)
     assert epochs in (None, plan.settings.config.epochs)
     if epochs is None:
         report(folder, TrainConfig(project=str(folder.parent), **stored), progress.epoch)

@@ -15,7 +15,7 @@ from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.run.complete_record import note_reported
 from engine.run.launchers import note_launch
 from engine.run.plan import plan_run
-from engine.run.run import EndedRun, NewRun, RunSettings
+from engine.run.run import EndedRun, NewRun, Remaining, RunSettings
 from tests.helpers.messages import matches
 from tests.helpers.run_checkpoints import STORED, name_newest_run, save_checkpoint
 from utils.config.settings import AUTO, Hyperparameters, TrainConfig
@@ -205,7 +205,7 @@ def outcome(folder: Path, state: State, command: Command) -> str:
         return "start"
     if isinstance(plan, EndedRun):
         return "complete"
-    if plan.only_reports:
+    if plan.remaining is Remaining.REPORT:
         assert plan.startup_messages[-1] == f"writing the report: {plan.end_reason}"
         return "report"
     assert plan.startup_messages[0].startswith(f"resuming {folder}/last.pt after epoch ")

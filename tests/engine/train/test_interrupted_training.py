@@ -13,6 +13,7 @@ import torch
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.run.complete_record import read_reported_epochs
+from engine.run.run import Remaining
 from engine.train.step import TrainStep
 from tests.engine.train.watched_trainer import (
     BATCHES,
@@ -140,7 +141,8 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
     evaluator = Evaluates()
     watch = Watch()
     trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), validator=local(evaluator, pending))
-    trainer.run = replace(trainer.run, only_reports=not has_pending)
+    remaining = Remaining.SCORES if has_pending else Remaining.REPORT
+    trainer.run = replace(trainer.run, remaining=remaining)
     way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project=..."
     with refused(f"on_start failed; when it is fixed, {way}"):
         trainer.fit()

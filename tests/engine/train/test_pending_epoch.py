@@ -11,7 +11,7 @@ from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.hooks.hook import Action, Hook, Training
 from engine.hooks.stopping import EarlyStopping
 from engine.run.complete_record import read_reported_epochs
-from engine.run.run import RunSettings, StartedFrom, TrainingRun
+from engine.run.run import Remaining, RunSettings, StartedFrom, TrainingRun
 from models.detector import build_detector
 from tests.engine.train.watched_trainer import Evaluates, Results, Watch, build, local, remote, trainer_of
 from tests.helpers.messages import refused
@@ -79,7 +79,7 @@ def test_a_report_is_repeated_with_the_loss_of_its_epoch(close_mosaic, is_closin
     watch = Watch()
     settings = RunSettings(TrainConfig(epochs=2), Hyperparameters(close_mosaic=close_mosaic))
     origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2)))
-    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=origin, only_reports=True)
+    run = TrainingRun(folder=Path(), run_id="", settings=settings, started_from=origin, remaining=Remaining.REPORT)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2, seed=1))
     closing: list[bool] = []
     step.criterion.set_closing = closing.append
@@ -123,7 +123,8 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
     checkpoint = checkpoint_of(progress=progress, metrics=metrics, ended_by_callback=True)
     hooks = [FailsAtStart()] if fails else []
     plain = build(epochs=3)
-    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=StartedFrom.of(checkpoint))
+    origin = StartedFrom.of(checkpoint)
+    run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
     trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
     if fails:
         with refused("on_start failed; when it is fixed, write the report with: --resume auto --project=..."):
@@ -144,7 +145,7 @@ def test_an_epoch_that_begins_again_is_not_reported_with_the_weights_of_its_step
     evaluator = Evaluates()
     origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=2, batch=1), metrics={}, ended_by_callback=True))
     plain = build(epochs=3)
-    run = replace(plain.run, folder=tmp_path, run_id="run", only_reports=True, started_from=origin)
+    run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
     trainer_of(run, plain.step, Progress(epoch=2), validator=local(evaluator)).fit()
     assert evaluator.runs == 0
 
@@ -156,7 +157,7 @@ def test_a_run_that_only_reports_scores_its_pending_epoch_once():
     plain = build(epochs=3)
     pending.ema.update(plain.step.ema.module.state_dict())
     origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=1), pending=pending, ended_by_callback=True))
-    run = replace(plain.run, only_reports=True, started_from=origin)
+    run = replace(plain.run, remaining=Remaining.REPORT, started_from=origin)
     trainer = trainer_of(run, plain.step, Progress(epoch=1), watch, validator=local(evaluator, pending))
     trainer.fit()
     assert evaluator.runs == 1
