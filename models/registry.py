@@ -125,7 +125,7 @@ def make_activation(spec: ModelSpec) -> nn.Module | None:
 
 
 def build_layer(layer: LayerSpec, spec: ModelSpec, channels: tuple[int, ...]) -> nn.Module:
-    """Builds the module of a row before the head; ``channels``: channels of its sources.
+    """Builds the module of a row before the head; ``channels``: those of its sources.
 
     Raises UserError naming the layer and the field.
     """

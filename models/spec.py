@@ -87,7 +87,7 @@ class ModelSpec:
     activation: str | None
     reg_max: int
     end2end: bool  # whether the head has a one-to-one branch and needs no NMS
-    channels: int  # channels of an image
+    channels: int  # per image
     layers: tuple[LayerSpec, ...]
     plain: dict[str, Any]  # plain data from which `parse_spec` rebuilds this spec
 

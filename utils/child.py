@@ -41,7 +41,7 @@ class RunResult:
     outcome: Outcome
     reason: str = ""  # the error line of a command that was refused or lost, or that failed
     code: int = 0  # exit code; negative: the signal that killed it
-    cause: Cause | None = None  # cause of this error
+    cause: Cause | None = None  # None if it is done or was stopped
     has_begun: bool = False  # whether the work of the command had begun (`report_begun`)
     values: Mapping[str, Any] = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ from utils.strings import counted
 MAX_PROBE_IMAGES = 100  # maximum number of training images that are examined
 BATCH_IMAGES = 10
 MAX_SHARE_OF_RUN = 0.25  # maximum fraction of the run's images; a forward pass takes at most a third of a step
-FOUND_IOU = 0.5  # minimum IoU of an object with a predicted box that finds it
+FOUND_IOU = 0.5  # minimum IoU at which a predicted box counts as finding an object
 # Minimum mean scores of weights that know the objects, or know them well. Measured on seven data sets, see
 # `benchmarks/LOG.md`.
 FAMILIAR_SCORE = 0.05
@@ -48,7 +48,7 @@ class LrMult(NamedTuple):
     """A value of ``lr_mult``."""
 
     value: float
-    reason: str  # reason as the log states it
+    reason: str  # for the log, such as "detects the training objects well"
 
 
 class ObjectScore(NamedTuple):

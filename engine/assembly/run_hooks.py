@@ -30,8 +30,8 @@ class HookResources:
     """External resources of the hooks, opened before the data so that a missing or unusable one fails early."""
 
     results: ResultsTable  # content of the results.csv that is already in the folder
-    services: list[Service]  # services that ``--tracker`` names; empty except on rank 0
-    callbacks: UserCallbacks | None  # hook that ``--callbacks`` adds
+    services: list[Service]  # those that ``--tracker`` names; empty except on rank 0
+    callbacks: UserCallbacks | None  # None without ``--callbacks``
 
 
 def open_hook_resources(ctx: DistributedContext, plan: RunPlan) -> HookResources:

@@ -84,7 +84,7 @@ def unused_settings(
 
 
 def _explicit_settings(config: TrainConfig) -> dict[str, str]:
-    """Returns the settings that differ from the defaults, by name, as they are flags on a command line."""
+    """Returns the flags of the settings that differ from the defaults, by the name of the setting."""
     flags = {name: f"--set {name}" for name in _overridden(config)}
     for name, value in changed_settings(config).items():
         flag = f"--{name.replace('_', '-')}"

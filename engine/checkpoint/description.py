@@ -40,7 +40,7 @@ class RunDescription:
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)  # best.pt leaves them out
     data: dict[str, str]  # location of the data set, see `utils.files.data_location`
-    identity: DataIdentity  # identity of its images and labels
+    identity: DataIdentity
     val_images: list[str]  # held out by --val-fraction: names in the data set's folder
     tile: int  # side of the tiles of the data set's images, pixels; 0: whole images
     pretrained: dict[str, list[int]]  # parameters from weights, and their random rows

@@ -43,9 +43,9 @@ class SplitScores:
     result: EvalResult
     scored: DetectionTable  # detections whose AP is computed
     shown: DetectionTable  # as detect.py shows them
-    evaluator: Evaluator  # evaluator that has run
-    index: DatasetIndex  # index of the split
-    canvases: CanvasRule  # rule for the canvases of its images
+    evaluator: Evaluator  # after its run
+    index: DatasetIndex
+    canvases: CanvasRule
 
 
 def score(

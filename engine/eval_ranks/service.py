@@ -65,7 +65,7 @@ class ValidationService:
         self._run_store = ctx.store
         self._store = evaluation_store(ctx.store)
         self._number = 0  # number of the newest message with weights, from 1
-        self._epoch = 0  # epoch of these weights
+        self._epoch = 0  # whose weights these are
         self._sent_at = 0.0
         self._is_busy = False
         self._wait_number = 0  # number of the newest wait for scores, from 1

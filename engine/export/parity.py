@@ -48,9 +48,9 @@ class Parity:
     mean_box: float
     score: float
     mean_score: float
-    ap: float  # AP of the exported model
+    ap: float  # of the exported model
     ap_checkpoint: float
-    f1: float  # at the threshold, of the exported model
+    f1: float  # of the exported model, at `threshold`
     f1_checkpoint: float
     threshold: float
     worst_image: str

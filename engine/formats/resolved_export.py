@@ -18,4 +18,4 @@ class ResolvedExport:
     nms: bool  # the one-to-many branch of an NMS-free head
     nms_iou: float | None  # IoU threshold of the NMS that the detections need, in the file or after it; None: no NMS
     box_voting: bool  # whether the NMS in the file uses box voting
-    opset: int  # opset of ONNX
+    opset: int  # for ONNX

@@ -32,7 +32,7 @@ Callback = Callable[["RunState"], None]
 class RunState:
     """The argument of a callback. Setting an attribute does not change the run."""
 
-    folder: Path  # the run's folder
+    folder: Path
     settings: dict[str, Any]  # all flags and hyper-parameters by name
     rank: int
     world_size: int
@@ -81,8 +81,8 @@ def _callbacks_of(owner: Any) -> dict[str, Callback]:
 
 
 def _located_message(error: BaseException, path: str | None) -> str:
-    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or else of the innermost line of
-    all."""
+    """Returns ``file:line: type: message`` of the innermost line in the file ``path``, or of the innermost line if none
+    is in it."""
     import_machinery = ("<frozen", __file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     relevant_frames = [frame for frame in frames if not frame.filename.startswith(import_machinery)]

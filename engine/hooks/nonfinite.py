@@ -27,7 +27,7 @@ class NonFiniteSteps(Hook):
 
     def __init__(self) -> None:
         self._bad_steps: list[Sequence[str]] = []  # the files of each bad step in a row that this process has taken
-        self._has_warned = False  # whether a warning has said that the list of files cannot be written
+        self._has_warned = False  # whether the warning about the list of files has been logged
 
     def after_read(self, trainer: Training, values: StepValues) -> None:
         progress = trainer.progress

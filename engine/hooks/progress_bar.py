@@ -31,11 +31,11 @@ class EpochMeter:
     """Counts the steps of an epoch in this process, and measures their speed."""
 
     title: str
-    steps: int  # steps in the epoch
+    steps: int  # in the whole epoch
     taken_before: int  # steps that a resumed run has taken before
     epochs_left: int  # after this one
     done: int = field(init=False)  # steps, with those taken before
-    images: int = 0  # images over all processes
+    images: int = 0  # over all processes
     wait_s: float = 0.0  # seconds spent waiting for data
     started: float = field(init=False)  # on the monotonic clock
 
@@ -75,7 +75,7 @@ class ProgressBar(Hook):
     """Shows on rank 0 the time left, the fraction of time spent waiting for data, memory, losses and images per second;
     puts the speed of an epoch into its row."""
 
-    _meter: EpochMeter  # meter of the newest epoch
+    _meter: EpochMeter  # for the newest epoch
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None

@@ -93,7 +93,7 @@ class Tracking(Hook):
         self._finish_s = finish_s
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._make_calls, name=service.name, daemon=True)
-        self._first_rows: dict[int, Mapping[str, str]] = {}  # rows as the service has them, by epoch
+        self._tracked_rows: dict[int, Mapping[str, str]] = {}  # by epoch; results.csv may get other values later
         self._is_open = False
         self._is_complete = False
         self._has_warned = False
@@ -174,9 +174,9 @@ class Tracking(Hook):
         if missing:
             get_logger().warning("%s lacks %s that results.csv has", name, counted(missing, "epoch"))
         rows = self._table.rows
-        for epoch, row in self._first_rows.items():
+        for epoch, row in self._tracked_rows.items():
             if epoch in rows and row.keys() != rows[epoch].keys():  # `--val-every` had left out its validation
-                get_logger().warning("%s has epoch %d without the scores that results.csv has now", name, epoch)
+                get_logger().warning("%s lacks the scores of epoch %d, added to results.csv later", name, epoch)
 
     def _queue_update(self) -> None:
         """Queues the epochs that results.csv has now."""
@@ -202,7 +202,7 @@ class Tracking(Hook):
             if epoch > self._tracked.epoch:
                 self._service.log(epoch, {name: float(cell) for name, cell in row.items() if name != "epoch"})
                 self._remember(replace(self._tracked, epoch=epoch))
-            self._first_rows.setdefault(epoch, row)
+            self._tracked_rows.setdefault(epoch, row)
 
     def _remember(self, tracked: TrackedRun) -> None:
         """Records how far the service has come, also in the run's folder."""

@@ -27,7 +27,7 @@ class ResultsCsv(Hook):
     def __init__(self, path: Path, table: ResultsTable) -> None:
         self.path = path
         self.table = table
-        self._has_warned = False  # whether a warning has said that the file may not survive a power cut
+        self._has_warned = False  # whether the warning about power cuts has been logged
 
     def start(self, trainer: Training) -> None:
         """Drops the epochs that a resumed run repeats. `engine.run.restore` has warned of those that the file has lost.

@@ -48,7 +48,7 @@ class SourceOptions(NamedTuple):
     max_frames: int = 0  # frames to read of each video or stream; 0: all
     threads: int = 1  # threads that decode image files; a video is decoded in one
     ahead: Callable[[], int] = lambda: 0  # returns how many frames of files may be decoded in advance
-    pixels: PixelFormat = RGB8  # format of the frames
+    pixels: PixelFormat = RGB8
     # For tracking: the images of a folder come one after another, and frame2.jpg before frame10.jpg. Otherwise the
     # files of folders and globs are sorted by name, and lists keep their order.
     in_sequences: bool = False

@@ -29,7 +29,7 @@ class InferenceModel(nn.Module):
     path: Path  # file or folder
     format: str  # "checkpoint", or the key of `EXPORT_FORMATS`
     names: tuple[str, ...]  # class names
-    pixels: PixelFormat  # format of the images
+    pixels: PixelFormat
     stride: int  # canvas sides must be multiples of it
     imgsz: int  # longer side of the canvas that the model is meant for, pixels
     input_hw: tuple[int, int] | None  # the only canvas that the model takes, pixels; None: any multiple of ``stride``

@@ -130,7 +130,7 @@ class RunControl:
 
         Args:
             flags: requests of all ranks, read after this step.
-            action: joined actions of the hooks; the same on all ranks.
+            action: combined actions of the hooks; the same on all ranks.
             read_newest: reads the flags of the steps that have not been read yet; called before a save.
         """
         self._watchdog.beat()

@@ -32,7 +32,7 @@ class CurvesSection:
     """Precision, recall and F1."""
 
     figures: dict[str, Picture]  # by the name of the file; empty without objects
-    scores: page.HtmlTable  # scores of each class
+    scores: page.HtmlTable  # by class
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ConfusionSection:
     """The confusion matrix."""
 
     figures: dict[str, Picture]
-    pairs: page.HtmlTable  # confused pairs of classes
+    pairs: page.HtmlTable  # of confused classes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ErrorsSection:
 
     split: ErrorSplit
     figures: dict[str, Picture]  # empty without objects
-    counts: page.HtmlTable  # error counts of each class
+    counts: page.HtmlTable  # of errors by kind, for each class
 
 
 @dataclass(frozen=True)

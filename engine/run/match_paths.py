@@ -58,7 +58,7 @@ class MatchedPaths:
     """The settings of a run, and of a command that continues it, with equal paths where they mean the same file."""
 
     stored: RunSettings  # settings of the run; files that have moved have their new paths
-    command: TrainCommand  # the command, with the stored paths of the run's other files
+    command: TrainCommand  # with the stored paths of the run's other files
     local_paths: frozenset[str]  # settings whose paths are those of the command, which each process resolves itself
     messages: list[str]  # a message for each file that has changed or can no longer be compared
 

@@ -60,7 +60,7 @@ class Criterion(nn.Module):
     """Base of the losses."""
 
     settings: LossSettings
-    names: tuple[str, ...]  # names of ``LossOutput.parts``
+    names: tuple[str, ...]  # of ``LossOutput.parts``
     gains: tuple[float, ...]  # factors of the same terms
     class_weights: Tensor | None  # buffer, float32 (C,), see `class_weights`; None: all classes count alike
 

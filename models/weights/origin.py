@@ -19,7 +19,7 @@ class Origin(NamedTuple):
     """The weights from which others were trained, and the license; `UNKNOWN` where that was not recorded."""
 
     weights: str  # weights that training started from, and the teacher
-    license: str  # license of the trained weights
+    license: str  # of the trained weights
 
 
 RANDOM = Origin("random weights", "yours to choose (trained from random weights)")

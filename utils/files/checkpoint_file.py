@@ -23,7 +23,7 @@ from utils.schema import check
 from utils.strings import counted
 
 FORMAT = "lockstep"
-VERSION = 1  # version of the format
+VERSION = 1
 MAX_PARTS = 2_000_000  # values, lists and so on in a checkpoint's content
 CHARACTERS_PER_PART = 64  # a longer string counts as several parts
 MAX_TENSORS = 20_000  # maximum number in a safetensors file

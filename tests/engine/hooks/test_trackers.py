@@ -286,7 +286,7 @@ def test_scores_that_come_after_their_epoch_was_tracked_are_missing(tmp_path, ca
     run.track(2)
     run.tracking.close()
     assert service.epochs == [1, 2, 3]
-    assert capsys.readouterr().out == "warning: Memory has epoch 2 without the scores that results.csv has now\n"
+    assert capsys.readouterr().out == "warning: Memory lacks the scores of epoch 2, added to results.csv later\n"
 
 
 def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys):
