@@ -56,15 +56,10 @@ def choose_remaining(
 ) -> RunSettings:
     """Chooses the optimizer and ``lr_mult``, which depend on the planned steps. The settings do not change
     afterwards."""
-    config = replace(settings.config, optimizer=choose_optimizer(settings.config, steps))
-    hyp = replace(settings.hyp, lr_mult=_choose_lr_mult(ctx, settings, samples, model, steps))
-    return replace(settings, config=config, hyp=hyp)
-
-
-def choose_optimizer(config: TrainConfig, steps: StepPlan) -> str:
-    """Returns the optimizer. ``auto`` depends on the number of steps, and is Muon if ``--time`` leaves that open. The
-    run stores the choice, so resuming it with more epochs does not change its optimizer."""
-    return resolve_optimizer(config.optimizer, steps.known_total)
+    optimizer = resolve_optimizer(settings.config.optimizer, steps.known_total)
+    lr_mult = _choose_lr_mult(ctx, settings, samples, model, steps)
+    config = replace(settings.config, optimizer=optimizer)
+    return replace(settings, config=config, hyp=replace(settings.hyp, lr_mult=lr_mult))
 
 
 def _choose_lr_mult(

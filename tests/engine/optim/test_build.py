@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engine.assembly.choices import choose_optimizer
 from engine.checkpoint.checkpoint import copy_to_cpu
 from engine.optim.build import (
     RULES,
@@ -235,7 +234,8 @@ def test_auto_depends_on_the_length_of_the_run():
     assert resolve_optimizer("auto", 10**6) == "SGD"
     for time, optimizer in ((0, "SGD"), (1, "Muon")):  # with --time the length is unknown
         config = TrainConfig(epochs=3000, time=time)
-        assert choose_optimizer(config, step_plan(config, epoch_batches=10)) == optimizer
+        steps = step_plan(config, epoch_batches=10)
+        assert resolve_optimizer(config.optimizer, steps.known_total) == optimizer
     assert resolve_optimizer("Adam", 100) == "Adam"
 
 
