@@ -127,14 +127,16 @@ def check_teacher(ctx: DistributedContext, config: TrainConfig, *, resumes: bool
     flag = "--keep-old" if config.keep_old else "--teacher"
     if ctx.eval_ranks:
         raise UserError(f"{flag}: the teacher runs in the training processes only; leave out --eval-ranks")
+    if not config.keep_old:
+        return
     refusals = {
         "name the model whose classes are kept with --weights": not config.weights,
         f"the model is that of --weights; leave out --model {config.model}": config.model,
         "the teacher is the model of --weights; leave out --teacher": config.teacher and not resumes,
         "with --single-cls there are no new classes; leave out one of the two": config.single_cls,
     }
-    for reason, is_given in refusals.items():
-        if config.keep_old and is_given:
+    for reason, applies in refusals.items():
+        if applies:
             raise UserError(f"--keep-old: {reason}")
 
 
@@ -166,14 +168,8 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
         origin=origin_of_run(stored),
     )
     check_agreement(ctx, {"the checksum of the teacher's weights": teacher.sha256})
-    if started_from is not None and teacher.sha256 != started_from.description.teacher.get("sha256"):
-        stored_path = started_from.description.teacher.get("path", "")
-        if teacher.path == stored_path:
-            raise UserError(
-                f"{flag}: {source} has changed since the run began; restore it, or give a copy of it as it was: "
-                f"{_flag_of_path(config)} PATH"
-            )
-        raise UserError(f"{flag}: {source} is not the teacher that this run began with ({stored_path})")
+    if started_from is not None:
+        _check_is_same(teacher, config, started_from, source)
     return teacher
 
 
@@ -191,6 +187,20 @@ def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: s
             return path
     new_path = f"{_flag_of_path(config)} PATH"
     raise UserError(f"{stored_path}: this run's teacher is no longer there; give its new path: {new_path}")
+
+
+def _check_is_same(teacher: TeacherFile, config: TrainConfig, started_from: StartedFrom, source: str) -> None:
+    """Raises UserError if the teacher of a resumed run, the file ``source``, is not the one that the run began with."""
+    stored = started_from.description.teacher
+    if teacher.sha256 == stored.get("sha256"):
+        return
+    stored_path = stored.get("path", "")
+    if teacher.path == stored_path:
+        raise UserError(
+            f"{teacher.flag}: {source} has changed since the run began; restore it, or give a copy of it as it was: "
+            f"{_flag_of_path(config)} PATH"
+        )
+    raise UserError(f"{teacher.flag}: {source} is not the teacher that this run began with ({stored_path})")
 
 
 def _flag_of_path(config: TrainConfig) -> str:
