@@ -154,13 +154,13 @@ def build_validator(
     local = LocalValidator(validation, step, control, pending=pending)
     if not ctx.eval_ranks:
         return local
-    setup = build_setup(run.settings, step, description, plan, validation.loader.index)
+    setup = build_setup(run.settings, step, description=description, plan=plan, val=validation.loader.index)
     service = ValidationService(ctx, validation.evaluator, setup)
     return RemoteValidator(ctx, local, service, control)
 
 
 def build_setup(
-    settings: RunSettings, step: TrainStep, description: RunDescription, plan: RunPlan, val: DatasetIndex
+    settings: RunSettings, step: TrainStep, *, description: RunDescription, plan: RunPlan, val: DatasetIndex
 ) -> SetupMessage:
     """Builds the message that describes a run to its evaluating processes. ``val``: the validation split."""
     class_weights = step.criterion.class_weights

@@ -225,7 +225,9 @@ def test_an_evaluating_process_scores_as_the_training_one_does(world, tmp_path, 
         own = trainer.validator.validation
         own_result = own.evaluator.run(trainer.step.ema.module, own.loader)
         description = trainer.checkpointer.description
-        setup = build_setup(trainer.run.settings, trainer.step, description, plan, own.loader.index)
+        setup = build_setup(
+            trainer.run.settings, trainer.step, description=description, plan=plan, val=own.loader.index
+        )
     assert setup.class_weights is not None
     assert setup.class_weights[0] != setup.class_weights[1]  # --cls-pw 1
     scores = Scorer(ctx, command.config, (), setup)(WeightsMessage(setup.ema, is_closing=False))
