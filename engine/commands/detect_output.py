@@ -31,7 +31,7 @@ class DetectOutput:
     """
 
     def __init__(self, stream: DetectionStream, names: tuple[str, ...], config: DetectConfig) -> None:
-        """``names``: of the classes."""
+        """``names``: class names."""
         self.failures = FileFailures()
         self.run_dir: Path | None = None
         self._stream = stream
@@ -95,7 +95,7 @@ class FrameDrawer:
     """Draws and encodes the boxes of frames, as the flags request. Several threads may call it at once."""
 
     def __init__(self, names: tuple[str, ...], config: DetectConfig) -> None:
-        """``names``: of the classes."""
+        """``names``: class names."""
         self._names = names
         self._config = config
 

@@ -53,10 +53,9 @@ class ExportMetadata:
     box_voting: bool = False  # whether the NMS inside uses box voting
     validation_iou: Fraction | None = None  # as published for the model's head
     squares: bool = False  # whether images are padded to squares
-    # Thresholds with the best F1 in validation: of the output as it is, after NMS if it needs that, and with the box
-    # voting of this program after it.
-    confidence: Fraction | None = None
-    voting_confidence: Fraction | None = None
+    # Thresholds with the best F1 in validation:
+    confidence: Fraction | None = None  # for the output as it is, after NMS if it needs that
+    voting_confidence: Fraction | None = None  # for the output after NMS with box voting, as detect.py applies it
     data: dict[str, str] = field(default_factory=dict)  # where the data set is, as a checkpoint stores it
     description: str = ""
     date: str = ""

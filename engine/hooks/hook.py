@@ -44,7 +44,7 @@ class Epoch:
 
     number: int  # from 1
     row: dict[str, float] = field(default_factory=dict)  # its row of results.csv
-    # Of its validation, if there was one:
+    # Results of its validation, if there was one:
     result: EvalResult | None = None  # on rank 0
     class_ap: np.ndarray | None = None  # (C,)
     metrics: dict[str, float] = field(default_factory=dict)  # on rank 0, by their names in results.csv
@@ -148,7 +148,7 @@ class Hooks:
         return iter(self._hooks)
 
     def call(self, point: Point, trainer: Training, *args: Any) -> Action:
-        """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, joined."""
+        """Calls a method of all hooks, up to one that interrupts the run. Returns their actions, combined."""
         action = Action.CONTINUE
         for hook in self._hooks:
             action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE

@@ -38,11 +38,11 @@ class TrackedRun:
 
     key: str = ""  # the service's key for its run; "": not known
     epoch: Count = 0  # the last one tracked
-    # Of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
+    # Id of the training (`engine.checkpoint.newest_run`). Without a key, the service continues the tracked run that was
     # created with this id in the same folder, if it has one; "": it creates a new one.
     run_id: str = ""
-    # Of the training, resolved; "": not known. A copy becomes another tracked run while this folder can be seen; a copy
-    # on another machine cannot be told from a run that was moved there, and continues this one.
+    # Folder of the training, resolved; "": not known. A copy becomes another tracked run while this folder can be seen;
+    # a copy on another machine cannot be told from a run that was moved there, and continues this one.
     folder: str = ""
 
     @staticmethod
