@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,12 +25,11 @@ from engine.run.results_csv import ResultsTable, read_columns
 from engine.run.run import Remaining
 from utils.drawing.draw import write_image
 from utils.errors import first_line
+from utils.logger import get_logger
 from utils.machine.packages import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-log = logging.getLogger("lockstep")
 
 PICTURED_BATCHES = 3
 PR_POINTS = 127  # thresholds of a curve; TensorBoard shows no more
@@ -80,11 +78,11 @@ class Plots(Hook):
             batches=len(trainer.loader),
         )
         is_continued = run.started_from is not None
-        must_write = False  # if there is no validation to show
-        if run.remaining is Remaining.REPORT:
+        keeps_page = is_continued
+        if run.remaining is Remaining.REPORT:  # there may be no validation to show
             num_epochs = len(ResultsTable.read_if_exists(run.folder / "results.csv").rows)
-            must_write = is_outdated(run.folder / REPORT_NAME, num_epochs)
-        self._page = ReportPage(run.folder, subject, is_resumed=is_continued and not must_write)
+            keeps_page = not is_outdated(run.folder / REPORT_NAME, num_epochs)
+        self._page = ReportPage(run.folder, subject, keeps_earlier=keeps_page)
         if not is_continued:
             self._draw_batches(trainer.loader)
             self._page.write({})
@@ -141,7 +139,7 @@ class Plots(Hook):
         except Exception as error:
             warning = f"{self._folder / name}: cannot be drawn ({first_line(error)})"
             if warning not in self._warnings:
-                log.warning("%s", warning)
+                get_logger().warning("%s", warning)
             self._warnings.add(warning)
 
 

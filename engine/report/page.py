@@ -63,13 +63,13 @@ def is_outdated(path: Path, epochs: int) -> bool:
 class ReportPage:
     """Writes `FILE_NAME` and its figures into ``folder``, and rewrites them during a run.
 
-    A resumed run keeps the page of the previous process until its first validation.
+    ``keeps_earlier``: whether the page of an earlier process stays until the first validation of this one.
     """
 
-    def __init__(self, folder: Path, subject: Subject, *, is_resumed: bool = False) -> None:
+    def __init__(self, folder: Path, subject: Subject, *, keeps_earlier: bool = False) -> None:
         self._folder = folder
         self._subject = subject
-        self._is_resumed = is_resumed
+        self._keeps_earlier = keeps_earlier
         self.path = folder / FILE_NAME
         self._validation: ScoredValidation | None = None  # the newest
         self._ap_of_draws: dict[int, np.ndarray] = {}  # `ap_of_draws` by epoch, of this process
@@ -100,7 +100,7 @@ class ReportPage:
         first epoch.
         """
         self.is_written = False
-        if self._is_resumed and self._validation is None:
+        if self._keeps_earlier and self._validation is None:
             return
         path = self.path
         validation = self._validation

@@ -232,7 +232,7 @@ def test_small_boxes_get_a_warning_with_the_size_that_is_enough(index, tmp_path)
 
 def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
     (tmp_path / FILE_NAME).write_text("of the former process")
-    report = ReportPage(tmp_path, subject_of(index), is_resumed=True)
+    report = ReportPage(tmp_path, subject_of(index), keeps_earlier=True)
     report.write({})
     assert (tmp_path / FILE_NAME).read_text() == "of the former process"
     report.set_validation(scored(index, make_detections(index, false_per_image=1), epoch=4))
