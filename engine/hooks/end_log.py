@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from engine.evaluation.tables import format_table, result_rows
 from engine.hooks.hook import Epoch, Hook, Training
 from utils.labels import GroundTruth
+from utils.logger import get_logger
 from utils.strings import counted
-
-log = logging.getLogger("lockstep")
 
 
 class ClassScores(Hook):
@@ -42,9 +40,9 @@ class ClassScores(Hook):
             model = "last.pt"
         else:
             model = "newest validation"
-        log.info("%s, after epoch %d:", model, shown.number)
+        get_logger().info("%s, after epoch %d:", model, shown.number)
         for line in format_table(result_rows(shown.result, self._truth, self._names)):
-            log.info("%s", line)
+            get_logger().info("%s", line)
 
 
 class Summary(Hook):
@@ -58,12 +56,12 @@ class Summary(Hook):
         checkpointer = trainer.checkpointer
         done = counted(progress.epoch, "epoch")
         if progress.best_epoch < 0:
-            log.info("done: %s, no epoch has a score; weights: %s", done, checkpointer.last)
+            get_logger().info("done: %s, no epoch has a score; weights: %s", done, checkpointer.last)
             return
         weights = str(checkpointer.best)
         if not checkpointer.best.is_file():  # moved since an earlier start of the run
             weights = f"best.pt is no longer there; weights: {checkpointer.last}"
-        log.info(
+        get_logger().info(
             "done: %s; best %s %.4f in epoch %d: %s",
             done,
             self._fitness,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from engine.parallel.step_values import StepValues
 from utils.distributed.context import all_objects
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
+from utils.logger import get_logger
 from utils.program import resume_flag
-
-log = logging.getLogger("lockstep")
 
 # GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
 MAX_SCALE_HALVINGS = 16
@@ -36,7 +34,7 @@ class NonFiniteSteps(Hook):
             return
         self._bad_steps.append(values.paths)
         if values.local_finite and trainer.step.scaler.is_enabled() and progress.bad_steps <= MAX_SCALE_HALVINGS:
-            log.info("float16 gradients overflow: step skipped, the loss scale is halved")
+            get_logger().info("float16 gradients overflow: step skipped, the loss scale is halved")
         else:
             self._name_files(trainer, values)
         if progress.bad_steps >= MAX_CONSECUTIVE_BAD_STEPS:
@@ -53,9 +51,9 @@ class NonFiniteSteps(Hook):
         if is_blank:
             files += ", all of a single color"
         if not values.local_finite:
-            log.warning("non-finite loss, step skipped; its files: %s", files)
+            get_logger().warning("non-finite loss, step skipped; its files: %s", files)
         elif trainer.ctx.is_main or is_blank:
-            log.warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
+            get_logger().warning("non-finite gradient (norm %s), step skipped; its files: %s", values.grad_norm, files)
 
     def _append_to_list(self, trainer: Training, values: StepValues) -> None:
         """Appends the files of a bad step to this rank's list. Warns once if the list cannot be written, as on a full
@@ -67,7 +65,9 @@ class NonFiniteSteps(Hook):
                 file.write(line)
         except OSError as error:
             if not self._has_warned:
-                log.warning("%s: cannot be written (%s); the log names the files", path, error.strerror or error)
+                get_logger().warning(
+                    "%s: cannot be written (%s); the log names the files", path, error.strerror or error
+                )
             self._has_warned = True
 
     def _reason(self, trainer: Training) -> str:

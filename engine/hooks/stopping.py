@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 from engine.hooks.hook import Action, Epoch, Hook, Training
 from engine.optim.schedule import epochs_in_time
 from utils.distributed.context import broadcast_object
+from utils.logger import get_logger
 from utils.strings import counted
-
-log = logging.getLogger("lockstep")
 
 
 class EarlyStopping(Hook):
@@ -26,7 +24,7 @@ class EarlyStopping(Hook):
         progress = trainer.progress
         if not progress.stops_early(self._patience, epochs=trainer.epochs, val_every=self._val_every):
             return None
-        log.info(
+        get_logger().info(
             "no better %s in %s (best: epoch %d): stopped early (--patience %d)",
             self._fitness,
             counted(progress.epoch - progress.best_epoch, "epoch"),
@@ -55,5 +53,5 @@ class TimeLimit(Hook):
         epochs = epochs_in_time(epoch.number, trainer.seconds() + self._between_s, self._hours * 3600)
         epochs = broadcast_object(trainer.ctx, epochs)
         if epochs != trainer.epochs:
-            log.info("--time %g: %s", self._hours, counted(epochs, "epoch"))
+            get_logger().info("--time %g: %s", self._hours, counted(epochs, "epoch"))
             trainer.set_epochs(epochs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING
 from engine.hooks.hook import Epoch, Hook, Training
 from engine.run.results_csv import ResultsTable
 from utils.errors import first_line
+from utils.logger import get_logger
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-log = logging.getLogger("lockstep")
 
 
 class ResultsCsv(Hook):
@@ -55,7 +53,7 @@ class ResultsCsv(Hook):
             self.table.write(self.path)  # raises if the file cannot be written at all
             if not self._has_warned:
                 reason = error.strerror or error
-                log.warning("%s: may not survive a power cut (%s); written all the same", self.path, reason)
+                get_logger().warning("%s: may not survive a power cut (%s); written all the same", self.path, reason)
             self._has_warned = True
 
 
@@ -118,7 +116,7 @@ class TensorBoard(Hook):
 
     def _turn_off(self, error: Exception) -> None:
         self._writer = None
-        log.warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
+        get_logger().warning("TensorBoard is off (%s); results.csv is kept", first_line(error))
 
 
 def _add_scalar(writer: SummaryWriter, tag: str, value: float, step: int) -> None:

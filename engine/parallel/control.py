@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,9 @@ from engine.parallel.step_values import StepFlags
 from engine.parallel.watchdog import Watchdog
 from utils.distributed.context import DistributedContext, all_objects, max_over_ranks
 from utils.errors import PeerFailure, Stopped, UserError
+from utils.logger import get_logger
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.program import resume_flag
-
-log = logging.getLogger("lockstep")
 
 STOP_KEY = "stop"  # in the run's store: a rank got a signal to stop while validating
 POLL_EVERY_S = 1.0
@@ -190,7 +188,7 @@ class RunControl:
         `PeerFailure` if one has failed on another rank only.
         """
         if self.exit_code:
-            log.info("stopped by a signal after %s; %s", position, continuation)
+            get_logger().info("stopped by a signal after %s; %s", position, continuation)
             raise Stopped(self.exit_code)
         if self._has_failed():
             if not self._failure:
@@ -215,7 +213,7 @@ class RunControl:
         """
         newest = checkpoint_of_newest_run(last.parent)
         checkpoint = f"continue with: {resume_flag(newest)}" if newest else "there is no checkpoint yet"
-        log.info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
+        get_logger().info("stopped by a signal within a step, which is lost (%s); %s", type(error).__name__, checkpoint)
         raise Stopped(self._signals.code) from None
 
     def _follow_request(self) -> Action:

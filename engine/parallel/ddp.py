@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,8 +17,7 @@ from engine.optim.model_tensors import copy_from_flat, flatten, float_buffers
 from engine.parallel.sync_bn import convert_sync_bn
 from utils.distributed.context import DistributedContext
 from utils.distributed.groups import sync_bn_group
-
-log = logging.getLogger("lockstep")
+from utils.logger import get_logger
 
 
 def freeze_unused(model: nn.Module, example: Tensor) -> None:
@@ -61,7 +59,9 @@ def parallelize(model: nn.Module, ctx: DistributedContext, *, sync_bn: int = 0, 
         )
     if len(ctx.devices) > 1:
         count = len(ctx.devices)
-        log.info("DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster", count, count)
+        get_logger().info(
+            "DataParallel over %d GPUs in one process; torchrun --nproc_per_node %d is faster", count, count
+        )
         return DataParallel(model, device_ids=[d.index for d in ctx.devices])
     return model
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import faulthandler
-import logging
 import math
 import os
 import signal
@@ -20,12 +19,11 @@ from utils.decoder_warnings import exit_at_once
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
+from utils.logger import get_logger
 from utils.process.exit_codes import USER_ERROR
 from utils.process.identity import has_died, this_process
 from utils.process.stop_signals import StopSignals
 from utils.program import resume_flag
-
-log = logging.getLogger("lockstep")
 
 CHECK_EVERY_S = 0.5
 PEER_DEAD_S = 3.0  # time without a step after another process of this machine has ended; gloo itself notices sooner
@@ -164,7 +162,7 @@ class Watchdog:
             file.write(title)
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
-        log.warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
+        get_logger().warning("rank %d: no step for %.1f s; its stacks are in %s", rank, silent_s, path)
 
     def _end(self, reason: str, code: int) -> None:
         """Ends the process at once, without cleaning up.

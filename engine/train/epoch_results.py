@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +14,7 @@ from engine.optim.schedule import Schedule
 from engine.run.results_csv import CONFIDENCE_COLUMN
 from engine.train.step import TrainStep
 from utils.distributed.context import DistributedContext, broadcast_object
-
-log = logging.getLogger("lockstep")
+from utils.logger import get_logger
 
 
 class EpochResults:
@@ -68,7 +66,7 @@ class EpochResults:
         columns = {f"metrics/{metric.name}": metric.column for metric in METRICS}
         columns.setdefault(self.fitness.column, self.fitness.name)
         shown = [f"{column} {epoch.metrics[name]:.4f}" for name, column in columns.items() if name in epoch.metrics]
-        log.info("epoch %d: %s", epoch.number, "  ".join(shown))
+        get_logger().info("epoch %d: %s", epoch.number, "  ".join(shown))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ epoch_results.py derives the epoch's results; everything else is done by hooks (
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,9 +25,8 @@ from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
 from utils.config.settings import is_closing_epoch, validates_after
 from utils.errors import ExplainedError, Stopped
+from utils.logger import get_logger
 from utils.program import resume_flag
-
-log = logging.getLogger("lockstep")
 
 
 class Validator(Protocol):
@@ -128,7 +126,7 @@ class Trainer:
             return self._finish()
         except Stopped:
             if self.control.is_finalizing:  # ended by Ctrl-C; a stop that the ranks agreed on has been logged
-                log.info("stopped by a signal; %s", self._continuation())
+                get_logger().info("stopped by a signal; %s", self._continuation())
             raise
 
     def _train(self) -> None:
@@ -202,7 +200,9 @@ class Trainer:
         """Calls the hooks that come last, and records that the run has been reported."""
         if self.control.ended_by_callback and not self._has_ended():
             position = self.progress.describe(len(self.loader))
-            log.info("ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last))
+            get_logger().info(
+                "ended by a callback after %s; continue with: %s", position, resume_flag(self.checkpointer.last)
+            )
         self.call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
