@@ -88,12 +88,26 @@ class ResultFiles:
             path = self._written.add(self.run_dir / "labels" / f"{frame_stem}.txt")
             write_yolo_labels(path, (height, width), table, scores=config.save_conf)
         if self._predictions is not None:
-            number = frame.index if frame.is_video else None
-            rows = coco_rows(table, self._names, self._category_ids, frame.path, frame_stem, number, tracks)
+            rows = coco_rows(
+                table,
+                names=self._names,
+                ids=self._category_ids,
+                source=frame.path,
+                image_id=frame_stem,
+                frame=frame.index if frame.is_video else None,
+                tracks=tracks,
+            )
             self._predictions.add(frame_stem, rows)
         if config.save_crop:
             folders = [self._class_folders[c] for c in table.classes.tolist()]
-            write_crops(self.run_dir / "crops", frame_stem, image, table.boxes_xyxy_px, folders, self._written.add)
+            write_crops(
+                self.run_dir / "crops",
+                frame_stem,
+                image,
+                table.boxes_xyxy_px,
+                folders=folders,
+                before_writing=self._written.add,
+            )
         if not config.nosave:
             self._add_drawing(drawn, stem)
 

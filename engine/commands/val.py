@@ -145,6 +145,8 @@ def _write_report(folder: Path, config: ValConfig, subject: Subject, scores: Spl
         get_logger().info("%s", line)
     tables.write_rows(folder / "classes.csv", tables.COLUMNS, rows)
     tables.write_rows(folder / "sizes.csv", tables.SIZE_COLUMNS, sizes)
-    tables.write_results_json(folder / "results.json", result, rows, sizes, errors, asdict(config))
+    tables.write_results_json(
+        folder / "results.json", result, rows=rows, sizes=sizes, errors=errors, settings=asdict(config)
+    )
     if not config.noplots:
         write_validation_report(folder, subject, result, scores.evaluator, errors)

@@ -120,6 +120,7 @@ def write_rows(path: str | Path, columns: Sequence[str], rows: Sequence[Row]) ->
 def write_results_json(
     path: str | Path,
     result: EvalResult,
+    *,
     rows: Sequence[Row],
     sizes: Sequence[Row],
     errors: ErrorSplit,

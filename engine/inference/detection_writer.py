@@ -226,6 +226,7 @@ def write_crops(
     stem: str,
     image: np.ndarray,
     boxes_xyxy_px: np.ndarray,
+    *,
     folders: Sequence[str],
     before_writing: Callable[[Path], object] = lambda path: None,
 ) -> None:
@@ -279,6 +280,7 @@ def mot_lines(table: DetectionTable, tracks: np.ndarray, frame: int) -> str:
 
 def coco_rows(
     table: DetectionTable,
+    *,
     names: Sequence[str],
     ids: Sequence[int],
     source: str,
@@ -291,6 +293,7 @@ def coco_rows(
     Args:
         names, ids: names and category ids by class.
         source: path of the image or video.
+        image_id: stem of its files; for a frame, with the frame's number.
         frame: number of the frame; None: an image.
         tracks: ids (N,) of tracks, which become track_id.
     """

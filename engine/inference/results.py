@@ -129,7 +129,7 @@ class Results:
         """Writes each box's pixels, with a margin, to SAVE_DIR/CLASS/STEM_ROW.jpg, with the stem of ``file_name``."""
         folder_of_class = class_folders(self.names)
         folders = [folder_of_class[c] for c in self.boxes.class_numbers]
-        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], folders)
+        write_crops(Path(save_dir), Path(file_name).stem, self.image, self.boxes.array[:, :4], folders=folders)
 
     def summary(self, normalize: bool = False, decimals: int = 5) -> list[dict[str, Any]]:
         """Returns a record of each detection: name, class, confidence, and box with x1, y1, x2, y2; with ``track_id``

@@ -164,7 +164,7 @@ class Yolov5Results(ResultList):
                 records.append({"box": box, "conf": conf, "cls": cls, "label": labels[row], "im": pixels})
             if folder:
                 folders = [folder_of_class[c] for c in classes]
-                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, folders)
+                write_crops(folder / "crops", stem_of(result.path), result.image, boxes.xyxy, folders=folders)
         if folder:
             print(f"Saved {counted(len(records), 'crop')} to {folder}")
         return records

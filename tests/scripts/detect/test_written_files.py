@@ -31,7 +31,7 @@ def test_an_image_named_like_a_frame_of_a_video_keeps_its_own_files(order):
 
 def test_boxes_without_pixels_make_no_crop(tmp_path):
     boxes = np.array([[-20.0, 5, -10, 9], [1.2, 1.2, 3.5, 2.5]])
-    write_crops(tmp_path / "crops", "a", np.zeros((20, 20, 3), np.uint8), boxes, ["a", "a"])
+    write_crops(tmp_path / "crops", "a", np.zeros((20, 20, 3), np.uint8), boxes, folders=["a", "a"])
     assert names_in(tmp_path) == ["crops/a/a_1.jpg"]
     assert cv2.imread(str(tmp_path / "crops/a/a_1.jpg")).shape == (7, 8, 3)
 
