@@ -1,6 +1,7 @@
-"""Reads TIFF files: which kinds OpenCV reads correctly, and the others by the package tifffile.
+"""Checks the fields of TIFF files, decides which files OpenCV reads correctly, and reads the others by tifffile.
 
-OpenCV mixes up the channels of some kinds, and drops or does not convert those of others, without an error.
+OpenCV mixes up the channels of some kinds, and drops or does not convert those of others, without an error. Decoders
+also return wrong pixels in silence if fields are damaged or contradict one another, so such files are refused.
 """
 
 from __future__ import annotations
@@ -46,6 +47,33 @@ class _Field(IntEnum):
     SampleFormat = 339
 
 
+class _Compression(IntEnum):
+    """The ways of compression that OpenCV decodes. Of some others it returns black pixels."""
+
+    NONE = 1
+    CCITT_RLE = 2
+    CCITT_T4 = 3
+    CCITT_T6 = 4
+    LZW = 5
+    OLD_JPEG = 6  # its strips follow other rules
+    JPEG = 7
+    ADOBE_DEFLATE = 8
+    CCITT_RLE_WORDS = 32771
+    PACK_BITS = 32773
+    DEFLATE = 32946
+
+
+class _Photometric(IntEnum):
+    """The meaning of samples."""
+
+    WHITE_IS_ZERO = 0
+    BLACK_IS_ZERO = 1
+    RGB = 2
+    PALETTE = 3
+    CMYK = 5
+    YCBCR = 6
+
+
 # Fields that decide how pixels are read. Decoders ignore them if they are damaged, and read other pixels.
 _CHECKED_FIELDS = (
     _Field.BitsPerSample,
@@ -67,15 +95,11 @@ _DEFINED_VALUES: dict[_Field, set[int]] = {
     _Field.Predictor: {1, 2, 3, 34892, 34893, 34894},
     _Field.SampleFormat: set(range(1, 7)),
 }
-_UNCOMPRESSED = 1  # value of Compression
-_OLD_JPEG = 6  # value of Compression, whose strips follow other rules
-_JPEG = 7  # value of Compression
-_CCITT = {2, 3, 4}  # values of Compression, of bilevel images
-_PACK_BITS = 32773  # value of Compression
+_CCITT = {_Compression.CCITT_RLE, _Compression.CCITT_T4, _Compression.CCITT_T6}  # of bilevel images
 # Images of one bit, which may lack the field BitsPerSample, are compressed in one of these ways.
-_BILEVEL_COMPRESSIONS = {_UNCOMPRESSED, *_CCITT, _PACK_BITS}
-# Values of Compression for which libtiff ignores the field Predictor: none, CCITT, JPEG and PackBits.
-_WITHOUT_PREDICTOR = {_UNCOMPRESSED, *_CCITT, _OLD_JPEG, _JPEG, _PACK_BITS}
+_BILEVEL_COMPRESSIONS = {_Compression.NONE, *_CCITT, _Compression.PACK_BITS}
+# libtiff ignores the field Predictor of images that are compressed in one of these ways.
+_WITHOUT_PREDICTOR = {*_BILEVEL_COMPRESSIONS, _Compression.OLD_JPEG, _Compression.JPEG}
 _FLOATING_POINT_PREDICTOR = 3  # value of Predictor
 _UNSIGNED = 1  # value of SampleFormat
 _FLOATING_POINT = 3  # value of SampleFormat
@@ -83,7 +107,7 @@ _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored 
 # Values of fields that a page lacks (TIFF 6.0). There are none for the other fields.
 _DEFAULTS = {
     _Field.BitsPerSample: (1,),
-    _Field.Compression: (_UNCOMPRESSED,),
+    _Field.Compression: (_Compression.NONE,),
     _Field.SamplesPerPixel: (1,),
     _Field.RowsPerStrip: ((1 << 32) - 1,),  # all rows are in one strip
     _Field.PlanarConfiguration: (_CHUNKY,),
@@ -92,23 +116,8 @@ _DEFAULTS = {
 _UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
 _ALPHA = {1, _UNASSOCIATED_ALPHA}
 _MAX_PIXELS_OF_OPENCV = 1 << 30  # in any kind of file
-
-
-class _Photometric(IntEnum):
-    """The meaning of samples."""
-
-    WHITE_IS_ZERO = 0
-    BLACK_IS_ZERO = 1
-    RGB = 2
-    PALETTE = 3
-    CMYK = 5
-    YCBCR = 6
-
-
 _MIN_CHANNELS: dict[int, int] = {_Photometric.RGB: 3, _Photometric.CMYK: 4, _Photometric.YCBCR: 3}
-# Values of Compression. OpenCV decodes these: none, CCITT, LZW, JPEG, Deflate and PackBits. Of some others it returns
-# black pixels.
-_DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, *_CCITT, 5, _OLD_JPEG, _JPEG, 8, 32771, _PACK_BITS, 32946}
+_DECOMPRESSED_BY_OPENCV = frozenset(_Compression)
 _OTHER_COMPRESSIONS = {34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "ZSTD", 50001: "WebP", 50002: "JPEG XL"}
 # The kinds (meaning, bits per sample, channels) that OpenCV reads correctly, in three sets.
 _READ_IN_ANY_LAYOUT = {
@@ -190,11 +199,11 @@ class PixelFields:
         is_subsampled = self._only_value(_Field.PhotometricInterpretation) == _Photometric.YCBCR
         needed_bytes = self._first_strip_bytes()
         # The strips of a sparse file have 0 bytes.
-        if self.compression == _UNCOMPRESSED and not is_subsampled and 0 < byte_counts[0] < needed_bytes:
+        if self.compression == _Compression.NONE and not is_subsampled and 0 < byte_counts[0] < needed_bytes:
             return f"its first strip needs {needed_bytes:,} bytes, the file lists {byte_counts[0]:,}"
         num_strips = self._num_strips()
         has_surplus = any(byte_counts[num_strips:])  # strips without bytes are no part of a larger image
-        if (len(byte_counts) < num_strips or has_surplus) and self.compression != _OLD_JPEG:
+        if (len(byte_counts) < num_strips or has_surplus) and self.compression != _Compression.OLD_JPEG:
             return _wrong_number_of_chunks(num_strips, len(byte_counts))
         return ""
 
@@ -222,7 +231,7 @@ class PixelFields:
         byte_counts = self.values[_Field.StripByteCounts]
         next_offsets = [offset + count for offset, count in zip(self.values[_Field.StripOffsets], byte_counts)]
         return (
-            self.compression == _UNCOMPRESSED
+            self.compression == _Compression.NONE
             and _Field.RowsPerStrip not in self.found
             and list(self.found) == sorted(self.found)  # RowsPerStrip with a wrong bit may be an Orientation
             and self.values[_Field.StripOffsets][1:] == tuple(next_offsets[:-1])
@@ -247,7 +256,7 @@ class PixelFields:
         bits per pixel would take."""
         if self._channels != 1 or self.compression not in _BILEVEL_COMPRESSIONS:
             return False
-        if self.compression != _UNCOMPRESSED or self._is_first_strip_uncompressed():
+        if self.compression != _Compression.NONE or self._is_first_strip_uncompressed():
             return True
         first_bytes = max(self.values[_Field.StripByteCounts][:1], default=0)
         return self._first_strip_bytes(bits=1) < first_bytes < self._first_strip_bytes(bits=2)
