@@ -385,8 +385,9 @@ def _check_page(page: TiffPage) -> None:
     if page.ndim not in (2, 3) or page.size == 0:
         raise ValueError(f"its pixels have the shape {page.shape}")
     num_chunks = math.prod(page.chunked)
-    if len(page.dataoffsets) < num_chunks:
-        raise ValueError(_wrong_number_of_chunks(num_chunks, len(page.dataoffsets)))
+    num_listed = min(len(page.dataoffsets), len(page.databytecounts))
+    if num_listed < num_chunks:
+        raise ValueError(_wrong_number_of_chunks(num_chunks, num_listed))
     bits = page.tags.get(_Field.BitsPerSample)
     channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):

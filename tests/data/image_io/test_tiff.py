@@ -452,6 +452,20 @@ def test_only_a_surplus_strip_without_bytes_is_ignored(tmp_path, surplus_bytes):
         read_image(path)
 
 
+@pytest.mark.parametrize("pixels", [PixelFormat(), PixelFormat(3, 16)], ids=str)
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_planes_need_their_numbers_of_bytes(tmp_path, compression, pixels):
+    """tifffile filled the planes without one with zeros."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 1 << 16, (3, *HW), np.uint16)
+    tifffile.imwrite(path, image, photometric="rgb", planarconfig="separate", compression=compression)
+    content = bytearray(path.read_bytes())
+    rename_field(content, 279, UNKNOWN_TAG)  # StripByteCounts
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its size needs 3 strips or tiles, the file lists 1)"):
+        read_image(path, pixels=pixels)
+
+
 @pytest.mark.parametrize(("num_bytes", "is_read"), [(280, True), (282, True), (560, False), (2240, False)])
 def test_bilevel_strips_may_be_padded(tmp_path, num_bytes, is_read):
     """Without the field BitsPerSample only the number of bytes tells one bit per pixel from 2 or 8."""
