@@ -1,6 +1,6 @@
-"""Reads images with a number of channels other than three, or with more than 8 bits: gray, RGBA, TIFF, .npy.
+"""Converts decoded images to a `PixelFormat`, resizes images of any number of channels, and reads .npy files.
 
-A .npy file is (H, W) or (H, W, channels), uint8 or uint16. For TIFF, see tiff.py.
+A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def decode_stored(
     if header.kind == "tiff":
         fields = PixelFields.read(data, path)
         orientation = exif_orientation(data)
-        if pixels != RGB8 or not fields.are_read_by_opencv():
+        if pixels != RGB8 or not fields.opencv_reads_page():
             values = read_tiff(data, path, pixels, fields.compression)
             return StoredImage(values, is_rgb=True, orientation=orientation)
         values, _ = imdecode(prepare_for_opencv(data), cv2.IMREAD_UNCHANGED, path, on_warning)

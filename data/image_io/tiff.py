@@ -1,6 +1,7 @@
-"""Reads TIFF files: which kinds OpenCV reads correctly, and the others by the package tifffile.
+"""Checks the fields of TIFF files, decides which files OpenCV reads correctly, and reads the others by tifffile.
 
-OpenCV mixes up the channels of some kinds, and drops or does not convert those of others, without an error.
+OpenCV mixes up the channels of some kinds, and drops or does not convert those of others, without an error. Decoders
+also return wrong pixels in silence if fields are damaged or contradict one another, so such files are refused.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class _Field(IntEnum):
     BitsPerSample = 258
     Compression = 259
     PhotometricInterpretation = 262
+    StripOffsets = 273
+    Orientation = ORIENTATION_TAG
     SamplesPerPixel = 277
     RowsPerStrip = 278
     StripByteCounts = 279
@@ -42,6 +45,33 @@ class _Field(IntEnum):
     TileWidth = 322
     ExtraSamples = 338
     SampleFormat = 339
+
+
+class _Compression(IntEnum):
+    """The ways of compression that OpenCV decodes. Of some others it returns black pixels."""
+
+    NONE = 1
+    CCITT_RLE = 2
+    CCITT_T4 = 3
+    CCITT_T6 = 4
+    LZW = 5
+    OLD_JPEG = 6  # its strips follow other rules
+    JPEG = 7
+    ADOBE_DEFLATE = 8
+    CCITT_RLE_WORDS = 32771
+    PACK_BITS = 32773
+    DEFLATE = 32946
+
+
+class _Photometric(IntEnum):
+    """The meaning of samples."""
+
+    WHITE_IS_ZERO = 0
+    BLACK_IS_ZERO = 1
+    RGB = 2
+    PALETTE = 3
+    CMYK = 5
+    YCBCR = 6
 
 
 # Fields that decide how pixels are read. Decoders ignore them if they are damaged, and read other pixels.
@@ -65,12 +95,11 @@ _DEFINED_VALUES: dict[_Field, set[int]] = {
     _Field.Predictor: {1, 2, 3, 34892, 34893, 34894},
     _Field.SampleFormat: set(range(1, 7)),
 }
-_UNCOMPRESSED = 1  # value of Compression
-_OLD_JPEG = 6  # value of Compression, whose strips follow other rules
-_CCITT = {2, 3, 4}  # values of Compression, of bilevel images
-_PACK_BITS = 32773  # value of Compression
+_CCITT = {_Compression.CCITT_RLE, _Compression.CCITT_T4, _Compression.CCITT_T6}  # of bilevel images
 # Images of one bit, which may lack the field BitsPerSample, are compressed in one of these ways.
-_BILEVEL_COMPRESSIONS = {_UNCOMPRESSED, *_CCITT, _PACK_BITS}
+_BILEVEL_COMPRESSIONS = {_Compression.NONE, *_CCITT, _Compression.PACK_BITS}
+# libtiff ignores the field Predictor of images that are compressed in one of these ways.
+_WITHOUT_PREDICTOR = {*_BILEVEL_COMPRESSIONS, _Compression.OLD_JPEG, _Compression.JPEG}
 _FLOATING_POINT_PREDICTOR = 3  # value of Predictor
 _UNSIGNED = 1  # value of SampleFormat
 _FLOATING_POINT = 3  # value of SampleFormat
@@ -78,7 +107,7 @@ _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored 
 # Values of fields that a page lacks (TIFF 6.0). There are none for the other fields.
 _DEFAULTS = {
     _Field.BitsPerSample: (1,),
-    _Field.Compression: (_UNCOMPRESSED,),
+    _Field.Compression: (_Compression.NONE,),
     _Field.SamplesPerPixel: (1,),
     _Field.RowsPerStrip: ((1 << 32) - 1,),  # all rows are in one strip
     _Field.PlanarConfiguration: (_CHUNKY,),
@@ -87,23 +116,8 @@ _DEFAULTS = {
 _UNASSOCIATED_ALPHA = 2  # value of ExtraSamples
 _ALPHA = {1, _UNASSOCIATED_ALPHA}
 _MAX_PIXELS_OF_OPENCV = 1 << 30  # in any kind of file
-
-
-class _Photometric(IntEnum):
-    """The meaning of samples."""
-
-    WHITE_IS_ZERO = 0
-    BLACK_IS_ZERO = 1
-    RGB = 2
-    PALETTE = 3
-    CMYK = 5
-    YCBCR = 6
-
-
 _MIN_CHANNELS: dict[int, int] = {_Photometric.RGB: 3, _Photometric.CMYK: 4, _Photometric.YCBCR: 3}
-# Values of Compression. OpenCV decodes these: none, CCITT, LZW, JPEG, Deflate and PackBits. Of some others it returns
-# black pixels.
-_DECOMPRESSED_BY_OPENCV = {_UNCOMPRESSED, *_CCITT, 5, _OLD_JPEG, 7, 8, 32771, _PACK_BITS, 32946}
+_DECOMPRESSED_BY_OPENCV = frozenset(_Compression)
 _OTHER_COMPRESSIONS = {34712: "JPEG 2000", 34887: "LERC", 34925: "LZMA", 50000: "ZSTD", 50001: "WebP", 50002: "JPEG XL"}
 # The kinds (meaning, bits per sample, channels) that OpenCV reads correctly, in three sets.
 _READ_IN_ANY_LAYOUT = {
@@ -132,51 +146,64 @@ _READ_IN_STRIPS = {
 class PixelFields:
     """The fields of a TIFF's first page that say how its pixels are stored."""
 
+    found: tuple[_Field, ...]  # the fields that the page has, in the order of the file
     values: dict[_Field, tuple[int, ...]]  # with the defaults; empty for a missing field that has none
 
     @classmethod
     def read(cls, tiff: bytes, path: str | os.PathLike) -> PixelFields:
-        """Reads the fields. Raises UserError if one that decides how pixels are read is damaged or missing."""
-        found = tiff_fields(tiff, frozenset(_Field))
+        """Reads the fields. Raises UserError if one that decides how pixels are read is damaged, missing or contradicts
+        others."""
+        stored_fields = tiff_fields(tiff, frozenset(_Field))
         values: dict[_Field, tuple[int, ...]] = {field: _DEFAULTS.get(field, ()) for field in _Field}
-        for tag, stored in found.items():
-            field = _Field(tag)
-            values[field] = stored.values or ()
-            if field in _CHECKED_FIELDS and _is_damaged(field, stored.values):
-                raise UserError(f"{path}: cannot be decoded (its field {field.name} is damaged)")
-        fields = cls(values)
-        if found.keys() >= {_Field.ImageWidth, _Field.ImageLength}:  # otherwise the decoders report it
-            problem = fields._problem({_Field(tag) for tag in found})
-            if problem:
-                raise UserError(f"{path}: cannot be decoded ({problem})")
+        for tag, stored in stored_fields.items():
+            values[_Field(tag)] = stored.values or ()
+        fields = cls(tuple(map(_Field, stored_fields)), values)
+        problem = fields._damage(stored_fields)
+        if not problem and {_Field.ImageWidth, _Field.ImageLength}.issubset(fields.found):  # or decoders report it
+            problem = fields._contradiction()
+            if not problem and _Field.TileWidth not in fields.found:  # some programs list tiles as strips
+                problem = fields._strip_problem()
+        if problem:
+            raise UserError(f"{path}: cannot be decoded ({problem})")
         return fields
 
-    def _problem(self, found: set[_Field]) -> str:
-        """Says which field is missing (``found``: those that are there) or contradicts others; "" if none does."""
-        if _Field.PhotometricInterpretation not in found:
+    def _damage(self, stored_fields: dict[int, TiffField]) -> str:
+        """Names a field whose values are unreadable, too many, or not defined; "" if there is none."""
+        for field in _CHECKED_FIELDS:
+            is_ignored = field is _Field.Predictor and self.compression in _WITHOUT_PREDICTOR
+            if field in stored_fields and not is_ignored and _is_damaged(field, stored_fields[field].values):
+                return f"its field {field.name} is damaged"
+        return ""
+
+    def _contradiction(self) -> str:
+        """Says which field is missing or contradicts others; "" if none does."""
+        if _Field.PhotometricInterpretation not in self.found:
             return "it has no field PhotometricInterpretation"
-        if _Field.Compression not in found and not self._fit_uncompressed():
+        if _Field.Compression not in self.found and not self._is_first_strip_uncompressed():
             return "it has no field Compression, but is compressed"
-        if _Field.BitsPerSample not in found and not self._may_be_bilevel():
+        if _Field.BitsPerSample not in self.found and not self._may_be_bilevel():
             return "it has no field BitsPerSample, but is not bilevel"
         if self.compression in _CCITT and set(self.values[_Field.BitsPerSample]) != {1}:
             return f"its field Compression is {self.compression}, which is for bilevel images"
-        predictor = self.values[_Field.Predictor]
-        if predictor == (_FLOATING_POINT_PREDICTOR,) and set(self.values[_Field.SampleFormat]) != {_FLOATING_POINT}:
-            return f"its field Predictor is {_FLOATING_POINT_PREDICTOR}, which is for floating point"
-        is_in_tiles = _Field.TileWidth in found  # whose bytes some programs list as those of strips
-        is_in_one_piece = self.compression == _UNCOMPRESSED and _Field.RowsPerStrip not in found
-        return "" if is_in_tiles or is_in_one_piece else self._strip_problem()
+        is_of_floats = set(self.values[_Field.SampleFormat]) == {_FLOATING_POINT}
+        predictor = self._only_value(_Field.Predictor)
+        if predictor == _FLOATING_POINT_PREDICTOR and not is_of_floats and self.compression not in _WITHOUT_PREDICTOR:
+            return f"its field Predictor is {predictor}, which is for floating point"
+        return ""
 
     def _strip_problem(self) -> str:
-        """Says which strips contradict the size; "" if none does."""
+        """Says how the strips contradict the size of the image; "" if they do not, or are unknown."""
         byte_counts = self.values[_Field.StripByteCounts]  # empty if missing, or of very many strips
-        first_bytes = byte_counts[0] if byte_counts else 0  # 0: unknown, or a sparse file
+        if not byte_counts or self._is_in_one_piece():
+            return ""
         is_subsampled = self._only_value(_Field.PhotometricInterpretation) == _Photometric.YCBCR
-        if self.compression == _UNCOMPRESSED and not is_subsampled and 0 < first_bytes < self._uncompressed_bytes():
-            return f"its first strip needs {self._uncompressed_bytes():,} bytes, the file lists {first_bytes:,}"
+        needed_bytes = self._first_strip_bytes()
+        # The strips of a sparse file have 0 bytes.
+        if self.compression == _Compression.NONE and not is_subsampled and 0 < byte_counts[0] < needed_bytes:
+            return f"its first strip needs {needed_bytes:,} bytes, the file lists {byte_counts[0]:,}"
         num_strips = self._num_strips()
-        if byte_counts and len(byte_counts) != num_strips and self.compression != _OLD_JPEG:
+        has_surplus = any(byte_counts[num_strips:])  # strips without bytes are no part of a larger image
+        if (len(byte_counts) < num_strips or has_surplus) and self.compression != _Compression.OLD_JPEG:
             return _wrong_number_of_chunks(num_strips, len(byte_counts))
         return ""
 
@@ -198,30 +225,48 @@ class PixelFields:
         """Whether each of several channels has a plane of its own."""
         return self._channels > 1 and self._only_value(_Field.PlanarConfiguration) != _CHUNKY
 
-    def _fit_uncompressed(self) -> bool:
+    def _is_in_one_piece(self) -> bool:
+        """Returns whether the strips, of unknown numbers of rows, are the uncompressed image in one piece, as which
+        decoders read them then."""
+        byte_counts = self.values[_Field.StripByteCounts]
+        next_offsets = [offset + count for offset, count in zip(self.values[_Field.StripOffsets], byte_counts)]
+        return (
+            self.compression == _Compression.NONE
+            and _Field.RowsPerStrip not in self.found
+            and list(self.found) == sorted(self.found)  # RowsPerStrip with a wrong bit may be an Orientation
+            and self.values[_Field.StripOffsets][1:] == tuple(next_offsets[:-1])
+            and sum(byte_counts) == self._first_strip_bytes()
+        )
+
+    def _is_first_strip_uncompressed(self) -> bool:
         """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ
         write no field Compression."""
-        return self.values[_Field.StripByteCounts][:1] == (self._uncompressed_bytes(),)
+        return self.values[_Field.StripByteCounts][:1] == (self._first_strip_bytes(),)
 
-    def _uncompressed_bytes(self) -> int:
-        """Returns the number of bytes of the first strip's pixels without compression."""
+    def _first_strip_bytes(self, bits: int | None = None) -> int:
+        """Returns the number of bytes of the first strip's pixels without compression, with ``bits`` per sample (None:
+        BitsPerSample)."""
         rows = min(self._only_value(_Field.RowsPerStrip), self._only_value(_Field.ImageLength))
         row_samples = self._only_value(_Field.ImageWidth) * (1 if self._has_planes else self._channels)
-        row_bytes = math.ceil(row_samples * self.values[_Field.BitsPerSample][0] / 8)
+        row_bytes = math.ceil(row_samples * (bits or self.values[_Field.BitsPerSample][0]) / 8)
         return rows * row_bytes
 
     def _may_be_bilevel(self) -> bool:
-        """Returns whether one bit per pixel is consistent with the other fields."""
+        """Returns whether one bit per pixel is consistent with the other fields. Strips may be padded, by less than two
+        bits per pixel would take."""
         if self._channels != 1 or self.compression not in _BILEVEL_COMPRESSIONS:
             return False
-        return self.compression != _UNCOMPRESSED or self._fit_uncompressed()
+        if self.compression != _Compression.NONE or self._is_first_strip_uncompressed():
+            return True
+        first_bytes = max(self.values[_Field.StripByteCounts][:1], default=0)
+        return self._first_strip_bytes(bits=1) < first_bytes < self._first_strip_bytes(bits=2)
 
     def _num_strips(self) -> int:
         """Returns how many strips the image's rows take."""
         strips = math.ceil(self._only_value(_Field.ImageLength) / max(1, self._only_value(_Field.RowsPerStrip)))
         return strips * (self._channels if self._has_planes else 1)
 
-    def are_read_by_opencv(self) -> bool:
+    def opencv_reads_page(self) -> bool:
         """Returns whether OpenCV reads the page correctly, after `prepare_for_opencv`."""
         bits = set(self.values[_Field.BitsPerSample])
         is_unsigned = set(self.values[_Field.SampleFormat]) == {_UNSIGNED}
@@ -255,8 +300,8 @@ def prepare_for_opencv(tiff: bytes) -> bytes:
     libtiff turns each tile on its own. It multiplies 8-bit colors by unassociated alpha, so transparent areas would
     become black; it leaves them alone if the meaning of the extra channel is unspecified (0).
     """
-    fields = tiff_fields(tiff, {ORIENTATION_TAG, _Field.ExtraSamples})
-    orientation = fields.get(ORIENTATION_TAG)
+    fields = tiff_fields(tiff, {_Field.Orientation, _Field.ExtraSamples})
+    orientation = fields.get(_Field.Orientation)
     if orientation is not None and orientation.values:
         tiff = _with_first_value(tiff, orientation, 1)
     extra = fields.get(_Field.ExtraSamples)
@@ -340,8 +385,9 @@ def _check_page(page: TiffPage) -> None:
     if page.ndim not in (2, 3) or page.size == 0:
         raise ValueError(f"its pixels have the shape {page.shape}")
     num_chunks = math.prod(page.chunked)
-    if len(page.dataoffsets) < num_chunks:
-        raise ValueError(_wrong_number_of_chunks(num_chunks, len(page.dataoffsets)))
+    num_listed = min(len(page.dataoffsets), len(page.databytecounts))
+    if num_listed < num_chunks:
+        raise ValueError(_wrong_number_of_chunks(num_chunks, num_listed))
     bits = page.tags.get(_Field.BitsPerSample)
     channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):
@@ -384,6 +430,8 @@ def _read_page(page: TiffPage, pixels: PixelFormat) -> np.ndarray:
 def _decoded(page: TiffPage) -> np.ndarray:
     """Returns the samples of a page. Raises ValueError if they need more memory than there is and are so many that the
     size is probably damaged, MemoryError if they are fewer, and the errors of tifffile."""
+    if page.compression in _WITHOUT_PREDICTOR:
+        page.predictor = 1  # otherwise tifffile takes values for differences
     try:
         return page.asarray()
     except MemoryError:

@@ -116,8 +116,8 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
     if in_other_folders:
         count = counted(len(in_other_folders), "image")
         notes.append(
-            f"the label file names {count} in other folders; unless the data set was split anew, these may be other "
-            f"images, first {in_other_folders[0].where}: {in_other_folders[0].text}"
+            f"the label file names {count} in other folders; unless images were moved, these may be other images, "
+            f"first {in_other_folders[0].where}: {in_other_folders[0].text}"
         )
     return notes
 

@@ -24,7 +24,7 @@ class IndexSettings:
     progress: bool = True
     decode_all: bool = False  # decode all images, not only a sample
     use_cache: bool = True  # read and write cache files
-    refusals: list[str] | None = None  # collects why a run must not use a split; None: UserErrors say it
+    refusals: list[str] | None = None  # messages of refusals are appended here; None: they are raised as UserError
 
     @classmethod
     def of_run(cls, config: TrainConfig | ValConfig, *, workers: int, progress: bool = True) -> IndexSettings:

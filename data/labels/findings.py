@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Kinds of findings. Kinds that leave out an image when the files of a split are listed:
+# Kinds of findings. Kinds that leave out an image, found when the files of a split are listed:
 MISSING_IMAGE = "missing image"
 BAD_LISTED = "bad row of a list"
 UNREAD_LABELS = "labels that are not read"
-# Kinds that leave out an image when it is scanned (`IMAGE_LOST`) or, for the first two, listed:
+# Kinds that leave out an image, found by the scan (`IMAGE_LOST`) or, the first two, also when files are listed:
 BAD_IMAGE = "unreadable image"
 BAD_LABEL = "unusable label file"
 SIZE = "size mismatch"

@@ -47,6 +47,22 @@ class TrainCanvases:
         return rect_canvas(self._aspects[indices], self.imgsz, self.stride)
 
 
+def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
+    """Returns the smallest canvases, int64 (n, 2), for training images with a longer side of imgsz.
+
+    ``low``, ``high`` (n,): range of the aspects (height / width) on each canvas. Sides are rounded up to multiples of
+    ``stride``.
+    """
+    sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
+    return (np.ceil(sides * imgsz / stride - 1e-9) * stride).astype(np.int64)
+
+
+def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int) -> tuple[int, int]:
+    """Returns the smallest canvas for a training batch of images with these aspects (n,)."""
+    height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride)[0].tolist()
+    return height, width
+
+
 class EpochOrder:
     """The order of the samples in each epoch: a permutation, possibly with repetitions, or random draws."""
 
@@ -122,22 +138,6 @@ class EpochOrder:
         return number * self.block, end
 
 
-def rect_shapes(low: np.ndarray, high: np.ndarray, imgsz: int, stride: int) -> np.ndarray:
-    """Returns the smallest canvases, int64 (n, 2), for training images with a longer side of imgsz.
-
-    ``low``, ``high`` (n,): range of the aspects (height / width) on each canvas. Sides are rounded up to multiples of
-    ``stride``.
-    """
-    sides = np.stack([np.minimum(high, 1), np.minimum(1 / low, 1)], 1)
-    return (np.ceil(sides * imgsz / stride - 1e-9) * stride).astype(np.int64)
-
-
-def rect_canvas(aspects: np.ndarray, imgsz: int, stride: int) -> tuple[int, int]:
-    """Returns the smallest canvas for a training batch of images with these aspects (n,)."""
-    height, width = rect_shapes(aspects.min(keepdims=True), aspects.max(keepdims=True), imgsz, stride)[0].tolist()
-    return height, width
-
-
 class KeyedDistributedSampler(DistributedSampler):
     """Yields one rank's batch requests, epoch after epoch from ``start`` on; `len` is the number per epoch."""
 
@@ -204,6 +204,7 @@ class KeyedDistributedSampler(DistributedSampler):
             yield self._request(indices, epoch, batch)
 
     def _request(self, indices: np.ndarray, epoch: int, batch: int) -> BatchRequest:
+        """Returns the request for this rank's shard of a batch. ``indices``: the samples of the epoch, int64."""
         first = batch * self.order.batch_size
         canvas = self._canvas(indices[first : first + self.order.batch_size], epoch, batch)
         start, end = shard_bounds(self.global_images(batch), self.rank, self.num_replicas)
@@ -219,6 +220,7 @@ class KeyedDistributedSampler(DistributedSampler):
         return BatchRequest(keys, canvas, run_epochs=self.run_epochs)
 
     def _keys(self, indices: np.ndarray, epoch: int, positions: range, canvas: tuple[int, int]) -> Iterator[SampleKey]:
+        """Yields the keys of the samples at some ``positions`` of the epoch."""
         bounds = (0, 0)
         block: tuple[int, ...] = ()
         for position in positions:
@@ -237,6 +239,7 @@ class KeyedDistributedSampler(DistributedSampler):
         return self._keys(indices, epoch, range(position, position + 1), double)
 
     def _canvas(self, members: np.ndarray, epoch: int, batch: int) -> tuple[int, int]:
+        """Returns height and width of the canvas for a batch of the samples ``members``, int64, pixels."""
         height, width = self.order.canvases.canvas_hw(members)
         if self.multi_scale == 0:
             return height, width

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import cv2
@@ -350,14 +351,134 @@ def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
     np.testing.assert_array_equal(read_image(path), image)
 
 
-def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path):
-    path = tmp_path / "a.tif"
+UNKNOWN_TAG = 60000
+
+
+def strips(padding: bytes = b"", surplus: Sequence[int] = ()) -> tuple[np.ndarray, bytearray]:
+    """Returns an RGB image, and a TIFF of it in five uncompressed strips.
+
+    ``padding`` follows each strip; ``surplus``: numbers of bytes of further strips, which the file lists.
+    """
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
-    tifffile.imwrite(path, image, photometric="rgb", rowsperstrip=8)
-    content = bytearray(path.read_bytes())
-    struct.pack_into("<H", content, directory_entry(content, 278), 277 + 1000)  # RowsPerStrip
+    pieces = [piece.tobytes() for piece in np.split(image, 5)]
+    stride = len(pieces[0] + padding)
+    byte_counts = [*map(len, pieces), *surplus]
+    fields = {
+        256: [HW[1]],  # ImageWidth
+        257: [HW[0]],  # ImageLength
+        258: [8, 8, 8],  # BitsPerSample
+        259: [1],  # Compression
+        262: [2],  # PhotometricInterpretation
+        273: [8 + stride * i for i in range(len(byte_counts))],  # StripOffsets
+        277: [3],  # SamplesPerPixel
+        278: [HW[0] // 5],  # RowsPerStrip
+        279: byte_counts,  # StripByteCounts
+        317: [1],  # Predictor
+    }
+    return image, tiff_of(fields, b"".join(piece + padding for piece in pieces))
+
+
+def tiff_of(fields: dict[int, list[int]], pixels: bytes) -> bytearray:
+    """Returns a TIFF with ``pixels`` from byte 8 on. ``fields``: 32-bit values by tag."""
+    longer = bytearray()
+    entries = bytearray()
+    longer_at = 8 + len(pixels)
+    for tag, values in fields.items():
+        value = values[0]
+        if len(values) > 1:
+            value = longer_at + len(longer)
+            longer += struct.pack(f"<{len(values)}I", *values)
+        entries += struct.pack("<HHII", tag, 4, len(values), value)
+    header = struct.pack("<2sHI", b"II", 42, longer_at + len(longer))
+    return bytearray(header + pixels + longer + struct.pack("<H", len(fields)) + entries + bytes(4))
+
+
+def rename_field(content: bytearray, tag: int, new_tag: int) -> None:
+    struct.pack_into("<H", content, directory_entry(content, tag), new_tag)
+
+
+def assert_reads(path, content: bytes, image: np.ndarray) -> None:
+    """Asserts that OpenCV and tifffile, each of which reads one of the formats, find the same ``image``, uint8."""
     path.write_bytes(content)
     np.testing.assert_array_equal(read_image(path), image)
+    np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(3, 16)), image.astype(np.uint16) * 257)
+
+
+def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path):
+    image, content = strips()
+    rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
+    assert_reads(tmp_path / "a.tif", content, image)
+
+
+def test_strips_with_gaps_need_their_number_of_rows(tmp_path):
+    """Decoders took the bytes between the strips for pixels."""
+    path = tmp_path / "a.tif"
+    image, content = strips(padding=b"\xff" * 6)
+    assert_reads(path, content, image)
+    rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
+        read_image(path)
+
+
+def test_a_number_of_rows_that_became_an_orientation_is_refused(tmp_path):
+    """The tags differ by a bit, and the image was turned."""
+    path = tmp_path / "a.tif"
+    _, content = strips()
+    rename_field(content, 278, 274)  # RowsPerStrip, Orientation
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("predictor", [0, 2, 3])
+def test_a_predictor_of_uncompressed_pixels_is_ignored(tmp_path, predictor):
+    """libtiff does not read the field; 0 and 3 were refused, and tifffile took pixels for differences with 2."""
+    image, content = strips()
+    struct.pack_into("<I", content, directory_entry(content, 317) + 8, predictor)
+    assert_reads(tmp_path / "a.tif", content, image)
+
+
+@pytest.mark.parametrize("surplus_bytes", [0, 1344])
+def test_only_a_surplus_strip_without_bytes_is_ignored(tmp_path, surplus_bytes):
+    """A strip with bytes may be a part of the image, whose length is damaged then."""
+    path = tmp_path / "a.tif"
+    image, content = strips(surplus=[surplus_bytes])
+    if not surplus_bytes:
+        assert_reads(path, content, image)
+        return
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its size needs 5 strips or tiles, the file lists 6)"):
+        read_image(path)
+
+
+@pytest.mark.parametrize("pixels", [PixelFormat(), PixelFormat(3, 16)], ids=str)
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_planes_need_their_numbers_of_bytes(tmp_path, compression, pixels):
+    """tifffile filled the planes without one with zeros."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 1 << 16, (3, *HW), np.uint16)
+    tifffile.imwrite(path, image, photometric="rgb", planarconfig="separate", compression=compression)
+    content = bytearray(path.read_bytes())
+    rename_field(content, 279, UNKNOWN_TAG)  # StripByteCounts
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its size needs 3 strips or tiles, the file lists 1)"):
+        read_image(path, pixels=pixels)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_read"), [(280, True), (282, True), (560, False), (2240, False)])
+def test_bilevel_strips_may_be_padded(tmp_path, num_bytes, is_read):
+    """Without the field BitsPerSample only the number of bytes tells one bit per pixel from 2 or 8."""
+    path = tmp_path / "a.tif"
+    is_white = np.random.default_rng(0).random(HW) < 0.5
+    fields = {256: [HW[1]], 257: [HW[0]], 259: [1], 262: [1], 273: [8], 277: [1], 278: [HW[0]], 279: [num_bytes]}
+    content = tiff_of(fields, np.packbits(is_white, axis=1).tobytes().ljust(num_bytes, b"\0"))
+    if is_read:
+        assert_reads(path, content, np.repeat(is_white[..., None] * np.uint8(255), 3, axis=2))
+        return
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (it has no field BitsPerSample, but is not bilevel)"):
+        read_image(path)
 
 
 @pytest.mark.parametrize("pixels", FORMATS, ids=str)
