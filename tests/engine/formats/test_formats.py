@@ -415,7 +415,7 @@ def test_a_file_that_no_known_runtime_reads_is_named(packages: None):
 
 
 def test_the_table_of_runtimes_knows_the_installed_one(packages: None, tmp_path: Path):
-    """It reads what the table says of its release."""
+    """The installed runtime reads the versions that the table states for its release."""
     import onnx
     import onnxruntime
 
