@@ -48,7 +48,7 @@ open_model = partial(opening.open_model, trust=True)
 
 
 def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
-    """``detector``: not fused. ``graph``: its ONNX graph in float32, if it has been made."""
+    """Writes ``files``. ``detector``: not fused. ``graph``: its ONNX graph in float32, if there is one."""
     fused = detector.fuse()
     config = options(nms_iou=fused.nms_iou, half=half, **changes)
     config = replace(config, box_voting=config.layout == "end2end")

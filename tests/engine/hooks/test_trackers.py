@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases: each epoch once, and no cost to the run when a service is slow, broken or absent."""
+"""MLflow and Weights & Biases get each epoch once, and a slow, broken or absent service costs the run nothing."""
 
 from __future__ import annotations
 
