@@ -63,7 +63,7 @@ WITH_EXTRAS := VENV=.venv-extras EXTRAS='$(EXTRAS) ray trackers' DEPENDENCY_GROU
 test-extras:  ## runs the tests with the extras ray and trackers and the group clients, in .venv-extras
 	$(MAKE) test $(WITH_EXTRAS)
 
-test-extras-slow:  ## runs the long tests with them
+test-extras-slow:  ## runs the long tests in .venv-extras
 	$(MAKE) test-slow $(WITH_EXTRAS)
 
 # Not in constraints.txt: the packages of this extra cap the versions of others.

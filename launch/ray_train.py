@@ -257,7 +257,7 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
     """
     from ray import train
 
-    rounds_left = 2  # from the one in which the job is over
+    rounds_left = 2  # including the one in which the job is over
     while rounds_left:
         result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))

@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ.pop("PYTHONOPTIMIZE", None)  # programs that tests start check with ``assert``
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-        if signal.getsignal(number) is signal.SIG_IGN:  # by nohup or a shell's "&"; programs would inherit it
+        if signal.getsignal(number) is signal.SIG_IGN:  # set by nohup or a shell's "&"; programs would inherit it
             signal.signal(number, usual)
     session = contextlib.ExitStack()
     folder = session.enter_context(open_session_folder())
@@ -144,7 +144,8 @@ def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @pytest.fixture(autouse=True)
 def _restored_signals() -> Iterator[None]:
-    """A program that a test runs in this process and that Ctrl-C ends leaves a handler for the next Ctrl-C."""
+    """Restores signal handlers: a program that a test runs in this process until Ctrl-C leaves one for the next
+    Ctrl-C."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in handlers.items():

@@ -68,7 +68,7 @@ LOOK_UP = "import socket\ntry:\n    socket.create_connection(('host.example', 80
 
 @dataclass(frozen=True)
 class Watched:
-    """The result of a process, the addresses that it has asked and the files that it has left."""
+    """The result of a process, the addresses that it has contacted, and the files that it has left."""
 
     done: subprocess.CompletedProcess[str]
     asked: list[str]  # addresses of other machines, or their names

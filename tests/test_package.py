@@ -1,4 +1,4 @@
-"""The package that pip installs: what is in it, and that it runs beside a user's own modules of the same names."""
+"""The package that pip installs has the right content, and runs beside a user's own modules of the same names."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class SharedColumns:
 class Augmentation:
     """Base class of all augmentations.
 
-    Built-in augmentations use fixed `columns` of a shared random stream. Any other draws from a stream of its own,
-    seeded by its name, so adding one does not change the numbers of the others.
+    Built-in augmentations use fixed `columns` of a shared random stream. Any other augmentation draws from its own
+    stream, seeded by its name, so adding one does not change the numbers of the others.
     """
 
     name: ClassVar[str]

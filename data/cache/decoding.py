@@ -1,4 +1,4 @@
-"""Shared by all caches: decoding in threads."""
+"""Decodes images in threads, for all caches."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 KEY = struct.Struct(">Q")  # number of an image
 CRC = struct.Struct("<I")  # CRC-32, after the pixels
-_NAME_KEY = b"name"  # key of the file's name, which tells whose images the file holds
+_NAME_KEY = b"name"  # key of the file's name, which identifies the images in it
 _COMPLETE_SUFFIX = ".complete"
 _BATCH_BYTES = 64 << 20  # pixels committed at once
 _PAGE_BYTES = mmap.PAGESIZE  # an image's value takes whole pages, with a header of 16 bytes

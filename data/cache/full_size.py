@@ -1,6 +1,6 @@
 """Holds the images that tiles are cut from, decoded at full size, in one file per node (`data.cache.mapped`).
 
-Only the size of the file is checked, and its end, which is its name and written last. Unlike in `--cache disk`, an
+Only the file's size is checked, and its end: the file's name, which is written last. Unlike in `--cache disk`, an
 image has no checksum, because a tile reads a small part of it: bytes that change after the file is complete are not
 found.
 """

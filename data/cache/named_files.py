@@ -1,4 +1,4 @@
-"""Cache files on the disk: names by which later runs find them, and the removal of old and of unusable ones."""
+"""Names cache files on the disk, so that later runs find them, and removes old and unusable ones."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from utils.machine.resources import available_cores
 from utils.strings import counted
 
 MAX_FOLDS = 20  # maximum number of folds from which `validation_images` takes some
-MAX_DEVIATION = 0.5  # of the held-out share from the requested fraction, relative to the latter; beyond it, warns
+MAX_DEVIATION = 0.5  # relative deviation from the requested fraction above which a warning is logged
 
 
 def scan_settings(config: TrainConfig) -> IndexSettings:

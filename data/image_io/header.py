@@ -19,10 +19,10 @@ _MARKERS_WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})  # TEM, RST0..RS
 _END = 0xD9  # EOI
 _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
-_EXIF_PREFIX = b"Exif\0\0"  # of the EXIF block in a JPEG; some programs write it twice, or to a WebP, too
-ORIENTATION_TAG = 0x0112  # of EXIF and TIFF
+_EXIF_PREFIX = b"Exif\0\0"  # starts the EXIF block of a JPEG; some programs write it twice, or to a WebP
+ORIENTATION_TAG = 0x0112  # in EXIF and TIFF
 _INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of a TIFF's fields: unsigned integers of 8 to 64 bits
-_MAX_VALUES = 1 << 16  # in a field; one per channel or strip
+_MAX_VALUES = 1 << 16  # per field, which may have a value for each channel or strip
 
 
 class _TiffLayout(NamedTuple):

@@ -20,9 +20,9 @@ from data.source.listing.listing import Listing
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
-_MAX_EMPTY_FRACTION = 0.5  # of the labeled images; above it, a note asks whether images without objects are intended
-_MIN_NAMED_FRACTION = 0.5  # of the images; below it, a warning asks whether the one label file belongs to them
-_MAX_NAMED_OTHERWISE_FRACTION = 0.1  # of the images; above it, a warning reports label files that name other images
+_MAX_EMPTY_FRACTION = 0.5  # of the labeled images; above this, a note asks whether it is intended
+_MIN_NAMED_FRACTION = 0.5  # of the images; below this, a warning asks whether the label file is theirs
+_MAX_NAMED_OTHERWISE_FRACTION = 0.1  # of the images; above this, a warning is logged
 # Notes about labels that are corrected, by kind of finding.
 _CORRECTIONS = {
     kinds.REVERSED: "boxes with corners in the wrong order, or negative sides, which are used",

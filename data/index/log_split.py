@@ -22,7 +22,7 @@ from utils.logger import get_logger
 from utils.strings import counted, listed, look_alike
 
 _BACKGROUND_CLASS = re.compile("_*back[-_ ]?ground_*", re.IGNORECASE)
-_MAX_UNLABELED_FRACTION = 0.1  # of the images; above it, missing label files are warned about; COCO has 0.9 %
+_MAX_UNLABELED_FRACTION = 0.1  # of the images; above this, a warning is logged; COCO has 0.9 %
 
 
 def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> None:

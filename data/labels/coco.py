@@ -143,15 +143,15 @@ def _read(request: LabelRequest) -> LabelSource:
 
 def is_coco(head: bytes) -> bool:
     """Returns whether a file that begins with ``head`` seems to be a COCO JSON. Long lists of licenses and categories
-    may come before the images, as in Roboflow's exports. A whole file without images is none, such as the notes.json
-    that Label Studio writes next to YOLO txt."""
+    may come before the images, as in Roboflow's exports. A complete file without images is not one, for example the
+    notes.json that Label Studio writes next to YOLO txt."""
     if _IMAGES.search(head):
         return True
     return _BEFORE_IMAGES.search(head) is not None and not _is_whole_json(head)
 
 
 def _is_whole_json(head: bytes) -> bool:
-    """Returns whether ``head`` is a JSON document that has its end."""
+    """Returns whether ``head`` is a complete JSON document."""
     try:
         json.loads(head)
     except (ValueError, RecursionError):

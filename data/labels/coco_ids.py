@@ -49,7 +49,7 @@ class Ids(Generic[Id]):
     def _mismatch_of(self, value: Any) -> str:
         text = shown(value)
         if not self._ids:
-            return f"{text} is of an empty list: {self._owner} ids are missing"
+            return f"{text} refers to an empty list: {self._owner} ids are missing"
         are_numbers = not any(isinstance(entry_id, str) for entry_id in self._ids)
         are_text = not any(isinstance(entry_id, int) for entry_id in self._ids)
         if isinstance(value, str) and are_numbers:

@@ -43,9 +43,9 @@ SECOND_VIEW = "image with a label file for each of its names"
 SHARED_LABEL = "label file of several images"
 NAMED_OTHERWISE = "label file that names another image"
 NO_LABEL = "missing label file"
-MISREAD = "probably misread"  # of the split as a whole
+MISREAD = "probably misread"  # concerns the split as a whole
 
-COUNTED_EARLIER = "counted as lost in an earlier split"  # consequence of what may be of several splits
+COUNTED_EARLIER = "counted as lost in an earlier split"  # consequence of a finding that may concern several splits
 
 IMAGE_LOST = frozenset({BAD_IMAGE, BAD_LABEL, SIZE})
 ROW_LOST = frozenset({BAD_ROW, UNKNOWN_CLASS, NO_AREA, NOT_FINITE, OUTSIDE, FRACTIONS})

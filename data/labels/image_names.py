@@ -136,9 +136,9 @@ class ImageNames:
         return ""
 
     def _narrowed(self, fits: list[int], parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
-        """Returns the images of the names ``fits`` that agree with ``parts`` in as many folders as it takes. If
-        none has the next folder, and only outer folders are left, those that have no more folders than already agreed:
-        if the next folder is one of the data set, the image is another one. ``fits``: positions."""
+        """Narrows the names ``fits`` (positions) to those that agree with ``parts`` in as many folders as necessary,
+        and returns their images. If none has the next folder and only outer folders are left, keeps the names without
+        further folders. If the next folder belongs to the data set, another image is meant."""
         for kept in range(2, len(parts) + 1):
             if self._are_one_image(fits):
                 break
@@ -167,7 +167,7 @@ class ImageNames:
         return self._groups[key]
 
     def _are_one_image(self, positions: Sequence[int]) -> bool:
-        """Returns whether there are names, all of one image."""
+        """Returns whether there is at least one name, and all belong to one image."""
         return bool(positions) and all(
             self._image_of_name[position] == self._image_of_name[positions[0]] for position in positions
         )
@@ -195,7 +195,7 @@ class ImageNames:
 
 
 def _agreement(first: Sequence[str], second: Sequence[str]) -> int:
-    """Returns how many last folders of two paths, as their parts, are the same."""
+    """Returns the number of trailing folders that two paths, given as parts, have in common."""
     count = 0
     for ours, theirs in zip(reversed(first[:-1]), reversed(second[:-1])):
         if loose(ours) != loose(theirs):

@@ -167,7 +167,8 @@ class KeyedDistributedSampler(DistributedSampler):
         self.stops_after_epoch = False  # whether an iteration ends after an epoch, and the next one continues
 
     def __len__(self) -> int:
-        """Counts the last batch, which may be smaller. With ``quad``, an epoch may leave out up to three samples."""
+        """Returns the number of batches per epoch, including the last, possibly smaller one. With ``quad``, an
+        epoch may leave out up to three samples."""
         usable = len(self.order) // 4 * 4 if self.quad else len(self.order)
         return -(-usable // self.order.batch_size)
 

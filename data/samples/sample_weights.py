@@ -71,11 +71,11 @@ def with_whole_sum(weights: np.ndarray) -> np.ndarray:
 
 
 def tile_weights(tiles: TiledIndex, backgrounds: float) -> np.ndarray:
-    """Returns how often each tile comes in an epoch, on average: float64 (N,).
+    """Returns how often each tile occurs in an epoch, on average: float64 (N,).
 
-    A tile with an object comes once. Tiles without one come, all together, at most ``backgrounds`` times as often as
-    those with one (`with_whole_sum` makes it once if that is less), and not at all if the labels of their image are
-    incomplete: they may show an object.
+    A tile with an object occurs once. Tiles without one occur, all together, at most ``backgrounds`` times as often as
+    those with one (`with_whole_sum` rounds less than one occurrence up to one), and never if the labels of their image
+    are incomplete: they may show an object.
     """
     is_background = ~tiles.has_object & ~tiles.tile_index.incomplete
     max_backgrounds = backgrounds * tiles.has_object.sum()

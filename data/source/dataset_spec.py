@@ -46,7 +46,7 @@ class DataSource:
     stored_in: str = ""  # checkpoint or exported file that names ``data``, for messages; empty for the command line
     val_images: tuple[str, ...] = ()  # training images that serve as the split "val" if the data set has none
     output: str = ""  # folder that the command writes, which must not be searched for images; empty: none
-    continues_output: bool = False  # whether it has a run that continues there, with a warning if it is searched
+    continues_output: bool = False  # whether a run continues there: searching it then causes only a warning
 
     @classmethod
     def of_training(cls, config: TrainConfig) -> DataSource:

@@ -1,4 +1,4 @@
-"""Does without splits that have no images, as far as a command does not need them, and logs which."""
+"""Leaves out splits that have no images and that a command does not need, and logs them."""
 
 from __future__ import annotations
 

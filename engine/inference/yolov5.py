@@ -111,7 +111,7 @@ def load_yolov5(
     Raises UserError for a file, name, device or settings that cannot be used.
     """
     if not autoshape:
-        raise UserError("autoshape=False: a model takes images; its attribute model.model is the network")
+        raise UserError("autoshape=False: models take images here; the network is their attribute model.model")
     if not pretrained:
         raise UserError("pretrained=False: models are opened for detection; train.py --model trains a new one")
     model = open_weights(path, device="" if device is None else device, nms=nms, trust=trust)

@@ -66,8 +66,8 @@ def _is_file_name(name: str, value: str) -> bool:
 
 
 def _resolve_data(data: str) -> str:
-    """Returns the YAML that is opened for ``--data``, or the folder if it has none; "demo" and URLs, which are refused
-    later, as they are."""
+    """Returns the YAML that is opened for ``--data``, or the folder if it has none. Returns "demo" unchanged, and URLs,
+    which are refused later."""
     if data in ("", DEMO) or is_http(data):
         return data
     path = normal_path(known_by_name(data))

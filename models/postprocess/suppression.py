@@ -109,7 +109,8 @@ class _Groups(NamedTuple):
 
 
 def order_sides(boxes_xyxy: Tensor) -> Tensor:
-    """Gives boxes (B, N, 4) with swapped sides no area: moves the right and the lower side to the opposite one."""
+    """Collapses boxes (B, N, 4) with swapped sides to zero area: moves the right and lower sides to the opposite
+    ones."""
     low, high = boxes_xyxy.split(2, -1)
     return torch.cat((low, torch.maximum(low, high)), -1)
 

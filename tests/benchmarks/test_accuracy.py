@@ -24,7 +24,7 @@ from tests.helpers.tiny import write_dataset
 pytestmark = pytest.mark.benchmarks
 
 
-# The scripts of a revision: a training is only noted, and each of its detections is perfect.
+# Stand-ins for a revision's scripts: a training is only recorded, and each of its detections is perfect.
 SCRIPTS = {
     "train.py": "import sys; print(*sys.argv[1:], file=open({noted!r}, 'a'))",
     "val.py": """
@@ -123,7 +123,7 @@ def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
 
 
 def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
-    """The peer numbers classes from 1 and names files; its perfect detections and ours score 1."""
+    """The peer numbers classes from 1 and names files. Perfect detections of either side have an AP of 1."""
     source = write_dataset(tmp_path / "set", train=6, val=4)
     data = copy_data(source, tmp_path / "copy", subset=3)
     assert len(list((tmp_path / "copy/images/train").rglob("*.*"))) == 3
@@ -146,7 +146,7 @@ def test_both_sides_rows_of_the_same_detections_have_the_same_ap(tmp_path):
 
 
 def test_the_interval_covers_sets_seeds_and_images():
-    """Independent normal noise of the three kinds: the draws' variance is the one that sampling has."""
+    """With independent normal noise of the three kinds, the variance of the draws is that of sampling."""
     rng = np.random.default_rng(0)
     sets = 40
     seeds = 30

@@ -76,7 +76,7 @@ def all_parts(*, peer: str = "python") -> Parts:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_every_call_fits_its_time(call: str):
-    """With the peer and the data sets, and with time left for a part that takes longer than expected."""
+    """This includes the peer and the data sets, and leaves time for a part that takes longer than expected."""
     parts = all_parts()
     expected_s = sum(part.expected_s for part in with_providers(CALLS[call].choose(parts), parts))
     assert expected_s <= MAX_EXPECTED_S.get(call, 460)
@@ -111,7 +111,7 @@ def test_the_first_call_has_the_order_of_its_priorities():
 
 
 def test_again_runs_any_part_of_the_first_call_by_its_name():
-    """Each name names one part, and what that part needs is made for it."""
+    """Each name selects one part, and everything that the part needs is made for it."""
     parts = all_parts()
     everything = candidates("again", parts)
     for call in ("first", "again"):
@@ -171,7 +171,7 @@ def test_settings_become_flags():
 
 
 def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A product is made once, not for each part that needs it."""
+    """An intermediate result is made once, not for each part that needs it."""
     monkeypatch.setenv("BUDGET_S", "60")
     parts = Parts(DRY, tmp_path)
     works = [sys.executable, "-c", ""]
@@ -189,7 +189,7 @@ def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, m
 def test_a_part_that_the_end_of_its_call_stops_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected_s: int, verdict: str
 ):
-    """Unless it has taken longer than expected."""
+    """It has failed only if it has taken longer than expected."""
     monkeypatch.setenv("BUDGET_S", "6")
     sleeps = [sys.executable, "-c", "import time; print('figure: begun', flush=True); time.sleep(60)"]
     runner = Runner(Parts(DRY, tmp_path), tmp_path / "out")
@@ -285,7 +285,7 @@ def test_timed_models_are_built_for_their_batch_size(timed: Callable):
 
 
 def test_the_measured_loss_equals_the_loss_of_the_step():
-    """It equals the criterion's value for the maps of that batch, and leaves no gradient in the model."""
+    """The reference is the criterion's value for the maps of that batch. The model is left without a gradient."""
     take_step = build_step(TINY_MODEL, classes=3, amp="off")
     (batch,) = make_batches(1, 2, 64, CPU, 3, like_coco=True)
     totals = []
@@ -299,7 +299,7 @@ def test_the_measured_loss_equals_the_loss_of_the_step():
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Muon"])
 def test_a_wrong_gradient_on_the_device_is_found(optimizer: str):
-    """A gradient of one layer whose channels are in the wrong order, on the "device" only."""
+    """The channels of one layer's gradient are in the wrong order, on the "device" only."""
     options = Namespace(models=[TINY_MODEL], optimizers=[optimizer], device="cpu", batch_size=2, imgsz=64)
     assert len(list(equal.compare_steps(options))) == 1
     built = []
@@ -440,7 +440,7 @@ def training_options(**changes) -> Namespace:
 
 
 def write_results(folder: Path, seconds: list[float]) -> None:
-    """results.csv of either program; its epochs end after these seconds."""
+    """Writes the results.csv of either program, whose epochs end after these seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{number}, {second}, 0.25" for number, second in enumerate(seconds, 1)]
     (folder / "results.csv").write_text("\n".join(["epoch, time, speed/data_wait", *rows]))
@@ -501,7 +501,7 @@ def test_a_training_that_fails_is_reported_after_the_others():
 
 
 def lose_evaluating_process(reason: str) -> None:
-    """Logs what train.py does when an evaluating process has failed for ``reason``."""
+    """Logs what train.py logs when an evaluating process has failed for ``reason``."""
     store = torch.distributed.HashStore()
     store.set("process/1", this_process())
     evaluation_store(store).set(FAILED, reason)
@@ -521,8 +521,8 @@ def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: 
 
 
 class Replicas:
-    """`build_step` for `equal.data_parallel`, which notes the number of replicas. ``refusal``: why a file of torch, or
-    of ours, refuses two."""
+    """`build_step` for `equal.data_parallel`, which notes the number of replicas. ``refusal``: why a module of torch,
+    or one of ours, refuses two."""
 
     def __init__(self, refusal: str = "", file: str = "") -> None:
         self.numbers: list[int] = []

@@ -75,7 +75,7 @@ def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_c
 
 @pytest.mark.parametrize("images", [0, 16, 64])
 def test_a_timed_step_searches_kernels_for_its_own_batch_size(images):
-    """0: no search."""
+    """0 means that no search is made."""
     assert build_step(TINY_MODEL, images=images, classes=3).settings.benchmark_images == images
 
 

@@ -1,4 +1,4 @@
-"""What data/ logs."""
+"""Records the messages that data/ logs."""
 
 from __future__ import annotations
 

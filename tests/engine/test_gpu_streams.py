@@ -69,7 +69,7 @@ def test_batches_are_copied_on_a_stream_of_their_own(order):
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["pixels in the batch", "pixels on the device"])
 def test_batches_are_rendered_on_a_stream_of_their_own(is_cached):
-    """With ``--render-on device``."""
+    """This is the case of ``--render-on device``."""
     pictures = [smooth_image(np.random.default_rng(0), int(height), int(width)) for height, width in SIZES]
     table, pixels = packed(draw(Hyperparameters(mosaic=1.0, mixup=1.0), 4, (64, 64)), pictures)
     rest = replace(make_batch(4), images=torch.empty(4, 3, 0, 0, dtype=torch.uint8))
@@ -92,7 +92,7 @@ def test_batches_are_rendered_on_a_stream_of_their_own(is_cached):
 
 
 def decoded(model: nn.Module, raw: list[Tensor]) -> Detections:
-    """Stands for the selection of boxes by a head that needs NMS, whose shapes depend on values."""
+    """Stands in for the box selection of a head that needs NMS, whose shapes depend on values."""
     boxes, scores = model.decode(raw)
     slots = boxes[:, :5], scores[:, :5].amax(-1), scores[:, :5].argmax(-1)
     return Detections(*slots, torch.zeros(len(boxes), dtype=torch.long, device=boxes.device))

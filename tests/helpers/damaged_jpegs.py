@@ -14,7 +14,7 @@ def make_jpeg(seed: int, side: int = 320, quality: int = 90) -> bytes:
 
 
 def replace_middle(data: bytes, kind: str) -> bytes:
-    """Returns the content of a file with its middle third replaced. ``kind``: of the replacement."""
+    """Returns the content of a file with its middle third replaced. ``kind``: kind of bytes that replace it."""
     rng = np.random.default_rng(0)
     first = len(data) // 3
     last = 2 * len(data) // 3

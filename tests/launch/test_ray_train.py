@@ -141,7 +141,7 @@ def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
 
 
 def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, monkeypatch):
-    """Rank 1 is refused a moment after its worker has looked. Ray tried again what can never succeed."""
+    """Rank 1 is refused a moment after its worker has polled. Ray used to retry a job that can never succeed."""
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
     with start(["true"]) as child:
@@ -235,7 +235,7 @@ def launch(tmp_path, monkeypatch):
     ],
 )
 def test_another_training_in_the_folder_of_a_job_is_refused(launch, flags, message):
-    """Else the first job's results would be reported as its own."""
+    """Otherwise, the results of the first job would be reported as its own."""
     launch("--model", "yolov8n")
     launch("--model", "yolov8n")
     with refused(f"...{message}...") if message else nullcontext():
@@ -295,7 +295,7 @@ def test_refused_data_ends_the_job_at_once_with_one_line(tmp_path):
 
 @pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed")
 def test_a_refusal_of_one_process_ends_the_job_at_once(tmp_path):
-    """Rank 1 refuses, as its machine lacks a file."""
+    """Rank 1 refuses because its machine lacks a file."""
     (tmp_path / "user_one.py").write_text("import os\nassert os.environ['RANK'] == '0'\ndef on_end(run): pass\n")
     command = [sys.executable, str(ROOT / SCRIPT), "--workers", "2", "--", *FLAGS, "--callbacks", "user_one:on_end"]
     done = subprocess.run([*command, "--project", "runs"], cwd=tmp_path, capture_output=True, text=True)

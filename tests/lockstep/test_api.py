@@ -72,7 +72,7 @@ def test_keywords_become_the_settings_of_the_command(command, tmp_path, capsys):
 
 
 def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkeypatch):
-    """The working folder is the data set; once, a file with the content of its YAML was written to it."""
+    """The working folder is the data set; a file with the content of its YAML used to be written to it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
     command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     data = {"path": ".", "train": "images", "names": ["cat"]}
@@ -90,7 +90,7 @@ def test_the_data_of_a_check_is_not_written_to(command, tmp_path, capsys, monkey
 def test_the_folder_of_a_data_set_given_by_its_content_is_that_of_its_yaml(
     command, tmp_path, capsys, monkeypatch, path, folder
 ):
-    """A `path` of None, as `path:` in a YAML is loaded, was a TypeError, and "~" a folder of this name."""
+    """A `path` of None, as loaded from `path:` in a YAML, used to be a TypeError, and "~" a folder of this name."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     command(f"{PRINT_SETTINGS}; write_result(issues=[])")
     lockstep.check({"path": path, "train": "images"})
@@ -108,7 +108,7 @@ def test_numbers_and_arrays_of_numpy_are_settings():
 
 
 def test_none_is_the_null_of_the_hyperparameters_whose_type_says_so():
-    """All others are as if not given. `lr_mult=None` was, too, so that a training from weights used 1."""
+    """For all others, None is as if not given. `lr_mult=None` was, too: a training from weights used 1."""
     optional = {name for name, hint in Hyperparameters.__annotations__.items() if "None" in str(hint)}
     assert optional == {"lr0", "lr_mult", "close_mosaic", "close_scale"}
     given = dict.fromkeys(["weights", "epochs", *Hyperparameters.__annotations__])
@@ -137,7 +137,7 @@ def test_a_result_that_could_not_be_written_is_one_line(command):
 
 @pytest.mark.parametrize(("world_size", "passed"), [("1", set()), ("2", {"RANK", "WORLD_SIZE"})])
 def test_the_variables_of_a_launcher_of_one_process_are_not_passed_on(command, monkeypatch, capsys, world_size, passed):
-    """Else a second command came to the launcher's store as the same rank."""
+    """Otherwise, a second command would join the launcher's store as the same rank."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", world_size)
     command("print(*({'RANK', 'WORLD_SIZE'} & set(os.environ))); write_result(folder='a')")
@@ -296,7 +296,7 @@ def test_arguments_of_ultralytics_that_say_what_happens_anyway_are_accepted(comm
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 def test_lists_of_ultralytics_are_one_value(kind, capsys):
-    """They were several words after a flag that takes one: "unrecognized arguments: 1"."""
+    """They used to become several words after a flag that takes one: "unrecognized arguments: 1"."""
     config = parse_keywords("train", {}, {"device": kind([0, 1]), "imgsz": kind([640, 640])}).config
     assert (config.device, config.imgsz) == ("0,1", 640)
     assert capsys.readouterr().out == ""
@@ -471,7 +471,7 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
 
 
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
-    """It was a FileExistsError or NotADirectoryError."""
+    """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
     for project in (tmp_path / "file", tmp_path / "file" / "runs"):
         with refused(f"{project}/data-....yaml: the content of data cannot be written (...); choose another project"):
@@ -482,7 +482,7 @@ def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp
 
 
 def test_a_validation_may_have_several_processes(command, capsys):
-    """The keyword was refused in favor of one that only training has."""
+    """The keyword used to be refused in favor of one that only training has."""
     command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.val("best.pt", spawn=2)
     assert json.loads(capsys.readouterr().out)[1] == {"weights": "best.pt", "spawn": 2}

@@ -113,7 +113,7 @@ def test_every_model_runs_forward_and_backward(nano: dict[str, Detector], name: 
 
 @pytest.mark.parametrize("name", ["ADown", *(n for n in built_in_models() if n.endswith(("n", "t", "nano", "tiny")))])
 def test_every_convolution_reads_dense_channels_last_maps(name: str) -> None:
-    """Half of a map's channels is not dense, and every convolution that read it would copy it."""
+    """Half of a map's channels is not a dense tensor: every convolution that reads it would copy it."""
     adown = name == "ADown"
     module, x = (ADown(8, 8), torch.rand(2, 8, 9, 7)) if adown else (build_detector(name, 2), torch.rand(2, 3, 64, 96))
     seen: dict[str, bool] = {}

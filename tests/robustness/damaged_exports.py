@@ -1,9 +1,10 @@
-"""Opens damaged exported models, each in a process of its own, and counts how that ends.
+"""Opens damaged exported models, each in its own process, and counts the outcomes.
 
     python tests/robustness/damaged_exports.py best.onnx best_openvino_model best.torchscript best.pt2 --count 100
 
-A damaged file may open, as a changed weight is not to be seen, or must end in one line that names it. Everything else
-is a failure: another exception, a crash, more than `MEMORY_BYTES` or `SECONDS`, a command that the file has started.
+A damaged file may open, because a changed weight cannot be detected; otherwise it must lead to one line that names it.
+Everything else is a failure: another exception, a crash, more than `MEMORY_BYTES` or `SECONDS`, a command that the file
+has started.
 """
 
 from __future__ import annotations

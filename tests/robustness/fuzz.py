@@ -3,14 +3,14 @@
     python tests/robustness/fuzz.py --seconds 3600 [--seed 0] [--targets images yolo ...] [--folder runs/fuzz]
     python tests/robustness/fuzz.py --replay yolo:0:1234       # one input again, with its traceback
 
-Whatever a file holds, the program must end in one line that names it (exit 2), go on and name it in its report, or go
-on as if nothing had happened because nothing has: the boxes, pixels and tensors are those that are in the file. Never a
-traceback, never ten seconds without an end, never a training set that is another in silence. `fuzz_inputs` makes the
-changes, `fuzz_world` what is changed, `targets` says what is right.
+Whatever a file contains, the program must end with one line that names it (exit 2), continue and name it in its report,
+or continue because nothing is wrong: the boxes, pixels and tensors are those in the file. There must never be a
+traceback, a run of more than ten seconds, or a training set that has changed silently. `fuzz_inputs` makes the changes,
+`fuzz_world` makes the files to change, and `targets` checks the outcomes.
 
 Inputs are tried in a fork of this process, by the functions that the scripts call. An input follows from its target,
-the seed and its number, so that it can be tried again. What is found is printed, and its files are kept under
-``--folder``. Exit status 1 if anything was.
+the seed and its number, so that it can be tried again. Findings are printed, and their files are kept under
+``--folder``. The exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Worker:
 
 
 def fuzz(*, seconds: float, most: float = math.inf, seed: int = 0, names: Sequence[str] = (), folder: Path) -> Tally:
-    """Tries ``most`` inputs, or as many as the time allows, of each target as often as its weight says. Findings are
+    """Tries ``most`` inputs, or as many as the time allows, distributed to the targets by their weights. Findings are
     stored in ``folder``."""
     names = names or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="fuzz") as temporary:

@@ -1,5 +1,5 @@
 """Changes to files, drawn from a `random.Random`: to bytes, to the values in JSON, YAML, XML and YOLO rows, and to what
-kind of file it is. Every change comes with a few words that say what it was."""
+kind of file it is. Every change is returned with a short description."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ODD_KINDS = ("fifo", "folder", "loop", "dangling", "empty", "sparse", "zero", "s
 
 
 def change_bytes(data: bytes, chance: random.Random, others: list[bytes] = []) -> Change:  # noqa: B006 (never changed)
-    """One change, or a few in a row."""
+    """Makes one change, or a few in a row."""
     kinds = [_flip, _flip, _truncate, _insert, _zero, _delete, _repeat, _number, _number, _text]
     words = []
     for _ in range(chance.choice((1, 1, 1, 2, 4))):

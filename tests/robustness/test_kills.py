@@ -179,12 +179,12 @@ def files_left(folder: Path) -> Counter[str]:
 
 def prove_calls(root: Path, kills: int) -> None:
     """Kills rank 0 of two at ``kills`` of the calls by which it changes files, spread over a training that stages its
-    data and caches images. Raises AssertionError if what goes on from there ends with other bits or files."""
+    data and caches images. Raises AssertionError if a run that continues from there ends with other bits or files."""
     write_dataset(root / "set", train=IMAGES, val=4)
     write_model(root / "tiny.yaml")
 
     def start(folder: Path, number: int, *, auto: bool = False) -> Processes:
-        """Goes on in ``folder``, and is killed at that call of this process; 0: at none. ``auto``: with the same
+        """Continues in ``folder``, and is killed at that call of this process; 0: never. ``auto``: with the same
         command and ``--resume auto``, not with the path of the run."""
         folder.mkdir(parents=True, exist_ok=True)
         odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
@@ -235,7 +235,7 @@ def on_step(run):
 
 @pytest.mark.slow
 def test_six_kills_do_not_change_the_result(tmp_path: Path):
-    """On one rank and on two."""
+    """The runs have one rank or two."""
     prove(tmp_path, kills=6, worlds=[1, 1, 2], seed=1)
 
 

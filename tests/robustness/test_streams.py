@@ -14,7 +14,7 @@ from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
 ROOT = Path(__file__).parents[2]
-# Logs, prints and writes a file, as commands do; the file must not get what is printed.
+# Logs, prints and writes a file, as commands do. Printed text must not end up in the file.
 COMMAND = """
 import os, sys
 from utils.process.entrypoint import run_main

@@ -136,7 +136,7 @@ def test_a_missing_or_empty_validation_split_may_be_held_out(world, tmp_path, ca
 
 
 def test_patience_counts_only_validated_epochs_and_older_files_are_named(world, tmp_path, capsys):
-    """The third epoch is the first that is scored, the sixth is not better."""
+    """The third epoch is the first to be scored, and the sixth is not better."""
     (tmp_path / "exp").mkdir()
     for epoch in (10, 9):
         (tmp_path / f"exp/epoch{epoch}.pt").touch()
@@ -206,7 +206,7 @@ def test_a_file_in_place_of_the_run_folder_is_refused_before_data_is_read(world,
 
 
 def test_the_log_of_a_run_begins_with_some_lines_that_say_what_is_trained(world):
-    """Although its file is created after the data has been read."""
+    """The file of the log is created only after the data has been read."""
     lines = (world / "runs" / "exp" / "train.log").read_text().splitlines()
     lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("first step"))]
     assert len(lines) <= 12
@@ -341,7 +341,7 @@ def test_a_longer_run_keeps_its_optimizer(world, tmp_path):
 
 
 def test_a_validation_split_without_objects_is_reported(world, tmp_path, capsys):
-    """It gives no best.pt and does not stop the run early."""
+    """Such a split yields no best.pt, and does not stop the run early."""
     backgrounds = write_dataset(tmp_path / "set", train=3, val=2)
     for labels in (tmp_path / "set" / "labels" / "val").iterdir():
         labels.write_text("")

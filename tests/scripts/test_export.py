@@ -220,7 +220,7 @@ def test_a_half_file_lies_beside_the_float32_one(weights: Path, capsys: pytest.C
 
 
 def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: pytest.MonkeyPatch):
-    """The other format is written all the same, and what was there before stays."""
+    """The other format is written nevertheless, and existing files stay."""
     weights.with_name("best.torchscript").write_text("an older export")
     weights.with_name("best.pt2.failed").write_text("an older failure")
     good = torch_formats.trace
@@ -244,7 +244,7 @@ def test_a_file_out_of_tolerance_is_renamed(weights: Path, capsys, monkeypatch: 
 
 
 def test_the_file_that_is_kept_is_the_checked_one(made_once: Exported):
-    """It is written once: a second conversion would not be checked."""
+    """The file is written once, because a second conversion would not be checked."""
     assert made_once.checked == [contents(made_once.folder / "run" / name) for name in FILES.values()]
 
 
@@ -406,7 +406,7 @@ def test_a_folder_that_cannot_be_written_to(weights: Path, capsys):
 
 
 def training(data: Path, tmp_path: Path, *more: str) -> list[str]:
-    """A training that leaves the weights of a lively model as they are."""
+    """Returns the flags of a training that does not change the weights of a model that detects something."""
     weights = write_detector(tmp_path / "lively.pt", calibrated_detector(TINY_MODEL, NAMES))
     flags = ["--data", data, "--weights", weights, "--set", "lr0=0", "--project", tmp_path / "runs", *SMALL]
     return [str(flag) for flag in (*flags, "--epochs", "1", "--cache-dir", tmp_path / "cache", *more)]

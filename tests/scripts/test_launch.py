@@ -51,7 +51,7 @@ def cluster(tmp_path):
     ("number", "state"), [(signal.SIGUSR1, "RUNNING"), (signal.SIGTERM, "RUNNING"), (signal.SIGTERM, "COMPLETING")]
 )
 def test_slurm_stops_the_run_and_requeues_the_job(cluster, tmp_path, number, state):
-    """But for one that scancel has ended. The shell is a slow one: srun has ended before it looks again."""
+    """A job that scancel has ended is not requeued. The shell is slow: srun has ended before it polls again."""
     slow_kill = 'kill() { builtin kill "$@" && if [ "$1" = -TERM ]; then sleep 0.3; fi; }\n'
     (tmp_path / "slow.sh").write_text(slow_kill)
     slow = {"BASH_ENV": str(tmp_path / "slow.sh")}

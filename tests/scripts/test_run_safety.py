@@ -49,8 +49,8 @@ def flags(world: Path, project: Path, *more: str) -> list[str]:
 
 
 def held_at(step: int, file: Path) -> str:
-    """The fault by which both ranks wait before ``step`` until ``file`` exists: a test acts at a known step, however
-    slow the machine is."""
+    """Returns the fault that makes both ranks wait before ``step`` until ``file`` exists, so that a test acts at a
+    known step on any machine."""
     return ";".join(f"hold:{rank}:{step}:{file}" for rank in range(2))
 
 

@@ -1,4 +1,4 @@
-"""One model and one split have one AP, wherever it is computed, and the threshold gives what it promises."""
+"""A model has one AP on a split, wherever it is computed, and the threshold yields the scores that it promises."""
 
 from __future__ import annotations
 

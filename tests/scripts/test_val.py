@@ -442,7 +442,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
 
 
 def test_a_run_of_some_classes_is_scored_on_them_without_a_flag(tmp_path, capsys):
-    """The same holds when it resumes, and for an exported file."""
+    """This also holds after resuming, and for an exported file."""
     runs = tmp_path / "runs"
     data = write_dataset(tmp_path / "set", train=8, val=4)
     cache = tmp_path / "cache"

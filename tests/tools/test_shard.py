@@ -241,7 +241,7 @@ def test_a_tar_file_that_was_not_copied_whole_is_named_at_once(source: Path, tmp
 
 
 def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Path):
-    """Although another index has taken its place."""
+    """It does so even after another index has replaced this one."""
     out = written(source, tmp_path / "out")
     other = write_dataset(tmp_path / "other", size=96)
     index = index_of(out)

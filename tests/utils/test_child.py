@@ -1,4 +1,4 @@
-"""Commands in processes of their own, which end in every way that `Outcome` names."""
+"""Commands in separate processes that end in every way that `Outcome` names."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_the_main_process_writes_plain_lines_once(capsys, tmp_path):
 
 
 def test_a_record_is_one_line(capsys, tmp_path):
-    """Whatever the names in it contain; bytes that are not UTF-8 are escaped."""
+    """This holds whatever its names contain; bytes that are not UTF-8 are escaped."""
     configure_logging(True, file_follows=True)
     logger_module.continue_in_file(tmp_path / "log.txt")
     get_logger().info("%s: %d boxes", "a\nerror: the disk is full\x1b[31m\r\u2028\x9b2J\u202e.jpg", 3)

@@ -1,4 +1,4 @@
-"""A command gets the settings of its command line, and what it cannot run with is refused before."""
+"""A command gets the settings of its command line; unusable ones are refused before it starts."""
 
 from __future__ import annotations
 

@@ -475,7 +475,9 @@ class DetectConfig(_DetectionsConfig):
         help="give ids to objects in videos and ordered images; without a value: bytetrack",
     )
     device: str = setting("", help="cpu, mps or 0; empty: the best available device", scope="machine")
-    save_txt: bool = setting(False, help="write labels in YOLO txt format; with --track, tracks as MOT Challenge")
+    save_txt: bool = setting(
+        False, help="write labels in YOLO txt format; with --track, tracks in MOT Challenge format"
+    )
     save_conf: bool = setting(False, help="append the confidence to each row of the txt labels")
     save_json: bool = setting(False, help="write predictions.json")
     save_crop: bool = setting(False, help="write a crop of each detection, with a margin")

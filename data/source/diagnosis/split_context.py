@@ -24,7 +24,7 @@ from data.source.listing.other_splits import entries_without_images, share_label
 from data.source.listing.unusual_labels import find_labels
 from utils.files.paths import path_of
 
-_MAX_COMMON_SHARE = 0.05  # share of a split's stems that other splits have, too, up to which the others tell the split
+_MAX_COMMON_SHARE = 0.05  # maximum share of a split's stems that other splits share; see `tells_split`
 
 
 class SplitLabels:
@@ -117,7 +117,7 @@ class SplitLabels:
 
 
 class FolderOwner(NamedTuple):
-    """To whom the unused label files in a folder belong."""
+    """The splits, or missing folders and lists, to which the unused label files in a folder belong."""
 
     splits: list[SplitLabels]  # in the order of the data set
     missing: Path | None  # folder or list of a further split, which is missing or empty
@@ -166,17 +166,18 @@ class SplitContext:
         return [name for name in others if self._shares_labels(name) and _format_per_image(listed[name]) is not None]
 
     def tells_split(self, stem: str) -> bool:
-        """Returns whether the loose stem of a label file tells the split of its image: no two splits have different
-        images of it, and in each split, few images have a stem that another split has, as if each is numbered from 0.
+        """Returns whether the loose stem of a label file determines the split of its image: no two splits have
+        different images with this stem, and few images of any split share a stem with another split, unlike in splits
+        that are each numbered from 0.
 
-        Else a file in the folder of one split says nothing about a background of this name in another: its objects are
-        lost, and the finding names the background.
+        Otherwise, a file in the folder of one split says nothing about a background of this name in another: its
+        objects are lost, and the finding names the background.
         """
         return self._common_stems is not None and stem not in self._common_stems
 
     @cached_property
     def _common_stems(self) -> set[str] | None:
-        """The loose stems that different images of several splits have, such as "cover". None if no stem tells the
+        """The loose stems that different images of several splits have, such as "cover". None if no stem determines the
         split, because too many are common, or because a split has no images or is missing."""
         if len(self.others) < len(self._names_of_others) or self._missing_entries:
             return None
@@ -244,8 +245,8 @@ class SplitContext:
         return any(labels.candidates.is_used(file) for labels in self.others)
 
     def owner_of(self, folder: str) -> FolderOwner:
-        """Returns to whom the unused label files in a folder belong: those whose label folders include it or, failing
-        that, the closest folder above it; or else the splits that look for label files nearby."""
+        """Returns the owner of the unused label files in a folder: the splits whose label folders include it or,
+        failing that, the closest folder above it; otherwise, the splits that look for label files nearby."""
         candidates = self.own.candidates
         top = candidates.folders.root if candidates.annotations is None else candidates.annotations
         for ancestor in (Path(folder), *Path(folder).parents):

@@ -1,5 +1,5 @@
-"""What is known of a label file that no image uses (`UnusedFile`): the images that it may label, and the splits to
-which it may belong."""
+"""Describes a label file that no image uses (`UnusedFile`): the images that it may label, and the splits to which it
+may belong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ImagesOfSplits = dict[SplitLabels, list[ListedImage]]
 
 
 class UnusedFile:
-    """A label file that no image uses. Everything known of it is found once, when it is first asked for."""
+    """A label file that no image uses. Its properties are computed on first use."""
 
     def __init__(self, file: Candidate, context: SplitContext) -> None:
         self.folder = file.folder
@@ -55,7 +55,7 @@ class UnusedFile:
     @cached_property
     def existing_images(self) -> list[str]:
         """The names of its images on the disk, whether or not a split has them, in folders whose label files may be in
-        the file's. If the file names a folder, only images in such a folder."""
+        the file's. If the file names a folder, only images in that folder count."""
         folders = [folder for labels in self.context.splits for folder in labels.image_folders(self.folder)]
         names = self.context.images_on_disk.find(self.stems_of_image, list(dict.fromkeys(folders)))
         if len(names) <= 1 or not self._named_image:
@@ -68,7 +68,7 @@ class UnusedFile:
 
     @cached_property
     def owner(self) -> FolderOwner:
-        """To whom the file's folder belongs."""
+        """The owner of the file's folder."""
         return self.context.owner_of(self.folder)
 
     @cached_property
@@ -90,7 +90,7 @@ class UnusedFile:
     def similar_unlabeled(self) -> ImagesOfSplits:
         """By split, the unlabeled images of a similar name that the file may label. These are only images of the same
         name in splits to which the file's folder does not belong, and if a labeled image or one of no split has this
-        name. Splits to which the folder does not belong are asked only if the name tells the split."""
+        name. Splits to which the folder does not belong are considered only if the name determines the split."""
         splits = self.context.splits if self.context.tells_split(self.stem) else self.owner.splits
         is_named_like_another = bool(self.labeled_namesakes) or self.is_of_image_outside
         similar: ImagesOfSplits = {}
@@ -103,7 +103,7 @@ class UnusedFile:
     @property
     def background_of_other_split(self) -> ListedImage | None:
         """An unlabeled image of the same name in a split to which the file's folder does not belong. If the name does
-        not tell the split (`SplitContext.tells_split`), the image stays a background."""
+        not determine the split (`SplitContext.tells_split`), the image stays a background."""
         others = [labels for labels in self.context.splits if labels not in self.owner.splits]
         return next((image for labels in others for image in labels.unlabeled.named(self.stem)), None)
 

@@ -3,8 +3,9 @@ and files in other formats that seem to contain the labels of an image.
 
 An unlabeled image to which such a file may belong is left out: as a background, it would teach the model to ignore its
 objects. Splits may share folders of label files. Each file is therefore compared with the images of all of them, in the
-same way whichever split is read. A file that another split uses is none of this split's; of any other, the first of
-`_EXPLANATIONS` that applies says to which splits it may belong. One of them is charged with it (`split_to_charge`).
+same way whichever split is read. A file that another split uses does not concern this split. For any other file, the
+first of `_EXPLANATIONS` that applies determines the splits to which it may belong. One of them is charged with it
+(`split_to_charge`).
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
-    those of missing images and, in label folders of other splits, those with the name of an unlabeled image that tells
-    its split."""
+    those of missing images and, in label folders of other splits, those with the name of an unlabeled image, if the
+    name determines the split."""
     own = context.own
     searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
     for folder in searched:

@@ -94,7 +94,7 @@ def _missing(row: Row, location: str) -> Finding:
 
 
 def _taken(named: NamedImage, first: NamedImage) -> Finding:
-    """Returns the finding about a row whose image is not the one ``named``, which is that of the ``first`` row."""
+    """Returns the finding about a row whose image is missing: the image ``named`` is that of the ``first`` row."""
     text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
     return Finding(named.location, MISSING_IMAGE, text, lost_images=1)
 

@@ -43,7 +43,7 @@ def images_in_label_file(spec: DatasetSpec, split: str, split_images: SplitImage
 
 
 def _places(spec: DatasetSpec, splits: Mapping[str, SplitImages]) -> SplitPlaces:
-    """Returns what several splits name. An image that several have is that of the first."""
+    """Returns the places that several splits name. An image of several splits belongs to the first."""
     images: dict[str, NamesOfImage] = {}  # by name
     folders: list[str] = []
     missing: list[str] = []
@@ -78,7 +78,7 @@ def _splits_with_same_file(spec: DatasetSpec, split: str) -> list[str]:
 
 def images_of_no_split(spec: DatasetSpec, split: str, folders: Folders, known: Collection[str]) -> list[str]:
     """Returns the sorted names of images that no split names, next to the folders of this split. ``known``: names of
-    images to leave out; for a list, which names no folder, these are in its folders."""
+    images to leave out, whose folders are searched if this split has a list."""
     entries = spec.listed_splits[split].images
     searched = {entry.parent for entry in entries if entry.is_dir()}
     if not all(entry.is_dir() for entry in entries):
@@ -127,7 +127,7 @@ def _parallel_folders(split_folders: Sequence[str], folders: Folders, searched: 
 
 
 class _PathTree:
-    """Relative paths by their first parts: there may be as many as folders in which they are looked for."""
+    """Relative paths as a tree, because looking up each path in each folder would take too long."""
 
     def __init__(self) -> None:
         self._is_end = False  # whether a path ends here

@@ -21,8 +21,8 @@ _MAX_TRIED_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class RelocatedRows:
-    """Resolves all rows of a list as paths in one folder. Readers are equal if they have the same folder and drop as
-    many parts of each row; the dropped parts themselves may differ, see `Row.contradicts`."""
+    """Resolves all rows of a list as paths in one folder. Readers are equal if they have the same folder and drop the
+    same number of parts of each row; the dropped parts themselves may differ, see `Row.contradicts`."""
 
     base: Path
     num_dropped: int  # leading folders of each row, which belong to another location
@@ -84,7 +84,7 @@ def _images_called_like(rows: Sequence[Row], image_list: ImageList) -> list[str]
 
 
 def _fitting_images(row: Row, candidates: Sequence[str], image_list: ImageList) -> tuple[int, list[str]]:
-    """Returns how many leading parts of a row must be dropped, at least, so that the rest fits images, and these.
+    """Returns the smallest number of leading parts to drop from a row so that the rest fits images, and these images.
 
     A row of which nothing is dropped fits the end of any path. Otherwise, the rest must be a path in the data set's
     folder, the list's, or one above.

@@ -1,4 +1,4 @@
-"""Knows which splits have an image, by their folders and by the exact rows of their lists."""
+"""Looks up which splits have an image, by their folders and by the exact rows of their lists."""
 
 from __future__ import annotations
 

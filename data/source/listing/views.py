@@ -1,8 +1,8 @@
 """Unites the names that symbolic links give an image, with the label files found under them.
 
 If two names have files with different labels, the image is listed twice: as two views, each with its own labels. A file
-without objects, or one that cannot be read, makes no view if another one has objects. Files where the format expects
-them come first: other files (`unusual_labels`) are looked for only if none of the names has one.
+without objects, or one that cannot be read, does not form a view if another one has objects. Files where the format
+expects them come first: other files (`unusual_labels`) are looked for only if none of the names has one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _united(image: ListedImage, named_images: Sequence[ListedImage]) -> ListedIm
 
 
 def _files_without_objects(files: Sequence[_FoundFile], first_view: ListedImage) -> list[Finding]:
-    """Returns findings about the files without objects, in place of which those of the first view are used."""
+    """Returns findings about the files without objects, which are replaced by the file of the first view."""
     findings: list[Finding] = []
     for file in files:
         if not file.num_objects:

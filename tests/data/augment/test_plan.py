@@ -67,7 +67,7 @@ def test_partners_without_a_block_come_as_often_as_in_an_epoch():
 
 
 def test_a_plan_does_not_depend_on_its_batch():
-    """Bitwise, because other ranks draw other batches."""
+    """Plans must be bitwise equal, because other ranks draw other batches."""
     hyp = Hyperparameters(degrees=10, shear=3, perspective=0.0005, mixup=0.5, mosaic=0.6, flipud=0.5)
     keys = [SampleKey(p % len(SOURCE_HW), 3, p, (320, 256), (4, 2, 0, 5)[: p % 5]) for p in (*range(17), 40, 41, 7)]
     for settings in (hyp, Hyperparameters()):
@@ -116,7 +116,7 @@ def test_epoch_position_and_seed_change_the_plan():
 
 
 def test_the_last_epochs_have_no_mosaic_and_no_mixup():
-    """A single image has none, either."""
+    """Nor does a single image."""
     hyp = Hyperparameters(mosaic=1, mixup=1, close_mosaic=3, scale=0, translate=0)
     for position in range(10):
         assert len(plan_of(hyp, position, epoch=6, epochs=10).layers) == 2
@@ -160,7 +160,7 @@ def test_frequencies_match_the_probabilities():
     assert (mosaics, mixed, mirrored) == pytest.approx((0.3, 0.6, 0.25), abs=0.04)
     shares = [p.mix for p in plans if len(p.layers) == 2]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
-    assert np.std(shares) == pytest.approx(np.sqrt(1 / (4 * 65)), rel=0.15)  # of Beta(32, 32)
+    assert np.std(shares) == pytest.approx(np.sqrt(1 / (4 * 65)), rel=0.15)  # standard deviation of Beta(32, 32)
 
 
 def test_partners_are_uniform_over_the_data_set():

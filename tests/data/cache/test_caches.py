@@ -53,7 +53,7 @@ def index(tmp_path):
 
 @pytest.fixture
 def cached(tmp_path):
-    """Opens a cache, with ``anew`` as if it had not been mapped; files are in ``disk`` of the temporary folder."""
+    """Opens a cache whose files are in ``disk`` of the temporary folder. ``anew``: as if it had not been mapped."""
 
     def opened(
         kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True
@@ -136,7 +136,7 @@ def test_the_ranks_of_a_node_map_one_file(index):
 )
 @pytest.mark.parametrize("taken", OCCUPANTS)
 def test_what_is_not_our_cache_but_has_its_name_is_replaced_or_refused(kind, imgsz, message, taken, index, cached):
-    """Nothing of it is used, and nothing is waited for."""
+    """Nothing in it is used, and opening does not block."""
     path = cached(kind, index, imgsz).path
     size = path.stat().st_size
     path.unlink()
@@ -166,7 +166,7 @@ def test_images_at_full_size_that_were_cut_off_are_decoded_again(index, cached, 
     [("disk", 64, [".lmdb", ".complete"]), ("disk", 64, [".lmdb"]), ("full", 0, [".pixels"])],
 )
 def test_the_cache_of_another_data_set_under_the_name_of_this_one_is_not_read(kind, imgsz, suffixes, index, cached):
-    """Its images have the same sizes; a disk cache may be complete or not."""
+    """Its images have the same sizes, and a disk cache may be incomplete."""
     other = cached(kind, replace(index, source="train-1"), imgsz).path
     image = Path(index.path(0))
     image.write_bytes(cv2.imencode(".png", 255 - cv2.imread(str(image)))[1].tobytes())
@@ -191,7 +191,7 @@ def test_a_disk_cache_is_reused_only_for_equal_data_and_size(index, cached, deco
 
 @pytest.mark.parametrize(("kind", "imgsz"), [("disk", 64), ("full", 0)])
 def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index, cached, tmp_path):
-    """A process that reads one of these keeps its images; other data sets keep their caches."""
+    """A process that reads an older cache keeps its images, and caches of other data sets stay."""
     index = replace(index, source="train-0123")
     other = cached(kind, replace(index, source="train-4567"), imgsz)
     before = cached(kind, index, imgsz)
@@ -235,8 +235,8 @@ def test_images_at_full_size_are_mapped_before_another_run_may_remove_them(index
 
 @pytest.mark.parametrize(("kind", "suffix"), [("disk", "lmdb"), ("full", "pixels")])
 def test_edited_labels_and_other_settings_keep_the_caches(kind, suffix, tmp_path, cached, decoded):
-    """Runs with other classes or another held-out part have caches of their own, which live as long as the images do;
-    one of an earlier version does not."""
+    """Runs with other classes or another held-out part have their own caches, which are kept until the images change. A
+    cache of an earlier version is removed."""
     names = [f"{i}.png" for i in range(6)]
     write_three_formats(
         tmp_path, ["a", "b"], dict.fromkeys(names, (40, 60)), {name: [(0, 5, 5, 30, 30)] for name in names}

@@ -47,7 +47,7 @@ def test_groups_stay_together_and_classes_are_spread(seed, folds):
     by_group = np.zeros((group.max() + 1, counts.shape[1]), int)
     np.add.at(by_group, group, counts)
     of_fold = np.stack([counts[fold == k].sum(0) for k in range(folds)])
-    # No fold differs from an even part by more than the largest group has of this class, and some boxes.
+    # No fold differs from an even share by more than the boxes of this class in the largest group, and a few more.
     assert (np.abs(of_fold - counts.sum(0) / folds) <= by_group.max(0) + 3).all(), of_fold
     images = np.bincount(fold)
     assert np.abs(images - len(group) / folds).max() <= 0.25 * len(group) / folds
@@ -169,7 +169,7 @@ def test_a_part_of_each_class_is_held_out(config, fraction, images):
 
 @pytest.mark.parametrize(("fraction", "level"), [(0.1, logging.WARNING), (0.4, logging.INFO)])
 def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, fraction, level):
-    """Two images can only be halved."""
+    """Two images allow only a half."""
     data = write_dataset(tmp_path / "set", train=2, val=1)
     data.write_text(data.read_text().replace("val: images/val", ""))
     config = TrainConfig(data=str(data), val_fraction=fraction, cache_dir=str(tmp_path / "cache"))
@@ -294,7 +294,7 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
 
 
 def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
-    """The trainings of the folds choose among the classes by number or name."""
+    """The trainings of the folds select classes by number or name."""
     spec = as_coco(load_dataset_spec(config.data), config, tmp_path)
     config = replace(config, data=spec.source, classes=["1"], folds=2)
     folder = tmp_path / "lists"

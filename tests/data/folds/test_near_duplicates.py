@@ -55,7 +55,7 @@ def test_images_without_contrast_are_not_compared():
 
 
 def test_equal_hashes_of_different_images_are_told_apart():
-    """Thumbnails decide: here the hashes are made equal."""
+    """The thumbnails decide, since the hashes are made equal."""
     rng = np.random.default_rng(1)
     signatures = signatures_of([smooth_image(rng, 96, 96) for _ in range(6)])
     assert duplicate_groups(signatures._replace(hashes=np.zeros(6, np.uint64))) == []

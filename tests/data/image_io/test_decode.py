@@ -80,7 +80,7 @@ def webp_with_exif(image_rgb, block):
 
 @pytest.mark.parametrize("kind", ["<", ">", "png", "webp", "tiff", "bigtiff"])
 def test_exif_orientation_is_applied_and_reported(tmp_path, kind):
-    """For JPEGs of both byte orders, PNG, WebP, TIFF and BigTIFF."""
+    """Covers JPEGs of both byte orders, PNG, WebP, TIFF and BigTIFF."""
     path = tmp_path / "a"
     image = gradient()
     turned = image.transpose(1, 0, 2)
@@ -97,7 +97,7 @@ def test_exif_orientation_is_applied_and_reported(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["jpeg", "webp"])
 def test_prefixes_of_an_exif_block_are_skipped(tmp_path, kind):
-    """As in Pillow: some programs write the prefix of JPEG's block twice, or to a WebP."""
+    """Pillow skips them, too: some programs write the prefix of JPEG's block twice, or to a WebP."""
     path = tmp_path / "a"
     if kind == "jpeg":
         path.write_bytes(jpeg_with_exif(gradient(), 6, prefix=2 * b"Exif\0\0"))
@@ -350,7 +350,7 @@ def test_a_truncated_jpeg_is_detected_and_trailing_bytes_are_accepted(tmp_path):
 
 @pytest.mark.parametrize("is_frame", [False, True])
 def test_an_animated_png_shows_its_default_image(tmp_path, is_frame):
-    """It need not be a frame. Other programs, in which images are labeled, show it."""
+    """The default image need not be a frame. Labeling tools show it."""
     rng = np.random.default_rng(0)
     frames = [Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)) for _ in range(3)]
     path = tmp_path / "a.png"

@@ -27,7 +27,7 @@ FORMATS = (PixelFormat(), PixelFormat(1), PixelFormat(3, 16))
 
 
 class Kind(NamedTuple):
-    """What the tags of a TIFF say."""
+    """The pixel format that the tags of a TIFF declare."""
 
     photometric: str
     bits: int
@@ -231,7 +231,8 @@ HEADER = struct.pack("<2sHI", b"II", 42, 8)
 )
 @pytest.mark.parametrize("pixels", FORMATS)
 def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, content, reason, pixels):
-    """The reason was "0", "unpack requires a buffer of 4 bytes" or "float64 pixels", or there was an IndexError."""
+    """The reason used to be "0", "unpack requires a buffer of 4 bytes" or "float64 pixels", or an IndexError was
+    raised."""
     path = tmp_path / "a.tif"
     path.write_bytes(content)
     with refused(f"a.tif: cannot be decoded ({reason})"):
@@ -241,7 +242,7 @@ def test_a_damaged_directory_is_refused_with_the_reason(tmp_path, content, reaso
 @pytest.mark.parametrize("options", [{"tile": (32, 32)}, {"rowsperstrip": 8}], ids=str)
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_a_damaged_size_takes_no_memory(tmp_path, options, compression):
-    """tifffile filled an image of the stated size, of gigabytes, with zeros."""
+    """tifffile would fill gigabytes, an image of the stated size, with zeros."""
     path = tmp_path / "a.tif"
     tifffile.imwrite(path, np.ones((*HW, 3), np.uint16), photometric="rgb", compression=compression, **options)
     content = bytearray(path.read_bytes())
@@ -320,7 +321,7 @@ COMMON_FIELDS = (258, 259, 262, 277, 278, 317)
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_no_flipped_bit_of_a_field_changes_pixels_in_silence(tmp_path, dtype, channels, tag):
-    """Decoders take a field with undefined or too many values for missing, and read other pixels."""
+    """Decoders treat a field with undefined or too many values as missing, and read other pixels."""
     path = tmp_path / "a.tif"
     ramp = np.arange(HW[0] * HW[1] * channels).reshape(*HW, channels) % 251
     image = (ramp * (np.iinfo(dtype).max // 255)).astype(dtype).squeeze()
@@ -496,7 +497,7 @@ def test_a_list_of_no_extra_channels_is_no_damage(tmp_path, dtype, pixels):
 
 
 def test_too_many_channels_are_counted(tmp_path):
-    """The message was that the field BitsPerSample, with a value for each channel, was damaged."""
+    """The message used to call the field BitsPerSample, which has a value for each channel, damaged."""
     image = np.zeros((*HW, 200), np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig", metadata=None)
     with refused("a.tif: 200 channels, but the data set or model has 5; correct 'channels' in the YAML, or the image"):
@@ -523,7 +524,7 @@ def test_a_file_without_the_field_compression_is_uncompressed(tmp_path, dtype, c
 
 
 def test_too_little_memory_is_no_damage(tmp_path, monkeypatch):
-    """A scan left the image out, as damaged."""
+    """The scan used to leave out the image as damaged."""
     path = tmp_path / "a.tif"
     image = np.ones((3, *HW), np.uint16)
     tifffile.imwrite(path, image, photometric="rgb", planarconfig="separate", compression="zlib", rowsperstrip=HW[0])

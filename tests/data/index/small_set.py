@@ -49,5 +49,5 @@ def assert_same(a, b, atol=0.0, but=()):
 
 
 def tree_state(root):
-    """Everything about the files that a scan could change."""
+    """Returns everything about the files that a scan could change."""
     return {p: (p.stat().st_mtime_ns, p.stat().st_mode, p.is_file() and p.read_bytes()) for p in root.rglob("*")}

@@ -124,7 +124,7 @@ def test_a_data_set_with_too_many_defects_is_refused_with_their_reasons(damaged,
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 @LABELS
 def test_files_with_non_finite_labels_are_bad(root, tmp_path, label, number):
-    """Other rows of the file may be valid: without the object, its pixels would be trained as background."""
+    """Even if other rows of the file are valid, the object's pixels would be trained as background."""
     text = (root / "instances.json").read_text().replace('"bbox": [8, ', f'"bbox": [{JSON_NUMBERS[number]}, ')
     (root / "instances.json").write_text(text)
     (root / "voc/a.xml").write_text((root / "voc/a.xml").read_text().replace("<xmin>8<", f"<xmin>{number}<"))

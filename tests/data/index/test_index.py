@@ -230,7 +230,7 @@ def test_the_number_of_threads_does_not_change_the_index(root, tmp_path, monkeyp
 
 @pytest.mark.parametrize("image", ["x.img", "101x.bin"])
 def test_of_many_files_with_an_unknown_suffix_a_few_are_opened(root, tmp_path, monkeypatch, image):
-    """All, each once, if one of the few is an image, such as the largest."""
+    """If one of the few is an image, such as the largest, all files are opened once."""
     opened = []
     open_file = file_kinds.open_regular
     monkeypatch.setattr(file_kinds, "open_regular", lambda path: opened.append(path) or open_file(path))
@@ -282,7 +282,7 @@ def test_repeated_boxes_are_scored_as_by_pycocotools_and_trained_on_once(root, t
 
 
 def test_boxes_without_area_or_outside_are_not_scored_but_reported(root, tmp_path):
-    """docs/evaluation.md: pycocotools would count them as objects that are never found."""
+    """pycocotools would count them as objects that are never found (docs/evaluation.md)."""
     path = root / "instances.json"
     content = json.loads(path.read_text())
     write_yaml(root, "annotations: instances.json\n", names=None)

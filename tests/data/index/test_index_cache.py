@@ -19,7 +19,7 @@ from tests.helpers.tiny import write_dataset
 
 
 def edit(path, start=b""):
-    """Writes a file and moves its modification time, which a coarse clock could leave unchanged."""
+    """Writes a file and changes its modification time explicitly, because a coarse clock might not."""
     data = path.read_bytes()
     after = path.stat().st_mtime_ns + 1
     path.write_bytes(start + data[len(start) :])
@@ -27,7 +27,7 @@ def edit(path, start=b""):
 
 
 def give_one_time(folder):
-    """Sets the time of all files to that of the files of some archives."""
+    """Gives all files the constant time that some archives contain."""
     for path in folder.rglob("*.txt"):
         os.utime(path, (315_532_800, 315_532_800))
 
@@ -161,7 +161,7 @@ def test_a_cache_that_cannot_be_written_causes_a_warning_only(root, tmp_path, li
 
 
 def test_images_that_other_classes_leave_out_have_another_cache(tmp_path):
-    """Caches of decoded images number them."""
+    """Decoded images are stored by number."""
     data = write_dataset(tmp_path, train=4)
     for number, rows in enumerate(["0 .5 .5 .2 .2\nbad\n", "1 .5 .5 .2 .2\nbad\n", "0 .5 .5 .2 .2\n1 .5 .5 .2 .2\n"]):
         (tmp_path / "labels" / "train" / f"{number:03}.txt").write_text(rows)

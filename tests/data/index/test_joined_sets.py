@@ -1,4 +1,4 @@
-"""A data set that joins others, of which each labels some of the classes."""
+"""Data sets that join others, each of which labels some of the classes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_names_may_be_in_another_order_and_classes_chosen(root):
 
 
 def test_a_class_of_which_each_set_leaves_a_part_out_is_an_error(root):
-    """Every image would be a region to ignore, and nothing background."""
+    """Otherwise every image would be a region to ignore, and nothing would be background."""
     merged = spec_of(root, classes={"light": "x", "glow": "x"})
     with refused(
         "both.yaml: 'train' has no image in which all objects of 'x' are labeled: each data set lacks one of the "
@@ -291,7 +291,7 @@ def test_ids_of_a_coco_json_are_those_of_a_data_set_that_is_extended(tmp_path, c
 
 
 def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, caplog):
-    """One of the joined sets joins others itself, as with --keep-old."""
+    """One of the joined sets joins others itself, as it does with --keep-old."""
     (root / "b" / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [dark, background]\n")
     spec = spec_of(root)
     for whole in (spec, spec.extended(("cat",), "old.pt")):
@@ -308,7 +308,7 @@ def test_a_held_out_part_does_not_repeat_what_the_log_says_of_training(root, cap
 
 
 def test_images_of_two_sets_or_splits_are_named(root, caplog):
-    """The joint of two sets is as if each of two YAMLs labeled some classes of the same images."""
+    """The joined set looks as if two YAMLs each labeled some classes of the same images."""
     spec = spec_of(root)
     train, val = (load(spec, split) for split in ("train", "val"))
     warn_of_shared_images(spec, train, val)
@@ -324,7 +324,7 @@ def test_images_of_two_sets_or_splits_are_named(root, caplog):
 
 
 def test_classes_that_are_ignored_everywhere_have_no_weight_in_draws(root):
-    """With --image-weights; a region of all classes is of none."""
+    """The draws are those of --image-weights. A region that ignores all classes has no class."""
     (root / "a" / "data.yaml").write_text(
         "train: images/train\nval: images/val\nnames: [light, dark]\nignore: [dark]\n"
     )

@@ -1,4 +1,4 @@
-"""A split without images or labels is refused with what is there instead."""
+"""A split without images or labels is refused, and the message names what exists instead."""
 
 import json
 import re
@@ -17,7 +17,7 @@ COCO_JSON = json.dumps(
 
 
 def keep(root: Path) -> None:
-    """Leaves the data set as it is."""
+    """Does not change the data set."""
 
 
 def remove_labels(root: Path) -> None:

@@ -86,7 +86,8 @@ def test_boxes_of_joined_sets_keep_their_places(data, tmp_path):
 
 @pytest.mark.parametrize(("images", "level"), [(4, logging.WARNING), (120, logging.INFO)])
 def test_images_left_out_for_lost_labels_are_named_and_the_labels_are_lost(data, tmp_path, caplog, images, level):
-    """One of four is worth a warning. The ledger has the row, and no image: the other classes of it are used."""
+    """One image of four is enough for a warning. The ledger counts the row, but no image, whose other classes are
+    used."""
     for i in range(4, images):
         data.add(f"train/{i}", smooth_image(np.random.default_rng(i), 16, 16))
     spec = load_dataset_spec(data.yaml)

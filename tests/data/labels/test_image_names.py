@@ -65,7 +65,7 @@ def write_coco(root: Path, names: list[str]) -> Path:
 
 
 def boxes_of(path: Path, **options: object) -> dict[str, list[int]]:
-    """The x of the boxes of each image, by its path."""
+    """Returns the x coordinates of each image's boxes, by the image's path."""
     index = load_index(load_dataset_spec(path), "train", IndexSettings(progress=False, **options))
     starts = index.offsets.tolist()
     x = index.boxes_xywh_px[:, 0].astype(int).tolist()

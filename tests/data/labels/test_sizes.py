@@ -1,5 +1,5 @@
-"""Labels for another size of their image, or for the photo before its EXIF turn: computed where one cause explains
-them, else held against --max-bad."""
+"""Labels for another size of their image, or for the photo before its EXIF rotation: converted if one cause explains
+them, otherwise counted by --max-bad."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PIXELS = pytest.mark.parametrize("reader", ["coco", "voc"])
 
 
 def write_photo(path: Path, orientation: int = 1, *, scale: float = 1.0, quality: int = 95) -> None:
-    """A dark photo with a bright object in `BOX`, that EXIF turns."""
+    """Writes a dark photo with a bright object in `BOX` and an EXIF rotation."""
     pixels = np.full((HEIGHT, WIDTH, 3), 30, np.uint8)
     x1, y1, x2, y2 = BOX
     pixels[y1:y2, x1:x2] = 230
@@ -223,7 +223,7 @@ def test_sizes_as_whole_floats_and_text_are_read_and_others_ignored(tmp_path):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_sizes_and_factors(seed):
-    """Sizes that are one factor, rounded, are explained; one that is not spoils all."""
+    """Sizes that differ by one rounded factor are explained; a single exception spoils all."""
     rng = np.random.default_rng(seed)
     labeled = rng.integers(50, 2000, (40, 2))
     factor = rng.uniform(0.2, 4)

@@ -64,7 +64,7 @@ def test_files_with_zeros_in_the_middle_are_bad(tmp_path, lines, capfd):
 
 
 def test_a_uniform_image_is_not_damaged(tmp_path):
-    """Its coded data repeat, so it is decoded, and found to be undamaged."""
+    """Its coded data repeats, so the image is decoded, and found to be undamaged."""
     for name, value in (("white", 255), ("gray", 90)):
         data = cv2.imencode(".jpg", np.full((600, 600, 3), value, np.uint8))[1].tobytes()
         assert coded_data_defect(data, read_header(data, "").coded_at)
@@ -89,7 +89,7 @@ def test_damage_in_the_sample_causes_all_images_to_be_decoded(tmp_path, lines, m
 
 @pytest.mark.parametrize(("workers", "cache"), [("0", "none"), ("2", "none"), ("0", "ram"), ("0", "disk")])
 def test_training_names_images_that_the_decoder_reports_as_damaged(tmp_path, monkeypatch, capfd, workers, cache):
-    """After a scan that did not find the damage; each process names each once."""
+    """The scan did not find the damage. Each process names each image once."""
     data = write_set(tmp_path / "set", 8, damaged=3, kind="other")
     monkeypatch.setattr(read_images, "SAMPLED", 0)
     model = write_model(tmp_path / "tiny.yaml")

@@ -172,7 +172,7 @@ def test_workers_live_whatever_the_default_start_method_is(open_loader):
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 2}, {"render_on": "device", "workers": 1}])
 def test_another_number_of_epochs_applies_from_the_next_epoch(open_loader, options):
-    """Workers know of it: the last epochs have neither mosaic nor mixup."""
+    """Workers apply it, too: the last epochs have neither mosaic nor mixup."""
     loader = open_loader(time=1.0, **options)
     shorter = open_loader(**options | {"epochs": 2, "workers": 0})
     usual = list(islice(open_loader(**options), 6))
@@ -227,7 +227,7 @@ SEMAPHORE = "multiprocessing.synchronize.SemLock._make_name"
 
 
 def failing_after(successes: int, function: Callable[[], object], error: Exception) -> Callable[..., object]:
-    """Stands for ``function``, without its arguments, and raises ``error`` after some calls."""
+    """Replaces ``function``, ignoring its arguments, and raises ``error`` after some calls."""
     remaining = iter(range(successes))
 
     def call(*_: object) -> object:
@@ -281,7 +281,8 @@ def test_workers_of_a_loader_in_a_reference_cycle_end_without_a_wait(open_loader
 
 
 def test_the_garbage_collection_of_a_loader_closes_no_descriptor_twice(open_loader, monkeypatch):
-    """By then, the number could be another file's. The third worker has had no request, so nothing kept its queue."""
+    """By then, the number could belong to another file. The third worker has had no request, so nothing kept its queue
+    alive."""
     closed = []
     close = Connection._close
     monkeypatch.setattr(Connection, "_close", lambda connection: closed.append(connection) or close(connection))

@@ -117,7 +117,8 @@ def test_validation_images_are_still_rendered_on_the_host(batches_of, index):
 
 
 def _caches_on_a_rank(ctx, *indices: DatasetIndex) -> list[np.ndarray | BaseException]:
-    """The cache of each index, or what was raised; the third one is too large for the memory of rank 2."""
+    """Returns the cache of each index, or the error that was raised. The third index is too large for the memory of
+    rank 2."""
     caches: list[np.ndarray | BaseException] = []
     for number, index in enumerate(indices):
         layout = PyramidLayout.of(reduced_sizes(index.image_hw, 64))

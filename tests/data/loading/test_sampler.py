@@ -220,7 +220,7 @@ def test_a_sample_with_a_weight_of_one_comes_once_in_each_epoch(once, others):
     [(2, [0.1] * 4), (2, [0.5]), (5, [0.02, 0.04, 0.06]), (30, [0.2] * 8), (3, [0.3, 0.6, 0.9]), (0, [0.01] * 3)],
 )
 def test_samples_with_fractional_weights_come_in_proportion_to_them(once, fractions):
-    """Their sum may be less than half a sample per epoch."""
+    """The weights may add up to less than half a sample per epoch."""
     weights = np.array([*np.ones(once), *fractions])
     order = EpochOrder(with_whole_sum(weights), seed=3, batch_size=4, canvases=TrainCanvases(320, 32))
     counts = np.stack([np.bincount(order.indices(epoch), minlength=len(weights)) for epoch in range(200)])
@@ -238,7 +238,7 @@ def test_a_rounding_error_in_a_weight_repeats_no_sample():
 
 
 def test_weighted_draws_come_as_often_as_weights_times_repeats_say():
-    """A tile that must not come as background has no repeats, and few of many backgrounds come."""
+    """A tile that must not occur as background is never repeated, and few of many backgrounds occur."""
     repeats = np.array([1, 1, 0.25, 0.25, 0, 1] * 10)
     order = EpochOrder(repeats, seed=4, batch_size=16, canvases=TrainCanvases(320, 32))
     order.draw_weights = np.array([3, 1, 2, 2, 2, 2] * 10) * repeats
@@ -294,7 +294,7 @@ def test_a_validation_has_each_image_once_and_the_canvas_of_an_image_is_its_own(
 
 
 def test_the_most_frequent_canvas_of_a_validation_comes_first():
-    """Its first batch is pictured."""
+    """The plots show the first batch of a validation."""
     image_hw = np.array([(100, 200), (100, 100), (200, 100), (101, 101), (300, 300)])
     samples = LoadImagesAndLabels(ImageReader(SimpleNamespace(image_hw=image_hw), imgsz=320))
     requests = samples.requests(2, CanvasRule(320, 32))

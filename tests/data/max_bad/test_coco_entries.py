@@ -78,7 +78,7 @@ def test_annotations_of_no_image_are_named_and_counted(root, case):
 def test_a_json_without_categories_is_named(root):
     path = write_yaml(root, "coco")
     edit_json(root, lambda content: content.update(categories=[]))
-    with pytest.raises(UserError, match="category_id 10 is of an empty list: the categories' ids are missing"):
+    with pytest.raises(UserError, match="category_id 10 refers to an empty list: the categories' ids are missing"):
         load(path)
 
 

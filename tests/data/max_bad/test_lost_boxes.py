@@ -1,4 +1,4 @@
-"""Boxes that cannot be used are held against --max-bad, alike with each format of labels; readable boxes are used."""
+"""Unusable boxes count against --max-bad, equally in all label formats; readable boxes are used."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_spatial_transforms_move_the_boxes():
 
 @pytest.mark.parametrize("copied", [False, True])  # as in workers that are spawned
 def test_every_visible_piece_of_an_ignore_region_is_kept(copied):
-    """A crop of 4 % of the image shows that part of a region, of an object nothing."""
+    """A crop of 4 % of the image shows a part of a region, but no object."""
     crops = [{"name": "Crop", "x_min": 10, "y_min": 8, "x_max": 30, "y_max": 24, "p": 1}]
     sliver = (-1, 0.1005, 0.5, 0.003, 1)  # 0.2 pixels are in the crop
     labels = [(1, 0.5, 0.5, 1, 1), (-1, 0.5, 0.5, 1, 1), (0, 0.2, 0.2, 0.1, 0.1), sliver, (-2, 0.9, 0.9, 0.1, 0.1)]

@@ -74,7 +74,7 @@ def test_tiles_of_every_epoch_cover_the_images_but_for_their_edges(seed):
 
 @pytest.mark.parametrize("visibility", [0.0, 0.3, 1.0])
 def test_labels_are_what_a_tile_shows(visibility):
-    """Clipped by loops over tiles and boxes; what shows too little of an object is to be ignored."""
+    """The reference clips in loops over tiles and boxes. Fragments that show too little of an object are ignored."""
     tiles = tiled(visibility=visibility)
     images = boxed_index()
     for epoch in (0, 3):
@@ -187,7 +187,7 @@ def train_loader(data: Path, hyp: Hyperparameters | None = None, **more: object)
 
 
 def test_training_batches_show_the_objects_that_their_labels_name(data):
-    """Red squares are where the labels say, in every epoch; another run's seed moves the tiles."""
+    """Red squares are at the labels in every epoch. The seed of another run moves the tiles."""
     loader = train_loader(data, Hyperparameters(hsv_h=0, hsv_s=0, hsv_v=0, mosaic=0.5))
     assert len(loader.index) == 5
     assert len(loader.samples) > 20
@@ -208,7 +208,7 @@ def test_training_batches_show_the_objects_that_their_labels_name(data):
 
 
 def test_validation_batches_are_tiles_of_whole_images(data):
-    """Over all ranks each tile comes once, and its labels in pixels of its image are those of the image."""
+    """Over all ranks each tile occurs once, and its labels, in pixels of its image, are those of the image."""
     config = TrainConfig(data=str(data), imgsz=64, batch_size=3, workers=0)
     spec = load_dataset_spec(data)
     seen = []

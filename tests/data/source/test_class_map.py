@@ -70,7 +70,7 @@ def test_classes_are_merged_and_renamed(root):
 
 
 def test_a_map_and_chosen_classes(root):
-    """An existing class may take others in."""
+    """Other classes may be merged into an existing one."""
     chosen = index_of(root, content=MAP, classes=["person"])
     assert (chosen.names, chosen.classes.tolist()) == (("person",), [-1, 0] * 4)
     single = index_of(root, content=MAP, single_cls=True)
@@ -110,7 +110,7 @@ def test_a_merged_class_has_the_category_id_that_its_annotations_have(
 
 @pytest.mark.parametrize("chosen", [MAP, {"classes": {"car": "vehicle"}}, {"ignore": ["ignore"]}, {"ignore": ["van"]}])
 def test_the_content_of_a_data_set_is_read_as_the_same_classes(tmp_path, chosen):
-    """Copies and folds have the content. One class is called like the value that leaves a class out."""
+    """Copies and folds store the content. One class has the name of the value that leaves out a class."""
     splits = {"train": "images/train", "val": "images/val"}
     path = tmp_path / "mapped.yaml"
     path.write_text(yaml.safe_dump({**splits, "names": [*NAMES, "ignore"], **chosen}))

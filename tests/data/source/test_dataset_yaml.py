@@ -103,7 +103,7 @@ def test_splits_names_and_nc_are_read(tmp_path):
     ("classes", "used"), [(["cow", 0], (0, 2)), ([1, "dog", "dog"], (1,)), ([2, 1, 0], ()), ([], ())]
 )
 def test_classes_are_chosen_by_number_or_name(tmp_path, classes, used):
-    """All of them, which are none that are chosen: ()."""
+    """Choosing none, (), means all of them."""
     spec = load_dataset_spec(write(tmp_path, "train: a\nnames: [cat, dog, cow]\n"))
     assert spec.use_classes(classes).classes == used
 
@@ -157,7 +157,7 @@ def test_missing_annotations_without_names_are_named_with_the_yaml(tmp_path):
 
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_missing_optional_split_is_left_out_with_a_warning(tmp_path, is_copied, caplog):
-    """A misspelled name: training images would be held out although there are validation images."""
+    """The name may be misspelled: training images would be held out although there are validation images."""
     data = write_dataset(tmp_path / "set", train=4, val=2)
     data.write_text(data.read_text().replace("images/val", "images/vall"))
     source = DataSource(str(data), ("train",), optional=("val",), stage=str(tmp_path / "stage") if is_copied else "")

@@ -1,4 +1,4 @@
-"""Folders without a YAML, as annotation tools write them, have the boxes of the set that they were made from."""
+"""Folders without a YAML, as annotation tools write them, have the boxes of the set from which they were exported."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RELATIVE = "give paths of images relative to .../set: '{}' if this image is mean
     ],
 )
 def test_a_list_without_images_does_not_take_those_of_another_split(tmp_path, train, val, row):
-    """They would get the labels of the split's own annotations."""
+    """These images would otherwise get labels from the split's own annotations."""
     root = tmp_path / "set"
     folder = "val/images" if val == "val/val.txt" else val
     write_image(root / folder / "0.png", 9, 9)
@@ -96,7 +96,7 @@ def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_the_log_tells_once_how_a_relocated_list_is_read(tmp_path, split, lines):
-    """The others are also read, to see whether the label file without an image is theirs."""
+    """The other lists are also read, to find out whether the label file without an image is theirs."""
     root = tmp_path / "set"
     rows = [f"/old/images/{number}.png" for number in range(3)]
     splits = {name: f"{name}.txt" for name in ("train", "val", "test")}
@@ -113,7 +113,7 @@ def test_the_log_tells_once_how_a_relocated_list_is_read(tmp_path, split, lines)
 
 @pytest.mark.parametrize(("split", "other"), [("train", "val"), ("val", "train")])
 def test_rows_that_differ_in_dropped_folders_name_different_images(tmp_path, split, other):
-    """Only the images of one split are here, and it is not known of which."""
+    """Only the images of one split exist, and which split it is cannot be known."""
     lists = {"train.txt": ["/x/train/images/0.png"], "val.txt": ["/x/val/images/0.png"]}
     write_lists(tmp_path / "set", ["images/0.png"], {"train": "train.txt", "val": "val.txt"}, lists)
     reason = f"images/0.png has the same name, but is an image of '{other}' (.../set/{other}.txt:1)"
@@ -147,7 +147,7 @@ def test_lists_of_one_split_from_two_machines_may_share_an_image(tmp_path):
 
 
 def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, lines):
-    """Of a missing image, the one of that name is taken, which may be another split's."""
+    """In place of a missing image, the image of that name is taken, which may belong to another split."""
     images = ["images/train/0.png", "images/train/1.png", "images/val/1.png"]
     lists = {"train.txt": ["1.png", "0.png"], "val.txt": ["0.png", "1.png"]}
     write_lists(tmp_path / "set", images, {"train": "train.txt", "val": "val.txt"}, lists)
@@ -213,7 +213,7 @@ def test_a_row_with_null_characters_names_no_image(tmp_path):
 
 
 def test_a_list_of_which_few_rows_are_exact_is_reported(tmp_path, lines):
-    """One image is also where the row says, by accident."""
+    """One image also happens to be at the path in its row."""
     root = tmp_path / "set"
     rows = [f"{number}.png" for number in range(3)]
     write_lists(root, ["1.png", *(f"images/{row}" for row in rows)], {"train": "train.txt"}, {"train.txt": rows})

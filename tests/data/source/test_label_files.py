@@ -1,4 +1,5 @@
-"""Label files that exist are found where there is one reading; elsewhere their images are no backgrounds."""
+"""Existing label files are found if only one reading is possible; otherwise, their images do not count as
+backgrounds."""
 
 from __future__ import annotations
 
@@ -225,7 +226,7 @@ def labels_above_all_images(folder: Folder) -> None:
 
 
 def beside_among_notes(folder: Folder) -> None:
-    """It is too far from its place to be looked for there."""
+    """The file is too far from its usual place to be found."""
     folder.write(but=3)
     for i in range(300):
         folder.label(f"images/train/more/note{i}.txt", "a note\n")
@@ -247,7 +248,7 @@ def voc_deeper(folder: Folder) -> None:
     ids=lambda make: make.__name__,
 )  # fmt: skip
 def test_an_image_whose_label_may_be_elsewhere_is_not_a_background(folder, make, lines):
-    """The line says how to rename the label file; after that nothing is wrong."""
+    """The message says how to rename the label file; once renamed, it is used without a message."""
     make(folder)
     index = folder.index()
     assert len(index) == len(index.classes) == NUM_IMAGES - 1
@@ -374,7 +375,7 @@ def test_several_readings_leave_the_image_out(folder, lines):
     ],
 )
 def test_a_label_file_that_is_no_file_is_no_background(folder, tmp_path, make, problem):
-    """A copy does not wait for what somebody writes into a pipe."""
+    """Nor does a copy wait for a writer of a pipe."""
     folder.write(but=3)
     make(folder.root / "labels/train/03.txt")
     place = DataSource(str(folder.yaml()), ("train",), stage=str(tmp_path / "stage"))
@@ -395,7 +396,7 @@ def test_captions_beside_images_are_no_labels(folder, lines):
 
 
 def test_losses_of_a_copy_are_those_of_the_original(folder, tmp_path):
-    """A later copy forgets what has been mended."""
+    """A later copy no longer has the losses that have been corrected."""
     folder.write(but=3)
     spare = [folder.label("labels/train/no.txt"), folder.label("labels/03.txt"), folder.label("labels/train/05.TXT")]
     spare[2].write_text(OTHER_TEXT)
@@ -441,7 +442,7 @@ def test_a_listing_names_labels_with_unusual_suffixes(folder):
 
 
 def test_a_listing_keeps_the_images_that_it_leaves_out(folder):
-    """Each with its status, also in the file that a copy has."""
+    """Each image keeps its status, also in the stored listing of a copy."""
     folder.write(but=3)
     folder.label("labels/train/3.txt")
     (folder.root / "labels/train/05.txt").unlink()
@@ -480,7 +481,7 @@ def test_a_place_is_not_searched_twice_for_many_unlabeled_images(folder, monkeyp
 
 
 def test_labels_of_a_name_in_two_folders_are_ambiguous_whatever_lists_them(tmp_path):
-    """The split of one folder that has both is the reference."""
+    """The reference is the split of one folder that contains both."""
     for name in "ab":
         write_dataset(tmp_path / name, train=2, val=1)
     image = {"id": 1, "file_name": "000.png", "width": 64, "height": 64}

@@ -118,7 +118,8 @@ def test_a_held_out_part_changes_no_finding(folder):
 
 
 def test_splits_of_lists_count_an_unused_label_file_once(folder):
-    """In a small split it would be a large share, as in the validation lists of cross-validation."""
+    """Counted in each of them, it would be a large share of a small split, such as a validation list of
+    cross-validation."""
     folder.write()
     folder.label("labels/train/x.txt")
     folder.image("images/val/0.png")

@@ -324,7 +324,7 @@ def also_of_no_image(root: Path) -> None:
 @pytest.mark.parametrize("harm", [in_several_files, misplaced, also_in_another_format, also_of_no_image])
 @pytest.mark.parametrize("links", [("images",), ("images", "labels")], ids=len)
 def test_a_link_inside_of_a_split_changes_nothing(tmp_path, harm, links):
-    """Each image keeps the name that has no link in it, and its loss counts once."""
+    """Each image keeps its name without a link, and its loss counts once."""
     root = tmp_path / "set"
     names = ("left/u", "left/v", "left/x")
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Splits without images: what a command does not need, it does without, and labels of no split are lost through it."""
+"""Splits without images: commands that do not need them run without them, and no other split loses labels."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_a_folder_below_the_missing_one_is_not_that_of_a_split(root):
 @pytest.mark.parametrize("harm", [shutil.rmtree, lambda folder: [image.unlink() for image in folder.iterdir()]])
 @pytest.mark.parametrize("labels", LABELS)
 def test_labels_that_may_be_of_a_missing_folder_are_reported_but_not_lost(root, caplog, labels, harm):
-    """Names without folders: they may be of any split. The other splits can be used, with one warning."""
+    """The names have no folders, so the images may belong to any split. The other splits can be used, with one
+    warning."""
     data = describe(root, annotations=LABELS[labels])
     harm(root / "images/test")
     caplog.set_level("INFO", "lockstep")
@@ -118,7 +119,7 @@ def test_labels_that_may_be_of_a_missing_folder_are_reported_but_not_lost(root, 
 
 @pytest.mark.parametrize("labels", [False, True])
 def test_a_second_entry_of_an_image_is_lost_although_a_folder_is_missing(root, labels):
-    """Its labels are others: they are not repeated."""
+    """Its labels differ from those of the first entry, so they are not a repetition."""
     content = json.loads((root / "instances.json").read_text())
     content["images"].append({"id": 7, "file_name": "00.png"})
     if labels:

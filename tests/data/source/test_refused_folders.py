@@ -77,7 +77,7 @@ def half_a_json(source: Path, folder: Path) -> None:
 
 
 def two_jsons_of_a_split(source: Path, folder: Path) -> None:
-    """Each has half of the images: with one of them, half of the labels would be left out."""
+    """Writes two JSONs with half of the images each: with only one of them, half of the labels would be left out."""
     coco_2017(source, folder)
     path = folder / "annotations" / "instances_val2017.json"
     content = json.loads(path.read_text())
@@ -133,7 +133,7 @@ def test_what_could_mean_two_things_or_is_cut_is_refused(export, message, source
 @pytest.mark.parametrize("export", [*EXPORTS, *ONE_SPLIT], ids=lambda export: export.__name__)
 @pytest.mark.parametrize("by_yaml", [False, True])
 def test_an_export_without_its_images_is_refused(export, source, tmp_path, by_yaml):
-    """Nothing stands in their place, not even folders."""
+    """There is nothing in place of the images, not even folders."""
     folder = tmp_path / "export"
     export(source, folder)
     if by_yaml:

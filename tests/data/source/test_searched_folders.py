@@ -1,4 +1,4 @@
-"""Where a run must not be written: in the folders that its data set searches for images, under any name."""
+"""Runs must not be written into folders that their data sets search for images, under any name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VOC file whose own name fits no image labels the one that it names, if only one can be meant."""
+"""A VOC file whose own name fits no image labels the image named in its content, if this is unambiguous."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def model_and_loss(spec: dict = TINY_MODEL):
 
 
 def search_on_cpu(*, plan_steps=None, ctx: DistributedContext = CPU, run: tuple = (), **settings) -> BatchSearch:
-    """The search of a run with ``settings``; ``run``: its model and loss."""
+    """Returns the search of a run with ``settings``; ``run``: its model and loss."""
     model, criterion = run or model_and_loss()
     return BatchSearch(
         ctx=ctx, settings=settings_of(**settings), model=model, criterion=criterion, plan_steps=plan_steps or long_run

@@ -151,7 +151,7 @@ def state_of(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
-    """With weights, momenta and averages of then, between two batches of an epoch, and with the settings of then."""
+    """The run was saved between two batches of an epoch. Weights, momenta, averages and settings are restored."""
     checkpoints = []
     read = Checkpoint.read
 
@@ -184,7 +184,7 @@ def test_a_resumed_run_stands_where_it_was_saved(monkeypatch):
 
 @pytest.mark.parametrize("change", ["best.pt is missing", "other validation labels", "fewer training images"])
 def test_a_start_that_only_writes_the_report_changes_no_checkpoint(folder, capsys, change):
-    """And it names no position at which it would continue."""
+    """It also reports no position at which it would continue."""
     with built("--epochs", "1") as trainer:
         trainer.fit()
     run = folder / "runs" / "exp"

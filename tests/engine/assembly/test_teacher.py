@@ -1,4 +1,4 @@
-"""A teacher: --keep-old learns new classes while those of the old model stay, --teacher adds a model's outputs to the
+"""Teachers: --keep-old learns new classes without losing the old model's, --teacher adds a model's outputs to the
 labels."""
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def test_processes_that_validate_meanwhile_do_not_have_the_teacher_nor_do_folds(
 
 
 def test_a_class_of_both_is_learned_from_labels(world, tmp_path):
-    """Its name may be written in another case; the model keeps the old one's."""
+    """The name of the class may differ in case; the model keeps the old model's spelling."""
     values = yaml.safe_load((world / "dark.yaml").read_text())
     (world / "both.yaml").write_text(yaml.safe_dump(values | {"names": ["LIGHT", "glow"]}))
     common = flags(world, "--project", tmp_path)

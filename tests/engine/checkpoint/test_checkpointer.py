@@ -81,7 +81,7 @@ def test_a_saved_checkpoint_is_restored(tmp_path, wrap):
 
 
 def test_a_position_is_saved_in_last_pt_alone(tmp_path):
-    """This holds at the end of an epoch that has an epochN.pt, too: a run that resumes from it must not change it."""
+    """This also holds at the end of an epoch with an epochN.pt, which a run that resumes from it must not change."""
     checkpointer = save(tmp_path, parts())
     kept = {name: (tmp_path / name).read_bytes() for name in ("best.pt", "epoch2.pt")}
     for epoch in (0, 2):
@@ -125,7 +125,7 @@ def test_settings_of_another_version_are_no_damage(tmp_path, part, changes, mess
 
 
 def test_the_facts_of_a_checkpoint_are_read_without_its_tensors(tmp_path):
-    """A plan needs no more, and a damaged tensor is noticed when the run reads the whole file."""
+    """Plans need nothing else, and a damaged tensor is detected when the run reads the whole file."""
     state = parts()
     save(tmp_path, state)
     last = tmp_path / "last.pt"

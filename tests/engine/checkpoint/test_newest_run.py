@@ -40,7 +40,7 @@ def test_checkpoints_are_those_of_the_newest_run_if_their_ids_are(tmp_path: Path
 
 @pytest.mark.parametrize("content", [None, "", "- a", "a: [", "config: {}", "run_id: 3", "run_id: [a]", "\ufffe"])
 def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks(tmp_path: Path, content):
-    """No start of a run may fail, or begin anew, because of a file that a user has edited or removed."""
+    """No start of a run may fail or begin anew because a user has edited or removed a file."""
     save_checkpoint(tmp_path / "last.pt", Progress(), run_id="a")
     if content is not None:
         (tmp_path / "settings.yaml").write_text(content)
@@ -49,14 +49,14 @@ def test_a_folder_without_usable_settings_leaves_its_checkpoints_to_whoever_asks
 
 
 def test_converted_weights_are_not_those_of_the_newest_run(tmp_path: Path):
-    """Nobody trained them here, whatever a user has called them."""
+    """They were not trained here, whatever their file is called."""
     name_newest_run(tmp_path, "a")
     write_checkpoint({"model": {}, "ema": {}}, tmp_path / "best.pt")
     assert best_of_newest_run(tmp_path) is None
 
 
 def test_a_damaged_checkpoint_is_not_taken_for_an_earlier_runs(tmp_path: Path):
-    """A restart that began anew would overwrite it without a word."""
+    """Otherwise a restart would begin anew and overwrite it silently."""
     name_newest_run(tmp_path, "a")
     (tmp_path / "last.pt").write_bytes(b"damaged")
     assert run_id_of(tmp_path / "last.pt") is None

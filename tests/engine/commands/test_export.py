@@ -93,7 +93,7 @@ def test_a_failure_of_the_training_is_logged_only_before_an_export(folder: Path,
 
 @pytest.mark.parametrize("case", ["never exported", "exported again by hand", "record damaged"])
 def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, capsys, case: str):
-    """Such as one that export.py has written with --half under the name of the run's own."""
+    """For example, export.py may have written a file with --half under the name of the run's own export."""
     if case != "never exported":
         exports_of(folder, exported)
     if case == "record damaged":
@@ -146,7 +146,7 @@ def test_a_file_whose_checksum_cannot_be_read_does_not_replace_the_earlier_one(
 
 
 def test_an_export_that_equals_the_earlier_one_is_made_once(folder: Path, exported: list[str]):
-    """Of the same weights, in a checkpoint that differs otherwise."""
+    """The weights are the same, but the checkpoint differs in other values."""
     (folder / "same").touch()
     exports_of(folder, exported)
     save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
@@ -192,7 +192,7 @@ def test_what_has_failed_is_exported_again(folder: Path, exported: list[str]):
 
 
 def test_an_earlier_export_is_replaced_after_a_new_one_has_failed(folder: Path, exported: list[str]):
-    """It is still the run's own."""
+    """The earlier export is still the run's own."""
     exports_of(folder, exported)
     save_checkpoint(folder / "best.pt", Progress(epoch=7), run_id="a")
     (folder / "failing").touch()

@@ -54,7 +54,7 @@ def test_all_flags_of_an_export_that_rule_each_other_out_are_named():
 
 
 def test_a_run_that_has_ended_needs_no_data(tmp_path: Path):
-    """Nor its last.pt: its disk may have been freed."""
+    """It does not need its last.pt, either, which may have been deleted to free the disk."""
     config = TrainConfig(data=str(tmp_path / "gone.yaml"), project=str(tmp_path), resume=AUTO)
     with pytest.raises(UserError, match=r"gone\.yaml: no such file"):
         check_training_files(config)

@@ -175,7 +175,7 @@ def test_error_types_equal_a_loop_over_the_definitions(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
-    """The cases have crowd, ties, equal boxes and more than 100 detections of a class."""
+    """The cases include crowds, ties, equal boxes and more than 100 detections of a class."""
     gt, table, num_classes = random_case(seed)
     matches = match_detections(gt, table, num_classes)
     split = split_errors(matches)

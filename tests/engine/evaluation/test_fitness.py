@@ -1,4 +1,4 @@
-"""--fitness and --patience: what is the best epoch, when a run stops, and the confidence with the best F1."""
+"""--fitness and --patience: the best epoch, early stopping, and the confidence with the best F1."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_files_of_other_branches_layouts_and_precisions_have_other_names(format_
 
 @pytest.mark.parametrize("failing", ["write", "check", "publish"])
 def test_an_error_of_the_check_is_not_one_of_writing(tmp_path: Path, monkeypatch, failing: str):
-    """Such as that of a shared library that a runtime cannot open."""
+    """For example, a runtime may fail to open a shared library."""
 
     def step(name: str) -> None:
         if name == failing:

@@ -48,7 +48,7 @@ open_model = partial(opening.open_model, trust=True)
 
 
 def write_all(folder: Path, detector, files=FORMATS, *, half: bool = False, graph=None, **changes) -> ExportMetadata:
-    """``detector``: not fused. ``graph``: its ONNX graph in float32, if it has been made."""
+    """Writes ``files``. ``detector``: not fused. ``graph``: its ONNX graph in float32, if there is one."""
     fused = detector.fuse()
     config = options(nms_iou=fused.nms_iou, half=half, **changes)
     config = replace(config, box_voting=config.layout == "end2end")
@@ -415,7 +415,7 @@ def test_a_file_that_no_known_runtime_reads_is_named(packages: None):
 
 
 def test_the_table_of_runtimes_knows_the_installed_one(packages: None, tmp_path: Path):
-    """It reads what the table says of its release."""
+    """The installed runtime reads the versions that the table states for its release."""
     import onnx
     import onnxruntime
 

@@ -178,7 +178,7 @@ def test_metadata_that_are_no_mapping_are_damaged(tmp_path: Path):
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As in every other format."""
+    """The same holds for every other format."""
     monkeypatch.setattr("engine.formats.litert_format.import_litert", lambda user: None)
     with refused(f"{tmp_path}/x.tflite: cannot be opened ([Errno 2] No such file or directory: ..."):
         LiteRtFormat().open(tmp_path / "x.tflite", torch.device("cpu"))

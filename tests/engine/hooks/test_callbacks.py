@@ -252,7 +252,7 @@ def test_a_run_that_a_hook_ends_is_saved_and_continues_with_its_hooks(folder):
 
 @pytest.mark.slow
 def test_two_processes_end_together(folder):
-    """The last rank asks in a step, rank 0 after an epoch."""
+    """The last rank requests the end in a step, rank 0 after an epoch."""
     done = run(folder, "--callbacks", "user_hooks:StopAtStep", "--epochs", "4", processes=2)
     assert done.stdout.count("ended by a callback after the steps of epoch 2;") == 1
     first, second = (seen(folder, f"seen{rank}of2.json") for rank in range(2))
@@ -302,8 +302,8 @@ def test_an_error_without_a_text_is_one_line(folder):
 
 @pytest.mark.parametrize("records", [False, True], ids=["report alone", "pending epoch"])
 def test_metrics_are_the_newest_row_at_every_point(tmp_path, records):
-    """Also before the first epoch of this start, without any (``--resume auto`` writes an interrupted report), and for
-    an epoch whose scores came after the last call of on_epoch (``--eval-ranks``)."""
+    """This includes the time before the first epoch of this start, a start without epochs (``--resume auto`` writes an
+    interrupted report), and an epoch whose scores came after the last call of on_epoch (``--eval-ranks``)."""
     seen = []
     table = ResultsTable()
     for number in (1, 2, 3):
@@ -321,7 +321,8 @@ def test_metrics_are_the_newest_row_at_every_point(tmp_path, records):
 
 @pytest.mark.parametrize("export_fails", [False, True])
 def test_a_failing_on_end_skips_neither_other_hooks_nor_exports(tmp_path, monkeypatch, caplog, export_fails):
-    """The other hooks, such as the summary, and ``--export``, whose error does not hide that of the callback."""
+    """The other hooks, such as the summary, and ``--export`` still run. An error of the export does not hide that of
+    the callback."""
     happened = []
 
     class Later(Hook):

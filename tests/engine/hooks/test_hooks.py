@@ -125,7 +125,7 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
 
 @pytest.mark.parametrize("is_used", [True, False])
 def test_a_run_in_a_used_folder_has_saved_its_first_epoch_before_that_is_recorded(tmp_path, monkeypatch, is_used):
-    """Other hooks and the checkpointer then replace what the earlier run needs."""
+    """The record allows other hooks and the checkpointer to replace files that the earlier run needs."""
     replace_earlier_run(tmp_path)
     if not is_used:
         (tmp_path / "last.pt").unlink()
@@ -247,7 +247,7 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
 def test_blank_images_are_the_reason_only_if_those_of_every_step_are(
     tmp_path, monkeypatch, varying_step, others_are_blank
 ):
-    """On all ranks, and also those of float16's overflows, which are not examined when they happen."""
+    """Images of all ranks count, as do those of float16 overflows, which are not examined when they happen."""
     monkeypatch.setattr(nonfinite, "all_objects", lambda ctx, own: [own, (others_are_blank, "")])
     monkeypatch.setattr(nonfinite, "MAX_CONSECUTIVE_BAD_STEPS", 3)
     monkeypatch.setattr(nonfinite, "MAX_SCALE_HALVINGS", 2)

@@ -54,7 +54,7 @@ def test_csv_has_one_header_and_one_row_per_epoch(tmp_path):
 
 
 def test_the_csv_survives_a_power_cut_after_each_epoch(tmp_path, monkeypatch):
-    """The search takes the best of its rows, and a run that resumes has all of them."""
+    """The search uses the best of its rows, and a resumed run needs all of them."""
     path = tmp_path / "results.csv"
     synced = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
@@ -63,7 +63,7 @@ def test_the_csv_survives_a_power_cut_after_each_epoch(tmp_path, monkeypatch):
 
 
 def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
-    """A run that is done must not fail there."""
+    """A run that is done must not fail because of it."""
 
     def refuse(file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -125,7 +125,7 @@ NAMES = ["dog", "cat", "never seen"]
 
 
 def scored(number: int, *, finds: int, is_best: bool) -> Epoch:
-    """An epoch whose model finds the first objects exactly, and nothing else."""
+    """Returns an epoch whose model finds the first objects exactly, and nothing else."""
     corners = [(x, y, x + w, y + h) for x, y, w, h in BOXES[:finds]]
     table = make_table(range(finds), corners, [0.9] * finds, range(finds))
     return Epoch(number, result=score_detections(TRUTH, table, 3), is_best=is_best)

@@ -1,4 +1,4 @@
-"""MLflow and Weights & Biases: each epoch once, and no cost to the run when a service is slow, broken or absent."""
+"""MLflow and Weights & Biases get each epoch once, and a slow, broken or absent service costs the run nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SETTINGS = RunSettings(CONFIG, Hyperparameters()).by_name()
 
 
 class MemoryService:
-    """Keeps in memory what it is given; ``down`` makes each call fail, and ``answer`` must be set for one to return."""
+    """Keeps what it receives in memory. ``down`` makes each call fail; a call returns only when ``answer`` is set."""
 
     flag = "note"
     name = "Memory"
@@ -227,7 +227,7 @@ def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follo
     ],
 )
 def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, content, reason):
-    """Tracking is no reason to end a run."""
+    """A tracking problem must not end a run."""
     process(tmp_path, MemoryService(), [1, 2], complete=False)
     note = tmp_path / "tracked_note.json"
     note.write_bytes(content)
@@ -365,7 +365,7 @@ def test_mlflow_does_not_continue_a_run_that_its_store_does_not_have(tmp_path, m
         error_code = code
 
     class Updated(Exception):
-        """Has the id of the run that is continued. The client needs no more methods than until then."""
+        """Raised with the id of the continued run, because the test needs no further method of the client."""
 
     class MlflowClient:
         def __init__(self, tracking_uri: str) -> None:

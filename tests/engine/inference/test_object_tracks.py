@@ -47,7 +47,7 @@ THRESHOLD = 0.5
 
 
 class Seen(NamedTuple):
-    """Stands for the letterboxed images of a batch: the numbers of their frames."""
+    """Stands in for the letterboxed images of a batch with the numbers of their frames."""
 
     numbers: list[int]
 
@@ -95,7 +95,7 @@ def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Pre
 
 
 def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Ids and boxes of ByteTrack without this program."""
+    """Returns the ids and boxes of ByteTrack without this program."""
     import supervision
     import trackers
 
@@ -191,7 +191,7 @@ def test_each_sequence_has_its_own_ids(predictor, frames, tmp_path):
 
 
 def test_the_tracker_of_a_finished_sequence_is_dropped(predictor, frames, video, tmp_path):
-    """Both for a video and for a folder."""
+    """The sequence may be a video or a folder."""
     import trackers
 
     for name in ("a", "b", "c"):
@@ -228,7 +228,7 @@ def test_a_list_may_mix_sequences_and_spell_a_folder_in_two_ways(frames, scene_w
 
 
 def test_images_of_a_program_are_one_sequence(predictor, frames, tmp_path):
-    """Whatever folders their files are in."""
+    """The folders of their files do not matter."""
     for name in ("a", "b"):
         write_images(tmp_path / name, frames[:24])
     paths = [tmp_path / "ab"[i % 2] / f"{i:06d}.png" for i in range(24)]

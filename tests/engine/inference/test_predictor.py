@@ -239,7 +239,7 @@ def test_a_fixed_canvas(weights, predictor):
 
 
 def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
-    """Here with the GPU's thread for a model on the CPU. An error reaches the caller, and the thread goes on."""
+    """The test uses the GPU's thread for a model on the CPU. An error reaches the caller, and the thread continues."""
     fake = SimpleNamespace(device=torch.device("cuda"))
     assert ImageDetector(fake, None)._thread is not None
     predictor = load(weights, device="cpu", conf=0.0, max_det=5)

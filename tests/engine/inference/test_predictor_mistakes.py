@@ -120,7 +120,7 @@ def test_odd_shapes(predictor, shape):
     ],
 )
 def test_unfit_settings_are_one_line(weights, predictor, settings, message, monkeypatch):
-    """They are those of a call, and but for two also of `load`."""
+    """All of them are settings of a call, and all but two also of `load`."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(message):
         predictor(picture(), **{"color": "rgb"} | settings)

@@ -36,7 +36,8 @@ def test_streams_are_read_one_by_one(predictor, tmp_path):
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys, size):
-    """A damaged file has its place between the others. Of a batch that does not fit in memory, each image does."""
+    """A damaged file has its place between the others. If a batch does not fit in memory, its images are processed one
+    by one."""
     configure_logging(True)
     own = load(weights, device="cpu", conf=0.0, max_det=5)
     for i in range(9):

@@ -115,7 +115,7 @@ def test_a_label_of_nothing():
 
 
 def test_the_lowest_of_many_faintly_seen_objects_are_not_spurious():
-    """A label of nothing cannot be told from them."""
+    """They cannot be distinguished from labels where there is no object."""
     image, boxes, classes, table = scene()
     faint = np.arange(len(image)) % 5 == 0
     table.scores[faint] = np.random.default_rng(1).uniform(0.02, 0.25, faint.sum())
@@ -173,7 +173,7 @@ def test_scores_fall_with_the_ap_of_the_class():
 
 @pytest.mark.parametrize("ap75", [np.nan, 0.0, MIN_AP - 0.01])
 def test_positions_are_not_judged_by_a_model_that_places_boxes_badly(ap75):
-    """AP50 says nothing about that: it may be 1."""
+    """AP50 does not show how well boxes are placed: it may be 1."""
     image, boxes, classes, table = scene()
     moved = boxes.copy()
     moved[17] += 30

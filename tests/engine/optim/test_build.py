@@ -170,7 +170,7 @@ def test_set_rates_updates_all_groups():
     ],
 )
 def test_known_and_new_rows_have_rates_of_their_own(name, before, after, known_factor, new_factor):
-    """The first steps of parameters are multiples of those that they take without the option."""
+    """With the option, the first steps of parameters are multiples of those without it."""
     known = {"0.weight": (1, 3), "1.weight": (), "1.bias": ()}  # of the first, rows 1 and 3 are new
 
     def moved(**options) -> dict[str, torch.Tensor]:

@@ -1,5 +1,5 @@
 """The messages of a step pair up in the order in which each process starts them. NCCL computes them in that order, and
-waits for ever for one that its peer starts after another; gloo, with which the other tests run, does not mind."""
+waits forever if its peer starts them in another order; gloo, which the other tests use, accepts any order."""
 
 from __future__ import annotations
 

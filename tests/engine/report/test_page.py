@@ -252,8 +252,8 @@ def test_a_resumed_run_keeps_the_page_until_it_has_validated(index, tmp_path):
 def test_a_run_without_a_validation_writes_the_page_that_its_report_lacks(
     index, tmp_path, remaining, state, is_written
 ):
-    """A callback has ended it within an epoch. A page that has all epochs may have the validation of one; in a copy of
-    the folder, results.csv may be the newer file."""
+    """A callback has ended the run within an epoch. A page with all epochs may contain a validation; in a copy of the
+    folder, results.csv may be the newer file."""
 
     class Loader:
         index = None

@@ -76,7 +76,7 @@ def test_a_best_pt_is_kept_when_a_run_goes_back_to_before_its_first_validation(t
 
 @pytest.mark.parametrize(("run_id", "best"), [("run", 3), ("other", -1)])
 def test_the_best_pt_of_another_run_with_the_same_scores_is_not_taken(tmp_path: Path, run_id, best):
-    """It stays until this run has a better epoch."""
+    """The file stays until this run has a better epoch."""
     checkpoint = save_checkpoint(tmp_path / "last.pt", BEFORE, run_id="run")
     save_checkpoint(tmp_path / "best.pt", replace(BEFORE, epoch=3), run_id=run_id)
     single = DistributedContext.single()

@@ -112,7 +112,7 @@ def test_the_current_settings_decide_whether_a_run_has_ended(folder, stored, pro
 
 @pytest.mark.parametrize("epoch", [4, 5])
 def test_a_run_that_has_stopped_early_is_not_revived_by_other_epochs_to_validate(folder, epoch):
-    """Whether its newest epoch was validated is a fact of the past."""
+    """A new ``--val-every`` does not change whether its newest epoch was validated."""
     config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
     save_checkpoint(folder / "last.pt", Progress(epoch=epoch, best_epoch=epoch - 2, best_fitness=0.5), config=config)
     with refused("--val-every=2: the run in ...exp has ended, with 1; start a new run with ..."):

@@ -78,7 +78,7 @@ def test_a_failed_run_that_has_saved_something_keeps_its_folder(tmp_path, kept):
 
 
 def test_a_failed_run_that_has_taken_a_step_keeps_its_log(tmp_path):
-    """After hours of its first epoch, the log is all that there is."""
+    """After hours within its first epoch, nothing else is left of the run."""
     progress = Progress()
 
     def take_step(stack: ExitStack, **settings) -> None:
@@ -187,7 +187,7 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
 
 
 def test_a_damaged_note_of_launchers_means_nothing(tmp_path: Path):
-    """It is ours: no start of a run may fail because of it."""
+    """The note is ours, so no start of a run may fail because of it."""
     folder = tmp_path / "exp"
     folder.mkdir()
     (folder / LAUNCHERS).write_bytes(b"\xff\xfe\x00")

@@ -157,7 +157,7 @@ def test_clipping_bounds_the_gradient():
 
 
 class _Poison(Criterion):
-    """Its total is not finite in one call."""
+    """A loss whose total is not finite in one call."""
 
     def __init__(self, criterion, at: int) -> None:
         super().__init__()

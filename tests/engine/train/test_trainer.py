@@ -42,7 +42,7 @@ def test_each_epoch_is_saved_with_its_scores():
 
 
 def test_a_later_save_has_the_scores_of_its_epoch_until_a_step_is_taken():
-    """A callback may stop the run at the end of an epoch, for example."""
+    """For example, a callback may stop the run at the end of an epoch."""
     trainer = build(Watch(after_epoch=(1, 0, Action.SAVE), after_step=(1, 1, Action.SAVE)), best_epoch=2)
     trainer.fit()
     saves = trainer.checkpointer

@@ -59,7 +59,7 @@ class Loader:
 
 
 class Saves:
-    """The checkpointer: notes where the run was when it was saved."""
+    """Stands in for the checkpointer: records the position of the run at each save."""
 
     last = Path("last.pt")
 
@@ -85,7 +85,7 @@ class Saves:
 
 
 class Watch(Hook):
-    """Notes each call with the position, and answers as it is told: {point: (epoch, batch, action)}."""
+    """Records each call with its position, and returns the given actions: {point: (epoch, batch, action)}."""
 
     def __init__(self, **answers: tuple[int, int, Action]) -> None:
         self.calls = []
@@ -104,7 +104,7 @@ class Watch(Hook):
 
 
 class Evaluates:
-    """The evaluator. A signal ends its run ``stopped_run``, from 1."""
+    """Stands in for the evaluator. A signal ends its run number ``stopped_run``, from 1."""
 
     def __init__(self, signals: StopSignals | None = None, stopped_run: int = 0) -> None:
         self.runs = 0
@@ -119,7 +119,7 @@ class Evaluates:
 
 
 class Results(EpochResults):
-    """Scores by the number of the epoch, of which ``best_epoch`` is the best."""
+    """Returns scores that depend on the number of the epoch. ``best_epoch`` has the best."""
 
     def __init__(self, best_epoch: int = 0) -> None:
         super().__init__(Fitness.parse("AP", ["a"]))
@@ -147,7 +147,7 @@ def remote(evaluator: Evaluates | None = None) -> BuildValidator:
 
 
 class Service:
-    """The evaluating processes: they are free for the first epoch, and have no scores in time."""
+    """Stands in for the evaluating processes, which are free for the first epoch, and whose scores are late."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

@@ -1,4 +1,4 @@
-"""Distillation from an old model (--keep-old): a loop, what it leaves alone, and sums over shards."""
+"""Distillation from an old model (--keep-old): against a loop, cells without it, and sums over shards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same_as(raw: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class OldModel(nn.Module):
-    """Stands for a `Teacher` of the first classes, with outputs that the tests make."""
+    """Stands in for a `Teacher` of the first classes, with outputs that the tests make."""
 
     taught = tuple(range(OLD))
     unlabeled_only = True

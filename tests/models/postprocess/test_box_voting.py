@@ -89,7 +89,7 @@ def test_equals_loops(iou_thres, agnostic, multi_label):
 
 
 def test_the_mean_of_two_boxes_is_that_of_the_paper():
-    """An IoU of 0.8, so a weight of exp(-2)."""
+    """An IoU of 0.8 gives a weight of exp(-2)."""
     boxes = torch.tensor([[[0.0, 0, 10, 10], [0, 0, 10, 8], [0, 0, 10, 4]]])
     scores = torch.tensor([[[0.5], [0.25], [0.2]]])
     detections = select(boxes, scores, conf_thres=0.1, iou_thres=0.5, max_det=5)
@@ -201,7 +201,7 @@ def test_one_nms_serves_detections_with_and_without_voting(conf_thres, classes, 
 
 @pytest.mark.parametrize("agnostic", [True, False])
 def test_other_images_do_not_change_a_bit(agnostic):
-    """Boxes of other classes, padding, and the image's position in the batch do not, either."""
+    """Neither do boxes of other classes, padding, or the image's position in the batch."""
     boxes, scores = crowd(5, 300, 3, seed=7)
     boxes[1] *= 1e4
     boxes[2] -= 200

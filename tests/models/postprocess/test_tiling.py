@@ -135,7 +135,7 @@ def test_overlapping_objects_of_a_class_stay_apart(seed):
 
 
 def test_two_boxes_of_a_view_are_never_joined():
-    """The box of the second view has a link to one of the first, through the third to the other."""
+    """The box of the second view is linked to one box of the first, and through the third view to the other."""
     windows = np.array([[0, 0, 640, 640], [512, 0, 1152, 640], [0, 0, 1152, 640]], float)
     first = [(0, 0.9, (520, 100, 620, 200)), (0, 0.8, (520, 150, 620, 250))]
     found = table(*first, (1, 0.7, (520, 120, 620, 215)), (2, 0.6, (520, 145, 620, 240)))

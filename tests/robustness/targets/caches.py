@@ -1,4 +1,4 @@
-"""Changed caches: they give what their sources give."""
+"""Changed caches return the same as their sources."""
 
 from __future__ import annotations
 

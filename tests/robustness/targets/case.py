@@ -1,4 +1,4 @@
-"""One input of the fuzzer, the kinds of files that it changes, and what both need."""
+"""An input of the fuzzer (`Case`), the kinds of files that it changes (`Target`), and helpers for both."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Case:
         return REFUSED
 
     def attempt(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, or REFUSED if it ends in a line that names a file."""
+        """Returns the result of ``call``, or REFUSED if it ends in a line that names a file."""
         try:
             return call()
         except UserError as error:

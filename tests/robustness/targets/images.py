@@ -1,6 +1,4 @@
-"""Changed pictures: one that is taken in silence must be one of which OpenCV, asked directly, and Pillow have
-nothing to complain.
-"""
+"""Changed pictures: if one is accepted silently, neither OpenCV, called directly, nor Pillow may complain about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changed labels: parsed once more, strictly, by other code."""
+"""Changed labels, compared with the result of a separate, strict parser."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def odd_folder(tmp_path, clip):
 def test_threads_and_batches_change_neither_results_nor_lines(
     weights, odd_folder, tmp_path, capsys, monkeypatch, batch
 ):
-    """With threads alone, not even a byte; a batch rounds differently."""
+    """With threads alone, not a single byte changes; a batch rounds differently."""
     found = []
     for _ in range(2):
         with refused(
@@ -395,7 +395,7 @@ def test_exist_ok_leaves_nothing_of_an_earlier_run_beside_the_new_results(weight
 
 
 def test_detections_in_the_drawings_of_an_earlier_run_do_not_remove_them(weights, pictures, tmp_path):
-    """Both if the source is the folder and if it is a file in it."""
+    """The source may be the folder, or a file in it."""
     folder = run(weights, pictures, tmp_path, "--save-crop")
     before = {name: (folder / name).read_bytes() for name in names_in(folder)}
     for source in (folder, folder / "a.jpg", folder / "crops" / "*" / "*.jpg"):

@@ -1,4 +1,4 @@
-"""Ctrl-C, a signal and a failing disk end detect.py with whole files of what it had detected before."""
+"""After Ctrl-C, a signal or a disk error, detect.py leaves complete files of all earlier detections."""
 
 import errno
 import itertools
@@ -40,7 +40,7 @@ def test_an_interrupted_run_keeps_its_results(weights, clip, tmp_path, monkeypat
 
 
 def failing_once(function, error):
-    """``function``, which raises ``error`` in its fourth call."""
+    """Returns ``function``, changed to raise ``error`` in its fourth call."""
     calls = itertools.count(1)
 
     def call(*given):

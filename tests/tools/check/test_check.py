@@ -174,7 +174,8 @@ def test_near_duplicates_within_and_across_splits(data, capsys):
 
 
 def test_copies_of_one_image_by_roboflow(data, capsys):
-    """Names tell, since copies may be turned or cropped: a group across splits is named, those within counted."""
+    """Copies are recognized by name, since they may be rotated or cropped. A group across splits is named, groups
+    within a split are counted."""
     rng = np.random.default_rng(5)
     image = smooth_image(rng, 96, 96)
     data.add("train/a_jpg.rf.0a1b", image)
@@ -330,7 +331,7 @@ def test_an_image_without_contrast_is_found_in_two_splits_by_its_name(data, caps
 
 
 def test_a_file_that_a_link_shows_in_another_split_is_found_in_both(data, capsys):
-    """It has two names."""
+    """The file has two names."""
     shutil.rmtree(data.root / "images/val")
     shutil.rmtree(data.root / "labels/val")
     (data.root / "images/val").symlink_to("train")

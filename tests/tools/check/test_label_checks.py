@@ -93,7 +93,7 @@ def test_pairs_of_boxes_do_not_depend_on_how_many_are_compared_at_a_time(tmp_pat
 
 @pytest.mark.parametrize("kind", ["copies", "one of another class", "rows", "all over"])
 def test_every_box_that_repeats_an_earlier_one_is_listed(tmp_path, kind):
-    """With as many of its partners as there are, but with at most a few, as a plain comparison of all pairs finds."""
+    """Each is listed with at most a few of its partners. The reference is a plain comparison of all pairs."""
     split = many_boxes(tmp_path / "set", kind, 300)
     first = slice(*split.index.offsets[:2])
     xywh = split.index.boxes_xywh_px[first]

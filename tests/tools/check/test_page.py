@@ -1,4 +1,4 @@
-"""The page of a check: it shows what was found, where it was found; its text is escaped, its size is bounded."""
+"""The page of a check shows each issue at its place; its text is escaped, and its size is bounded."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_splits_of_one_folder_become_lists(images, tmp_path):
 
 
 def test_an_image_is_in_one_split(images, tmp_path):
-    """Else it would be in both, with a part of its labels in each."""
+    """Otherwise it would be in both, with a part of its labels in each."""
     header = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
     (images / "train.csv").write_text(f"{header}one.png,64,48,cat,1,1,9,9\n")
     (images / "val.csv").write_text(f"{header}two.png,64,48,cat,1,1,9,9\none.png,64,48,cat,2,2,9,9\n")

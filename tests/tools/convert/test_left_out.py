@@ -107,7 +107,7 @@ def skip_in_one_of_two_rows(folder: Path) -> None:
     "write", [skip_in_parquet, skip_in_one_of_two_files, skip_in_one_of_two_rows], ids=lambda write: write.__name__
 )
 def test_an_image_with_only_skipped_shapes_is_left_out_and_counted(write, images, tmp_path):
-    """Also if another entry says that three.png has no objects: as a background it would show some."""
+    """This includes three.png, which has no objects according to another entry: as a background it would show some."""
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without usable labels: left out of training" in lines
@@ -181,7 +181,7 @@ def unlabel_vott(folder: Path) -> None:
     ids=lambda write: write.__name__,
 )
 def test_an_image_that_nobody_has_labeled_is_no_background(write, images, tmp_path):
-    """three.png, with an empty list of objects, is one."""
+    """Only three.png, with an empty list of objects, is a background."""
     write(images)
     lines = convert(images, tmp_path / "out.json")
     assert "1 image without objects: background" in lines
@@ -229,7 +229,7 @@ def test_a_damaged_image_whose_size_is_not_in_the_export_is_left_out(write, imag
 
 @pytest.mark.parametrize("write", [write_open_images, write_parquet])
 def test_an_image_that_is_damaged_after_its_header_is_left_out(write, images, tmp_path):
-    """It stopped the conversion, in Open Images without naming the row."""
+    """Such an image used to stop the conversion, in Open Images without naming the row."""
     (images / "one.png").write_bytes((images / "one.png").read_bytes()[:60])
     write(images)
     lines = convert(images, tmp_path / "out.json", max_bad=0.9)
@@ -248,7 +248,7 @@ def test_an_image_of_open_images_without_a_size_is_an_error_that_names_the_row(i
 
 
 def test_a_split_of_empty_label_files_is_one_of_backgrounds(images, tmp_path):
-    """Its files say nothing of their format, so that its images were left out."""
+    """Its files do not reveal their format, so its images used to be left out."""
     write_kitti(images)
     for name in ("one", "two"):
         label = images / "val" / "label_2" / f"{name}.txt"

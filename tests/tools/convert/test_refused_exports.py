@@ -92,7 +92,7 @@ UNREAD = {
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_an_export_that_nothing_reads_is_named_by_both_commands(name, images):
-    """Neither advises the other: each says what to export instead."""
+    """Neither command recommends the other: each says what to export instead."""
     content, title = UNREAD[name]
     (images / name).write_text(json.dumps(content))
     for read in (

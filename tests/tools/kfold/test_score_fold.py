@@ -97,7 +97,7 @@ def test_a_full_disk_refuses_the_scoring(folds, tmp_path, monkeypatch):
 
 
 def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
-    """Killed for want of memory, it is no failure of the trial either."""
+    """If its process is killed because memory runs out, the trial has not failed, either."""
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: ["sh", "-c", "kill -9 $$"])
     (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
     message = (
@@ -111,7 +111,7 @@ def test_a_fold_that_cannot_be_scored_is_named(folds, monkeypatch):
 
 @pytest.mark.usefixtures("preloaded")
 def test_a_scoring_that_fails_once_is_tried_again(folds, monkeypatch, caplog):
-    """Else a program that fills the memory for a moment would end a whole search."""
+    """Otherwise, a program that fills the memory for a moment would end a whole search."""
     (folds / "fold1" / "detections.npz").unlink(missing_ok=True)
     killed_once = [["sh", "-c", "kill -9 $$"], command_prefix("score-fold")]
     monkeypatch.setattr(score_fold, "command_prefix", lambda _: killed_once.pop(0))

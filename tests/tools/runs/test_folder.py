@@ -32,7 +32,8 @@ def test_a_folder_continues_from_another_working_folder(tmp_path, monkeypatch, n
 
 
 def test_a_folder_is_a_path_as_the_data_set_but_no_model(tmp_path, monkeypatch):
-    """`--model yolov8m` beside a folder of this name, such as that of a run, was stored as the path of the folder."""
+    """`--model yolov8m` beside a folder of this name, such as that of a run, used to be stored as the path of the
+    folder."""
     folder = tmp_path / "yolov8m"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What becomes of a trial, for each way in which its training can end."""
+"""The outcome of a trial for each way in which its training can end."""
 
 from __future__ import annotations
 

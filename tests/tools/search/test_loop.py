@@ -338,7 +338,7 @@ def test_a_refused_search_waits_for_a_process_that_is_claiming_a_trial(world, tm
 
 
 def test_a_journal_without_settings_is_not_removed(world, tmp_path, capsys):
-    """Its line says to restore it."""
+    """The message says to restore it."""
     _, flags = world
     journal = tmp_path / "search" / "journal.log"
     journal.parent.mkdir()

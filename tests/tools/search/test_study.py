@@ -112,7 +112,7 @@ def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
 
 
 def test_without_locks_a_single_process_searches(tmp_path, monkeypatch):
-    """On such a file system a second one would cut the line of the journal that the first is writing."""
+    """On such a file system, a second process would cut off the journal line that the first one is writing."""
     mark = tmp_path / ".only-process"
     with single_process_without_locks(tmp_path), single_process_without_locks(tmp_path):
         assert not mark.exists()  # the locks of the trials and of the journal are enough

@@ -91,7 +91,7 @@ def test_arguments_without_an_equivalent_are_refused_with_the_reason(command: st
 
 @pytest.mark.parametrize("command", ["train", "kfold", "search", "val", "detect", "export"])
 def test_no_value_that_our_flag_takes_has_another_meaning_in_the_table(command):
-    """Else the meaning would depend on whether another word of the line is in the table."""
+    """Otherwise, the meaning would depend on whether another word of the line is in the table."""
     translations = table_module.table_of(command)
     cls = COMMANDS[command].settings
     listed = [*translations.default_arguments.items()]
@@ -109,7 +109,8 @@ def test_no_value_that_our_flag_takes_has_another_meaning_in_the_table(command):
 
 @pytest.mark.parametrize("name", ["epochs_", "weights_", "from_", "_epochs", "Epochs"])
 def test_only_exact_names_are_arguments(name):
-    """``weights_`` was ``weights``: only a name that Python reserves, such as ``from``, has an underscore for it."""
+    """``weights_`` used to mean ``weights``: only a name that Python reserves, such as ``from``, has an underscore for
+    it."""
     with pytest.raises(UserError, match=r"^$"):
         flags_of_argument("train", name, "3")
 
@@ -262,7 +263,7 @@ def test_command_lines_and_recipes_of_ours_do_not_read_the_table(monkeypatch: py
 
 
 def test_a_word_after_a_translated_value_is_not_dropped():
-    """``extra`` was, in silence."""
+    """``extra`` used to be dropped silently."""
     required = REQUIRED["detect.py"]
     assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
     assert "unrecognized arguments: extra" in flag_error(
@@ -301,7 +302,7 @@ def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours
     ],
 )
 def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, typed, message):
-    """Some were dropped in silence, as in a file of Ultralytics, or were "unrecognized arguments: False"."""
+    """Some used to be dropped silently, as in a file of Ultralytics, or were "unrecognized arguments: False"."""
     required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
     with refused(message):
         parse_config(cls, [*required, *typed.split()])
@@ -352,7 +353,7 @@ def test_a_recipe_names_all_lines_without_an_equivalent_at_once(tmp_path: Path):
 
 
 def test_arguments_that_ultralytics_writes_into_each_file_are_no_mistakes(tmp_path: Path):
-    """Its args.yaml has them all; the advice was --cfg, and a --tracker that refuses botsort.yaml."""
+    """Its args.yaml has them all; the advice used to be --cfg, and a --tracker that refuses botsort.yaml."""
     lines: list[str] = []
     defaults = {"task": "detect", "mode": "train", "cfg": None, "resume": False, "tracker": "botsort.yaml"}
     hyp = read_recipe(write(tmp_path / "args.yaml", defaults | {"mosaic": 0.5}), pretrained=False, lines=lines)

@@ -80,7 +80,7 @@ with settings_file(TrainConfig()), start(["true"]) as child:
 
 
 def test_the_next_start_removes_the_files_of_a_killed_process(tmp_path):
-    """Nobody else can read them, or write settings, which may name code."""
+    """Other users can neither read them nor write settings, which may name code."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     for number, left in ((9, 2), (0, 0)):
         subprocess.run([sys.executable, "-c", KILLED, str(number)], env=environment, check=False)

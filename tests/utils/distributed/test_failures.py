@@ -1,4 +1,4 @@
-"""A failure of several processes is reported once."""
+"""Failures of several processes are reported once."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_an_error_of_the_items_comes_after_the_results_before_it(ahead):
 
 
 def test_no_call_starts_after_one_has_failed():
-    """A writer must not write a frame behind one that it could not write."""
+    """A writer must not write a frame after one that it could not write."""
     called: list[int] = []
     has_failed = threading.Event()
 

@@ -92,7 +92,7 @@ def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, caps
 
 
 def test_a_bug_whose_text_cannot_be_read_ends_like_another(tmp_path, monkeypatch, capsys):
-    """Its own error ended the process instead, with 1, and the process that had started it read no reason."""
+    """The error of reading the text used to end the process with 1, and its parent read no reason."""
 
     class Silent(Exception):
         def __str__(self) -> str:
@@ -203,7 +203,7 @@ for name, *flags in (
 
 
 def test_misspelled_paths_are_refused_and_processes_spawned_before_torch_is_imported(tmp_path):
-    """To import it takes seconds, which a parent would add to those of its processes."""
+    """Importing it takes seconds, which the parent would add to the start of its processes."""
     weights = tmp_path / "best.pt"
     weights.touch()
     command = [sys.executable, "-c", MISSPELLED, str(weights), str(tmp_path / "none")]

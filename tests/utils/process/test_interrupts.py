@@ -16,7 +16,7 @@ SLOW_IMPORT = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
 
 
 def started_as() -> list[list[str]]:
-    """The words after ``python`` that start each program."""
+    """Returns, for each program, the words after ``python`` that start it."""
     scripts = [[f"{path}.py"] for path in ("train", "val", "detect", "export", "launch/ray_train")]
     tools = [["-m", f"tools.{name}"] for name, command in COMMANDS.items() if command.is_tool]
     return [*scripts, *tools, ["-m", "lockstep", "train"]]

@@ -1,4 +1,4 @@
-"""The result file: what a command tells the process that has started it."""
+"""The result file, in which a command reports to the process that has started it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def translate_full_disk():
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.filterwarnings("ignore")
 def test_the_outcome_after_an_error(tmp_path, monkeypatch, capsys, has_begun, fail, before, after):
-    """Nothing fails before training has begun: on a broken machine a search used up all its trials."""
+    """Errors before training has begun do not count as failures: on a broken machine a search used up all its
+    trials."""
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
 
@@ -163,7 +164,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("words", [[], ["spawn"]])
 @pytest.mark.usefixtures("preloaded")
 def test_a_command_that_a_callback_starts_has_a_result_of_its_own(tmp_path: Path, words):
-    """Its folder became that of the training, and its error was not printed."""
+    """Its folder used to become that of the training, and its error was not printed."""
     program = tmp_path / "program.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND}")
     with start([python(), str(program), *words], stderr=subprocess.PIPE) as child:

@@ -1,4 +1,4 @@
-"""Standard streams whose errors are ignored behave otherwise as Python's own do."""
+"""Standard streams that ignore errors otherwise behave like Python's own."""
 
 from __future__ import annotations
 

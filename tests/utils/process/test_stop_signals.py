@@ -36,7 +36,7 @@ def test_a_signal_before_training_raises_at_once(number, code):
 
 
 def test_a_signal_to_train_py_at_its_very_start_means_resume(monkeypatch):
-    """While torch is not even imported."""
+    """The signal comes before torch is imported."""
     monkeypatch.setattr(input_files, "check_training_files", lambda _: send(signal.SIGTERM))
     with pytest.raises(Stopped) as caught:
         train.main(["--data", "a.yaml"])
