@@ -124,8 +124,10 @@ def killed_run(root: Path, kills: int, worlds: list[int], epochs: int, chance: r
             if count < kills:
                 count += kill_at_a_random_moment(run, last, chance)
                 seconds = run.wait_gone(GONE_S)
-                print(f"kill {count}: {world} rank(s), step {first} -> {steps_done(last)}, gone in {seconds:.1f} s",
-                      flush=True)  # fmt: skip
+                print(
+                    f"kill {count}: {world} rank(s), step {first} -> {steps_done(last)}, gone in {seconds:.1f} s",
+                    flush=True,
+                )
             codes = run.codes()
         launches.append({"first": first, "steps": logged(logs)})
         if all(code == 0 for code in codes):

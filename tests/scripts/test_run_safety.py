@@ -176,8 +176,9 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
 @pytest.mark.slow
 def test_spawn_forwards_signals(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
-        parent = run.start([python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"),
-                            "--spawn", "2"])  # fmt: skip
+        parent = run.start(
+            [python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
+        )
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
         assert run.codes() == [75], run.output()

@@ -297,8 +297,11 @@ def test_boxes_without_area_or_outside_are_not_scored_but_reported(root, tmp_pat
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
     reported = [line for line in index.report.lines if "annotation 9" in line]
     assert [("no area" in line or "without area" in line, "outside" in line) for line in reported] == [
-        (True, False), (True, False), (True, False), (False, True)
-    ]  # fmt: skip
+        (True, False),
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, lines):

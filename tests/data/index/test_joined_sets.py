@@ -53,8 +53,10 @@ def load(spec, split: str = "train", **options):
 def test_classes_are_merged_by_name_and_others_ignored(root):
     spec = spec_of(root)
     assert spec.names == ("light", "dark", "glow")
-    a, b, both = (load(s) for s in (
-        load_dataset_spec(root / "a" / "data.yaml"), load_dataset_spec(root / "b" / "data.yaml"), spec))  # fmt: skip
+    a, b, both = (
+        load(s)
+        for s in (load_dataset_spec(root / "a" / "data.yaml"), load_dataset_spec(root / "b" / "data.yaml"), spec)
+    )
     assert [both.path(i) for i in range(8)] == [a.path(i) for i in range(4)] + [b.path(i) for i in range(4)]
     truth = both.ground_truth()
     image = np.repeat(np.arange(8), np.diff(truth.offsets))

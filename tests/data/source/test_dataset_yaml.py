@@ -353,17 +353,21 @@ def test_wrong_names_are_one_line(tmp_path, names, message):
 
 BODY = "train: t\nnames: [a, b]\n"
 OF_OTHER_PROGRAMS = {  # the YAML, and the keys that the log names
-    "Ultralytics": ("task: detect\nname: x\nhash: 0a\nbytes: 5\ncreated_at: 2026-01-02\nupdated_at: 2026-01-03\n",
-                    "name, hash, bytes, created_at, updated_at"),
+    "Ultralytics": (
+        "task: detect\nname: x\nhash: 0a\nbytes: 5\ncreated_at: 2026-01-02\nupdated_at: 2026-01-03\n",
+        "name, hash, bytes, created_at, updated_at",
+    ),
     "Supervisely": ("nc: 2\ncolors: [[1, 2, 3], [4, 5, 6]]\n", "colors"),
     "YOLOv6": ("is_coco: False\nanno_path: ../coco/annotations/instances_val2017.json\n", "is_coco, anno_path"),
     "Roboflow": ("nc: 2\nroboflow: {workspace: w, license: MIT}\n", "roboflow"),
-    "people": ("authors: [me]\ntype: x\nsource: y\ninfo: {a: 1}\nnum_images: 9\ntitle: z\nannotators: 3\n",
-               "authors, type, source, info, num_images, title, annotators"),
+    "people": (
+        "authors: [me]\ntype: x\nsource: y\ninfo: {a: 1}\nnum_images: 9\ntitle: z\nannotators: 3\n",
+        "authors, type, source, info, num_images, title, annotators",
+    ),
     "anchors": ("x: &n [a, b]\n.n: 1\n_test: nowhere\n", "x, .n, _test"),
     "other languages": ("names_zh: [c, d]\nclass_names: [e, f]\n", "names_zh, class_names"),
     "many": ("".join(f"info{i:02}: 1\n" for i in range(15)), "info11 and 3 more"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OF_OTHER_PROGRAMS)
@@ -460,9 +464,11 @@ def test_a_task_without_boxes_is_an_error(tmp_path, task):
 def test_names_that_yaml_reads_as_numbers_stay_as_they_are_written(tmp_path):
     written = ["1e3", "0x1F", "012", "12:30:45", "1_000", "1.50", "+5", ".5", "-0", ".inf", "0b11", "7", "190:20:30.15"]
     text = f"x: &n [{', '.join(written)}]\nnc: &c 13\ntrain: t\n"
-    for names in ("names: *n", f"names: [{', '.join(written)}]", "names:\n" + "".join(
-        f"  {i}: {name}\n" for i, name in enumerate(written)
-    )):  # fmt: skip
+    for names in (
+        "names: *n",
+        f"names: [{', '.join(written)}]",
+        "names:\n" + "".join(f"  {i}: {name}\n" for i, name in enumerate(written)),
+    ):
         assert load_dataset_spec(write(tmp_path, f"{text}{names}\n")).names == tuple(written)
     spec = load_dataset_spec(write(tmp_path, f"{text}names: *n\nclasses: {{012: 0x20, 1.50: 1.500}}\nignore: [1e3]\n"))
     assert spec.names == ("0x1F", "0x20", *written[3:5], "1.500", *written[6:])

@@ -62,8 +62,12 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
     frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [
-        ("a.jpg", 0), ("b.png", 1), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 2),
-    ]  # fmt: skip
+        ("a.jpg", 0),
+        ("b.png", 1),
+        ("c.mp4", 0),
+        ("c.mp4", 1),
+        ("sub.png", 2),
+    ]
 
 
 def test_broken_links_and_pipes_are_reported(tmp_path):

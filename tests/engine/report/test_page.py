@@ -116,9 +116,13 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[DatasetIndex, Sc
 
 
 HISTORY = {
-    "epoch": [1.0, 2.0], "time": [30.0, 61.0], "train/box": [3.0, 2.5], "val/box": [np.nan, 2.75],
-    "metrics/AP": [np.nan, 0.5], "speed/data_wait": [0.25, 0.5],
-}  # fmt: skip
+    "epoch": [1.0, 2.0],
+    "time": [30.0, 61.0],
+    "train/box": [3.0, 2.5],
+    "val/box": [np.nan, 2.75],
+    "metrics/AP": [np.nan, 0.5],
+    "speed/data_wait": [0.25, 0.5],
+}
 HISTORY = {name: np.array(values) for name, values in HISTORY.items()}
 
 

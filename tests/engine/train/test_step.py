@@ -245,9 +245,12 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
-        DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
+        DistributedContext.single("cpu"),
+        run_settings,
+        model,
+        model.head.build_loss(Hyperparameters()),
         StepBatches(StepPlan(1, per_epoch=1, epochs=batches), 4),
-    )  # fmt: skip
+    )
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)
         assert not torch.backends.cudnn.benchmark
