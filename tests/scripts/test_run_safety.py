@@ -21,6 +21,7 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.process.ports import free_port
 
+STEPS = 7  # of an epoch
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
 COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 
@@ -28,7 +29,7 @@ COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("world")
-    write_dataset(root / "set", train=40)
+    write_dataset(root / "set", train=4 * STEPS)
     write_model(root / "tiny.yaml")
     return root
 
@@ -90,7 +91,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
         assert "continue with: --resume" in run.output()
     epoch, batch = position(tmp_path / "exp")
     assert epoch == 0
-    assert 2 < batch < 10
+    assert 2 < batch < STEPS
     assert "rank_buffers" in read_checkpoint(tmp_path / "exp" / "last.pt")
     assert not list((tmp_path / "exp").glob(".*.tmp"))
     resume(tmp_path)
@@ -109,10 +110,10 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
             run.until((tmp_path / "exp" / "last.pt").exists)
             run.kill_all()
         else:
-            run.until(lambda: "10/10" in run.output())
+            run.until(lambda: f"{STEPS}/{STEPS}" in run.output())
             run.started[0].send_signal(signal.SIGTERM)
             assert run.codes() == [75, 75], run.output()
-    assert position(tmp_path / "exp") == (0, 10)
+    assert position(tmp_path / "exp") == (0, STEPS)
     resume(tmp_path)
     assert_same_run(whole, tmp_path / "exp")
 
