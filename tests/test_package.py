@@ -255,6 +255,7 @@ class Hooks:
 """
 
 
+@pytest.mark.slow
 def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed, tmp_path, monkeypatch):
     flags = [*flags_in(tmp_path), "--threads", "1"]
     (installed.folder / "hooks.py").write_text(HOOKS)

@@ -159,7 +159,7 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ("family", "files"),
     [
         (FAMILIES[0], ("a.torchscript",)),
-        (TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model")),
+        pytest.param(TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model"), marks=pytest.mark.slow),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
