@@ -164,9 +164,9 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
         moved = str(tmp_path / "moved" / "data.yaml")
         run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
         assert run.codes() == [0], run.output()
-        said = run.output()
-    assert f"after epoch 0 of 2 and {batch} batches" in said
-    changes = [line for line in said.splitlines() if line.startswith("resume: ")]
+        output = run.output()
+    assert f"after epoch 0 of 2 and {batch} batches" in output
+    changes = [line for line in output.splitlines() if line.startswith("resume: ")]
     starts = ("data ", "epochs 1 -> 2", "processes 2 -> 1", "the learning rate continues")
     expected = [f"resume: {start}" for start in starts]
     assert len(changes) == len(expected), changes
@@ -224,8 +224,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         run.until(last.exists)
         os.kill(run.launched()[0], signal.SIGKILL)
         run.until(lambda: "resuming" in run.output())
-        written = last.stat().st_mtime_ns
-        run.until(lambda: last.stat().st_mtime_ns != written)
+        saved_at = last.stat().st_mtime_ns
+        run.until(lambda: last.stat().st_mtime_ns != saved_at)
         agent.send_signal(signal.SIGTERM)
         run.codes()
         run.wait_gone()

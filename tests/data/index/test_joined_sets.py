@@ -138,9 +138,9 @@ def test_messages_and_the_report_name_the_part(root, caplog):
     part = root / "b" / "data.yaml"
     (advice,) = [line for line in index.report.lines if "probably misread" in line]
     assert advice.startswith("b/data.yaml: probably misread: the class ids seem to start at 1")
-    named = [line for line in caplog.messages if "the class ids seem to start at 1" in line]
-    assert len(named) == 1
-    assert named[0].startswith(f"train of {part}: ")
+    warnings = [line for line in caplog.messages if "the class ids seem to start at 1" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"train of {part}: ")
     lost = [line for line in caplog.messages if "can't be used" in line]
     assert len(lost) == 1
     assert lost[0].startswith(f"train of {part}: ")

@@ -50,8 +50,8 @@ def tiny(packages: None, tmp_path_factory: pytest.TempPathFactory):
 @torch.no_grad()
 def test_boxes_and_scores_are_those_of_the_detector(tiny):
     path, fused = tiny
-    for named in (path, path / PARAM_FILE):
-        model = open_model(named, device=CPU, trust=True)
+    for source in (path, path / PARAM_FILE):
+        model = open_model(source, device=CPU, trust=True)
         assert (model.format, model.names, model.input_hw, model.batch, model.nms_iou) == (
             "ncnn",
             NAMES,

@@ -175,9 +175,9 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
     if name.endswith("npy"):
         np.save(tmp_path / name, values)
     else:
-        written = tmp_path / ("x.jpg" if name == "photo" else name)
-        cv2.imwrite(str(written), (values >> 8).astype(np.uint8) if written.suffix == ".jpg" else values)
-        written.rename(tmp_path / name)
+        path = tmp_path / ("x.jpg" if name == "photo" else name)
+        cv2.imwrite(str(path), (values >> 8).astype(np.uint8) if path.suffix == ".jpg" else values)
+        path.rename(tmp_path / name)
     pixels = RGB8 if name in ("a b.jpg", "photo") else PixelFormat(bits=16)
     with serve_folder(tmp_path, monkeypatch) as address:
         (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))

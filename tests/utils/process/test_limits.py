@@ -155,16 +155,16 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     command = [python(), "-c", program, *flags(world, tmp_path)]
     started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # EIO: the process has ended
         while part := os.read(ours, 65536):
-            said += part
+            output += part
     os.close(ours)
-    assert started.wait(60) == 0, said.decode()
-    assert b"Traceback" not in said
-    assert b"error" not in said.lower()
-    assert said.count(b"TensorBoard is off") == 1
-    assert b"epoch 1/1  10/10" in said
+    assert started.wait(60) == 0, output.decode()
+    assert b"Traceback" not in output
+    assert b"error" not in output.lower()
+    assert output.count(b"TensorBoard is off") == 1
+    assert b"epoch 1/1  10/10" in output
 
 
 @pytest.mark.parametrize(
