@@ -158,8 +158,10 @@ def test_only_imports_and_texts_differ_from_the_repository_and_nothing_names_it(
         assert text.count("\n") == original.count("\n"), path
         compared = with_repository_imports(text)
         assert compared == original or shape_of(compared) == shape_of(original), path
-        named = re.search(r"(?<![\w/.])(?:train|val|detect|export)\.py\b|python -m (?!torch|lockstep)[\w.]+", text)
-        assert named is None, (path, named)
+        repository_command = re.search(
+            r"(?<![\w/.])(?:train|val|detect|export)\.py\b|python -m (?!torch|lockstep)[\w.]+", text
+        )
+        assert repository_command is None, (path, repository_command)
 
 
 @pytest.mark.parametrize("function", ["train", "val", "export", "check"])
@@ -172,8 +174,8 @@ def test_editors_know_the_keyword_arguments(function):
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_settings():
-    written = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
-    assert written == settings_types.module(), "python -m tests.helpers.settings_types > lockstep/settings.py"
+    stored = (ROOT / "lockstep" / "settings.py").read_text(encoding="utf-8")
+    assert stored == settings_types.module(), "python -m tests.helpers.settings_types > lockstep/settings.py"
 
 
 def test_an_import_that_cannot_be_rewritten_is_refused():
@@ -202,9 +204,9 @@ def test_texts_name_the_command_that_is_installed(text, installed):
 
 def test_the_table_names_all_commands():
     mains = {path for name in FOLDERS for path in (ROOT / name).rglob("__main__.py")}
-    named = {ROOT / f"{command.path}.py" for command in COMMANDS.values()}
-    assert all(path.is_file() for path in named)
-    assert mains <= named
+    scripts = {ROOT / f"{command.path}.py" for command in COMMANDS.values()}
+    assert all(path.is_file() for path in scripts)
+    assert mains <= scripts
 
 
 class Installed:
@@ -255,11 +257,12 @@ class Hooks:
 """
 
 
+@pytest.mark.slow
 def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed, tmp_path, monkeypatch):
     flags = [*flags_in(tmp_path), "--threads", "1"]
     (installed.folder / "hooks.py").write_text(HOOKS)
-    said = installed.run("-m", "lockstep", "train", *flags, "--callbacks", "hooks:Hooks")
-    assert "hook lockstep.engine.hooks.callbacks" in said
+    output = installed.run("-m", "lockstep", "train", *flags, "--callbacks", "hooks:Hooks")
+    assert "hook lockstep.engine.hooks.callbacks" in output
     train.main([*flags, "--project", str(tmp_path)])
     folders = tmp_path / "exp", installed.folder / "runs" / "train" / "exp"
     ours, theirs = (weights_of(folder / "best.pt") for folder in folders)
@@ -270,8 +273,8 @@ def test_the_command_trains_the_same_bits_beside_the_users_own_modules(installed
 def test_messages_name_the_command_that_is_installed(installed):
     assert installed.run("-m", "lockstep", "train", "--help").startswith("usage: lockstep train [flags]")
     assert installed.run("-m", "lockstep", "check", "--help").startswith("usage: lockstep check DATA [flags]")
-    said = installed.run("-m", "lockstep", "train", "--evolve", code=2)
-    assert said == "error: --evolve: search hyper-parameters with lockstep search (--help lists its flags)\n"
+    message = installed.run("-m", "lockstep", "train", "--evolve", code=2)
+    assert message == "error: --evolve: search hyper-parameters with lockstep search (--help lists its flags)\n"
     assert "did you mean 'train'?" in installed.run("-m", "lockstep", "trian", code=2)
     for words in (["--version"], ["train", "--version"], ["check", "--version"]):
         assert installed.run("-m", "lockstep", *words) == f"lockstep {VERSION}\n"
@@ -303,9 +306,9 @@ def test_all_ways_to_start_work_installed(installed, tmp_path):
     given = {"data": flags[1], "model": flags[3], "epochs": 1, "name": "python", "callbacks": "hooks:Hooks", **small}
     (installed.folder / "hooks.py").write_text(HOOKS)
     code = f"import utils, lockstep; print(utils.OWN, lockstep.train(**{given}).load().names)"
-    said = installed.run("-c", code)
-    assert "hook lockstep.engine.hooks.callbacks" in said
-    assert said.endswith("True {0: 'light', 1: 'dark'}\n")
+    output = installed.run("-c", code)
+    assert "hook lockstep.engine.hooks.callbacks" in output
+    assert output.endswith("True {0: 'light', 1: 'dark'}\n")
 
 
 def test_help_imports_nothing_heavy():

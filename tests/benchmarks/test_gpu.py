@@ -229,8 +229,12 @@ def gpu_script(tmp_path: Path, *flags: str, **environment: str) -> subprocess.Co
     variables |= {"SLOWDOWN": "4", "PATH": str(without_git(tmp_path / "bin"))}
     return subprocess.run(
         ["bash", "benchmarks/gpu.sh", *flags],
-        cwd=ROOT, env=os.environ | variables | environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | variables | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_the_environment_is_shown_on_a_bare_machine(tmp_path: Path):

@@ -63,9 +63,9 @@ def test_files_that_are_named_exist(page: str):
     """They are named in text and blocks; a capital NAME stands for any."""
     text = (ROOT / page).read_text(encoding="utf-8")
     folders = "utils|data|models|engine|tests|benchmarks|docs|configs|launch|assets"
-    named = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w/.-]*\w\.(?:py|md|sh|yaml|sbatch|jpg)\b", text))
+    paths = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w/.-]*\w\.(?:py|md|sh|yaml|sbatch|jpg)\b", text))
     created = {block.title for block in blocks(page)}
-    absent = [n for n in sorted(named) if "NAME" not in n and n not in created and not (ROOT / n).exists()]
+    absent = [n for n in sorted(paths) if "NAME" not in n and n not in created and not (ROOT / n).exists()]
     assert not absent, f"{page} names {absent}"
 
 
@@ -75,8 +75,8 @@ def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
 
 
 def test_the_reference_of_settings_is_current():
-    written = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    assert written == "\n".join(settings_page.page()), "python -m tests.helpers.settings_page > docs/settings.md"
+    stored = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert stored == "\n".join(settings_page.page()), "python -m tests.helpers.settings_page > docs/settings.md"
 
 
 def test_the_reference_has_every_command():

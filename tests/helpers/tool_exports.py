@@ -226,8 +226,10 @@ def write_labelbox_list(folder: Path) -> None:
 def write_kitti(folder: Path) -> None:
     (folder / "label_2").mkdir()
     for name, boxes in TRUTH.items():
-        rows = [f"{kind.replace(' ', '_')} 0.00 0 -1.57 {x1}.00 {y1}.00 {x2}.00 {y2}.00 1.5 1.6 3.7 1.8 1.4 8.4 0.0\n"
-                for kind, x1, y1, x2, y2 in boxes]  # fmt: skip
+        rows = [
+            f"{kind.replace(' ', '_')} 0.00 0 -1.57 {x1}.00 {y1}.00 {x2}.00 {y2}.00 1.5 1.6 3.7 1.8 1.4 8.4 0.0\n"
+            for kind, x1, y1, x2, y2 in boxes
+        ]
         (folder / "label_2" / name).with_suffix(".txt").write_text("".join(rows))
 
 

@@ -60,9 +60,7 @@ def test_keywords_become_the_settings_of_the_command(command, tmp_path, capsys):
     assert run.folder == tmp_path / "a"
     name, settings = json.loads(capsys.readouterr().out)
     assert name == "val"
-    assert settings == {
-        "weights": str(tmp_path / "best.pt"), "device": "0", "rect": False, "tta": True, "imgsz": 320
-    }  # fmt: skip
+    assert settings == {"weights": str(tmp_path / "best.pt"), "device": "0", "rect": False, "tta": True, "imgsz": 320}
     given = {"lr0": 0.01, "close_mosaic": 3, "freeze": [1, 2], "cache": True, "batch": 8, "tracker": []}
     parsed = parse_keywords("train", {}, given)
     assert parsed.explicit_flags == {"override", "freeze", "cache", "batch_size", "tracker"}

@@ -58,7 +58,7 @@ PLAIN: tuple[tuple[Any, str | list[str]], ...] = (
     (torch.tensor([0, 3]), ["0", "3"]),
     (["cat", Path("dog")], ["cat", "dog"]),
     ([0.5], ["0.5"]),
-)  # fmt: skip
+)
 OTHERS: tuple[Any, ...] = (
     None,
     True,

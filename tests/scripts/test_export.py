@@ -250,10 +250,12 @@ def test_the_file_that_is_kept_is_the_checked_one(made_once: Exported):
 
 def test_files_name_their_data_set(exported: Path, tmp_path: Path, data: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """They do so like checkpoints: by an absolute path and relative to their folder, so both may move together."""
-    named = ("torchscript", "pt2", "openvino")
-    stored = {name: open_model(exported.with_name(FILES[name]), device=CPU, trust=True).info["data"] for name in named}
+    formats = ("torchscript", "pt2", "openvino")
+    stored = {
+        name: open_model(exported.with_name(FILES[name]), device=CPU, trust=True).info["data"] for name in formats
+    }
     expected = read_checkpoint(exported)["data"]
-    assert stored == dict.fromkeys(named, expected)
+    assert stored == dict.fromkeys(formats, expected)
     export.main(["--weights", str(exported), "--format", "torchscript", "--no-check"])
     assert open_model(exported.with_suffix(".torchscript"), device=CPU, trust=True).info["data"] == expected
     unnamed = write_detector(tmp_path / "other.pt", calibrated_detector(TINY_MODEL, NAMES))

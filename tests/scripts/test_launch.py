@@ -100,8 +100,10 @@ def test_the_kubernetes_resources_are_consistent():
     runtime = kinds["TrainingRuntime"]
     job = kinds["TrainJob"]
     assert job["spec"]["runtimeRef"] == {
-        "apiGroup": runtime["apiVersion"].split("/")[0], "kind": runtime["kind"], "name": runtime["metadata"]["name"],
-    }  # fmt: skip
+        "apiGroup": runtime["apiVersion"].split("/")[0],
+        "kind": runtime["kind"],
+        "name": runtime["metadata"]["name"],
+    }
     (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pod = replicated["template"]["spec"]["template"]["spec"]
     assert (replicated["name"], pod["containers"][0]["name"]) == ("node", "node")  # the names that the Trainer fills in

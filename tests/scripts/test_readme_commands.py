@@ -40,9 +40,13 @@ class Clone:
         """Runs a command with some of its words replaced; returns what it prints."""
         assert set(changes) <= set(words), (changes, words)
         done = subprocess.run(
-            [python(), *(changes.get(word, word) for word in words[1:])], cwd=self.folder,
-            env={**os.environ, "HOME": str(self._home)}, capture_output=True, text=True, timeout=200,
-        )  # fmt: skip
+            [python(), *(changes.get(word, word) for word in words[1:])],
+            cwd=self.folder,
+            env={**os.environ, "HOME": str(self._home)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert done.returncode in codes, done.stdout[-2000:] + done.stderr
         return done.stdout
 

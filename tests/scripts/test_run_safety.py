@@ -21,6 +21,7 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.files.locks import FileLock
 from utils.process.ports import free_port
 
+STEPS = 7  # of an epoch
 COMMON = [*SMALL, "--workers", "1", "--epochs", "2", "--optimizer", "SGD", "--save-minutes", "0"]
 COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 
@@ -28,7 +29,7 @@ COMMON += ["--set", "close_mosaic=1", "close_scale=1"]
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("world")
-    write_dataset(root / "set", train=40)
+    write_dataset(root / "set", train=4 * STEPS)
     write_model(root / "tiny.yaml")
     return root
 
@@ -90,7 +91,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(world, whole, tmp_path,
         assert "continue with: --resume" in run.output()
     epoch, batch = position(tmp_path / "exp")
     assert epoch == 0
-    assert 2 < batch < 10
+    assert 2 < batch < STEPS
     assert "rank_buffers" in read_checkpoint(tmp_path / "exp" / "last.pt")
     assert not list((tmp_path / "exp").glob(".*.tmp"))
     resume(tmp_path)
@@ -109,10 +110,10 @@ def test_a_signal_or_a_kill_during_validation_keeps_the_epochs_steps(world, whol
             run.until((tmp_path / "exp" / "last.pt").exists)
             run.kill_all()
         else:
-            run.until(lambda: "10/10" in run.output())
+            run.until(lambda: f"{STEPS}/{STEPS}" in run.output())
             run.started[0].send_signal(signal.SIGTERM)
             assert run.codes() == [75, 75], run.output()
-    assert position(tmp_path / "exp") == (0, 10)
+    assert position(tmp_path / "exp") == (0, STEPS)
     resume(tmp_path)
     assert_same_run(whole, tmp_path / "exp")
 
@@ -163,9 +164,9 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
         moved = str(tmp_path / "moved" / "data.yaml")
         run.ranks(1, "--resume", str(last), "--data", moved, "--epochs", "2")
         assert run.codes() == [0], run.output()
-        said = run.output()
-    assert f"after epoch 0 of 2 and {batch} batches" in said
-    changes = [line for line in said.splitlines() if line.startswith("resume: ")]
+        output = run.output()
+    assert f"after epoch 0 of 2 and {batch} batches" in output
+    changes = [line for line in output.splitlines() if line.startswith("resume: ")]
     starts = ("data ", "epochs 1 -> 2", "processes 2 -> 1", "the learning rate continues")
     expected = [f"resume: {start}" for start in starts]
     assert len(changes) == len(expected), changes
@@ -176,8 +177,9 @@ def test_resuming_in_another_setup_prints_the_changes(tmp_path):
 @pytest.mark.slow
 def test_spawn_forwards_signals(world, tmp_path):
     with Processes(tmp_path / "log.txt") as run:
-        parent = run.start([python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"),
-                            "--spawn", "2"])  # fmt: skip
+        parent = run.start(
+            [python(), "train.py", *flags(world, tmp_path, "--epochs", "50", "--save-minutes", "1e-6"), "--spawn", "2"]
+        )
         run.until((tmp_path / "exp" / "last.pt").exists)
         parent.send_signal(signal.SIGTERM)
         assert run.codes() == [75], run.output()
@@ -222,8 +224,8 @@ def test_torchrun_stopped_by_a_signal_saves_a_checkpoint(world, whole, tmp_path)
         run.until(last.exists)
         os.kill(run.launched()[0], signal.SIGKILL)
         run.until(lambda: "resuming" in run.output())
-        written = last.stat().st_mtime_ns
-        run.until(lambda: last.stat().st_mtime_ns != written)
+        saved_at = last.stat().st_mtime_ns
+        run.until(lambda: last.stat().st_mtime_ns != saved_at)
         agent.send_signal(signal.SIGTERM)
         run.codes()
         run.wait_gone()

@@ -132,9 +132,7 @@ def test_training_and_validation_have_one_ap(trained, tmp_path, batch):
     _, run = trained
     expected = last_scores(run)
     assert expected["AP"] > 0.3
-    call(
-        val.main, "--weights", run / "last.pt", "--batch-size", batch, *CPU, "--project", tmp_path, "--noplots",
-    )  # fmt: skip
+    call(val.main, "--weights", run / "last.pt", "--batch-size", batch, *CPU, "--project", tmp_path, "--noplots")
     results = json.loads((tmp_path / "exp" / "results.json").read_text())
     expected.pop("confidence")  # the threshold
     for name, value in expected.items():

@@ -204,7 +204,7 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     boxes = np.c_[corners[0], corners[1], corners[2] - corners[0], corners[3] - corners[1]]
     truth = make_ground_truth(
         boxes, classes, np.zeros(len(boxes)), boxes[:, 2:].prod(1), image, len(images), len(names)
-    )  # fmt: skip
+    )
     stats, _ = coco_evaluate(truth, make_table(*zip(*found)))
     assert results["ap"] > 0.2
     np.testing.assert_allclose([results[name] for name in ("ap", "ap50", "ap75")], stats[:3], atol=1e-6)

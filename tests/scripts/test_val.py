@@ -347,8 +347,10 @@ def test_predictions_have_cocos_category_ids_if_yolo_labels_are_of_its_classes(t
     content = {"path": ".", "val": "images/val", "names": names}
     if labels == "COCO JSON":
         truth = load_index(load_dataset_spec(yolo), "val", IndexSettings(progress=False)).ground_truth()
-        images = [{"id": i, "file_name": f"{i:03}.png", "width": w, "height": h}
-                  for i, (h, w) in enumerate(truth.image_hw.tolist())]  # fmt: skip
+        images = [
+            {"id": i, "file_name": f"{i:03}.png", "width": w, "height": h}
+            for i, (h, w) in enumerate(truth.image_hw.tolist())
+        ]
         images_of_boxes = np.repeat(np.arange(truth.num_images), np.diff(truth.offsets)).tolist()
         rows = zip(images_of_boxes, truth.classes.tolist(), truth.boxes_xywh_px.tolist())
         annotations = [{"id": n, "image_id": i, "category_id": 500 + c, "bbox": b} for n, (i, c, b) in enumerate(rows)]

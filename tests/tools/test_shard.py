@@ -174,8 +174,9 @@ def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
     data = EditableSet(tmp_path / "set")
     data.image("train/0").write_bytes(b"not an image")
     write_set(load_dataset_spec(data.yaml), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.5)
-    checked = [scan_dataset(load_dataset_spec(path), ("train",), workers=0)[0]
-               for path in (data.yaml, tmp_path / "out")]  # fmt: skip
+    checked = [
+        scan_dataset(load_dataset_spec(path), ("train",), workers=0)[0] for path in (data.yaml, tmp_path / "out")
+    ]
     files, shards = ([(issue.kind, issue.text, issue.where) for issue in scan_issues(split)] for split in checked)
     assert files == shards
     assert len(files) == 1

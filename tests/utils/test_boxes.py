@@ -52,8 +52,11 @@ def test_scale_and_letterbox_invert_each_other():
 
 
 REFERENCES = {
-    "iou": ops.box_iou, "giou": ops.generalized_box_iou, "diou": ops.distance_box_iou, "ciou": ops.complete_box_iou,
-}  # fmt: skip
+    "iou": ops.box_iou,
+    "giou": ops.generalized_box_iou,
+    "diou": ops.distance_box_iou,
+    "ciou": ops.complete_box_iou,
+}
 
 
 @pytest.mark.parametrize("kind", REFERENCES)

@@ -202,8 +202,10 @@ def test_caches_of_a_changed_data_set_replace_the_older_ones(kind, imgsz, index,
         assert not lock.acquire()
         changed = cached(kind, replace(index, image_files="changed"), imgsz, anew=False)
         assert {path for path in files(tmp_path) if path.suffix == changed.path.suffix} == {
-            changed.path, other.path, half,
-        }  # fmt: skip
+            changed.path,
+            other.path,
+            half,
+        }
     assert before[3].tobytes() == expected
 
 

@@ -30,8 +30,8 @@ def take_messages(lines, *, unlabeled=False):
 
 def write_yaml(root, text="", names=NAMES):
     path = root / "d.yaml"
-    named = f"names: [{', '.join(names)}]\n" if names else ""
-    path.write_text(f"train: images/train\nval: images/train\n{named}{text}", encoding="utf-8")
+    names_line = f"names: [{', '.join(names)}]\n" if names else ""
+    path.write_text(f"train: images/train\nval: images/train\n{names_line}{text}", encoding="utf-8")
     return path
 
 

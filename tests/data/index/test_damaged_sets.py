@@ -103,8 +103,8 @@ def test_the_log_sums_up_the_defects_and_names_the_report(damaged, tmp_path, lin
     message, *_ = take_messages(lines)
     start = "train: 2 images, 1 background (1 without a label file), 3 boxes, 17 problems (3 box without area, "
     assert message.startswith(start)
-    written = Path(message.split("report: ")[1])
-    assert written.read_text(encoding="utf-8").splitlines()[1:] == list(index.report.lines)
+    report = Path(message.split("report: ")[1])
+    assert report.read_text(encoding="utf-8").splitlines()[1:] == list(index.report.lines)
 
 
 @pytest.mark.parametrize("is_cached", [False, True])

@@ -129,14 +129,14 @@ def test_images_that_are_held_out_are_the_validation_split(root, tmp_path, lines
     names = ["images/train/b.png", "images/train/sub/c.jpg", "images/train/gone.jpg"]
     take_messages(lines)
     parts = {split: load(root, cache, split, lambda spec: spec.hold_out(names)) for split in ("train", "val")}
-    said = [line for line in take_messages(lines) if not line.startswith("image without")]
-    assert said[0].startswith("train: 3 images, ")
-    assert said[1].startswith("train: 1 file left out, first images/train/x.gif: .gif files are not supported; ")
-    assert said[2].endswith(
+    messages = [line for line in take_messages(lines) if not line.startswith("image without")]
+    assert messages[0].startswith("train: 3 images, ")
+    assert messages[1].startswith("train: 1 file left out, first images/train/x.gif: .gif files are not supported; ")
+    assert messages[2].endswith(
         "d.yaml: 1 of 3 images held out for validation when the run began are not among its usable images now, first "
         "images/train/gone.jpg; renamed images are trained on"
     )
-    assert said[3] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
+    assert messages[3] == "val: 2 images, 0 backgrounds, 2 boxes, 0 problems (cached)"
     assert list(parts["val"].paths) == names[:2]
     assert sorted([*parts["train"].paths, *parts["val"].paths]) == list(whole.paths)
     assert list(parts["train"].report.lines) == list(whole.report.lines)
@@ -297,8 +297,11 @@ def test_boxes_without_area_or_outside_are_not_scored_but_reported(root, tmp_pat
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
     reported = [line for line in index.report.lines if "annotation 9" in line]
     assert [("no area" in line or "without area" in line, "outside" in line) for line in reported] == [
-        (True, False), (True, False), (True, False), (False, True)
-    ]  # fmt: skip
+        (True, False),
+        (True, False),
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, lines):
@@ -312,10 +315,10 @@ def test_missing_label_files_are_distinguished_from_empty_ones(root, tmp_path, l
         "there is nothing to train on"
     ):
         load(root, tmp_path / "cache")
-    said = take_messages(lines)
-    assert "5 backgrounds (3 without a label file)" in said[0]
-    assert "3 of 5 images have no label file" in said[1]
-    assert f"(expected {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in said[1]
+    messages = take_messages(lines)
+    assert "5 backgrounds (3 without a label file)" in messages[0]
+    assert "3 of 5 images have no label file" in messages[1]
+    assert f"(expected {root}/labels/train/a.txt, {root}/labels/train/b.txt, " in messages[1]
     load(root, tmp_path / "cache", split="val")
     assert take_messages(lines)[-1].endswith("; nothing can be scored, and training writes no best.pt")
 

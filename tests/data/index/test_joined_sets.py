@@ -53,8 +53,10 @@ def load(spec, split: str = "train", **options):
 def test_classes_are_merged_by_name_and_others_ignored(root):
     spec = spec_of(root)
     assert spec.names == ("light", "dark", "glow")
-    a, b, both = (load(s) for s in (
-        load_dataset_spec(root / "a" / "data.yaml"), load_dataset_spec(root / "b" / "data.yaml"), spec))  # fmt: skip
+    a, b, both = (
+        load(s)
+        for s in (load_dataset_spec(root / "a" / "data.yaml"), load_dataset_spec(root / "b" / "data.yaml"), spec)
+    )
     assert [both.path(i) for i in range(8)] == [a.path(i) for i in range(4)] + [b.path(i) for i in range(4)]
     truth = both.ground_truth()
     image = np.repeat(np.arange(8), np.diff(truth.offsets))
@@ -136,9 +138,9 @@ def test_messages_and_the_report_name_the_part(root, caplog):
     part = root / "b" / "data.yaml"
     (advice,) = [line for line in index.report.lines if "probably misread" in line]
     assert advice.startswith("b/data.yaml: probably misread: the class ids seem to start at 1")
-    named = [line for line in caplog.messages if "the class ids seem to start at 1" in line]
-    assert len(named) == 1
-    assert named[0].startswith(f"train of {part}: ")
+    warnings = [line for line in caplog.messages if "the class ids seem to start at 1" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"train of {part}: ")
     lost = [line for line in caplog.messages if "can't be used" in line]
     assert len(lost) == 1
     assert lost[0].startswith(f"train of {part}: ")

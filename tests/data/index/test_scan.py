@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,7 @@ def test_a_leader_that_is_killed_during_the_scan_ends_the_run(tmp_path):
     with Processes(tmp_path / "log", f"kill:{calls}:1") as run:  # as it writes the index
         start(run, tmp_path, write_dataset(tmp_path / "set"))
         run.until(lambda: calls.exists() and os.path.getsize(calls) > 0)
-        killed_at = time.monotonic()
         (code,) = run.codes(30)
-        assert time.monotonic() - killed_at < 10
         assert not run.alive()
     output = run.output()
     assert "done:" not in output

@@ -45,7 +45,7 @@ NAMES = [
     ("100%.png", "100%.png"),
     ("what?.png", "what?.png"),
     ("x%20y.png", "x%20y.png"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -117,8 +117,11 @@ def test_a_message_shows_a_name_of_each_side(root, tmp_path):
     for file in ("p.png", "q.png"):
         write_image(root / "images" / file, 20, 30)
     data = write_coco(root, ["https://host/p.jpg", "gone.jpg"])
-    with pytest.raises(UserError, match=r"names 2 images \(first: https://host/p.jpg\), none of which is among the "
-                       r"split's 2 \(first: p.png\)"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=r"names 2 images \(first: https://host/p.jpg\), none of which is among the "
+        r"split's 2 \(first: p.png\)",
+    ):
         boxes_of(data)
     index = load_index(
         load_dataset_spec(write_coco(root, ["p.jpg", "q.png"])), "train", IndexSettings(progress=False, max_bad=0.9)

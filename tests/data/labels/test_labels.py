@@ -481,7 +481,7 @@ def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
     """The warning of training, besides that of the gate, which a cached index gives too, and the issue of a check."""
     logger = logging.getLogger("lockstep")
     spec = load_dataset_spec(data.yaml)
-    said = []
+    messages = []
     logger.propagate = True
     for _ in range(2):
         caplog.clear()
@@ -489,11 +489,11 @@ def advice_of(data: EditableSet, tmp_path: Path, caplog, **options) -> str:
             index = load_index(
                 spec, "train", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False, **options)
             )
-        said += [text for text in caplog.messages if "decod" not in text and "can't be used" not in text]
+        messages += [text for text in caplog.messages if "decod" not in text and "can't be used" not in text]
     logger.propagate = False
     (split,) = scan_dataset(spec, ("train",), workers=0)
     found = [issue.text for issue in scan_issues(split) if issue.kind == MISREAD]
-    assert said == [f"train: {text}" for text in found * 2]
+    assert messages == [f"train: {text}" for text in found * 2]
     assert sum(MISREAD in line for line in index.report.lines) == len(found)  # which report.html lists
     return "".join(found)
 
@@ -518,9 +518,9 @@ def test_another_notation_of_yolo_txt_is_named(data, tmp_path, caplog, notation)
     for i in range(4):
         text = "".join(f"0 {' '.join(f'{v:.6f}' for v in row)}\n" for row in rows[i::4])
         data.write(f"train/{i}", text)
-    said = advice_of(data, tmp_path, caplog, max_bad=1.0)
-    assert said.endswith(f"do as {notation}: convert them to {CENTERS}") if notation != CENTERS else said == ""
-    assert ("of 40 boxes do not fit into their images as cx cy w h, but all do" in said) == (notation != CENTERS)
+    advice = advice_of(data, tmp_path, caplog, max_bad=1.0)
+    assert advice.endswith(f"do as {notation}: convert them to {CENTERS}") if notation != CENTERS else advice == ""
+    assert ("of 40 boxes do not fit into their images as cx cy w h, but all do" in advice) == (notation != CENTERS)
 
 
 @pytest.mark.parametrize("notation", [CENTERS, TOP_LEFT])
@@ -540,8 +540,10 @@ def test_another_notation_of_voc_is_named(data, tmp_path, caplog, notation):
 def test_class_ids_that_start_at_1_get_advice(data, tmp_path, caplog):
     for i in range(4):
         data.write(f"train/{i}", "1 0.3 0.3 0.3 0.3\n2 0.7 0.7 0.2 0.2\n")
-    said = advice_of(data, tmp_path, caplog, max_bad=0.5)
-    assert said.startswith("the class ids seem to start at 1 (4 rows of class 2, none of class 0); YOLO's start at 0: ")
+    advice = advice_of(data, tmp_path, caplog, max_bad=0.5)
+    assert advice.startswith(
+        "the class ids seem to start at 1 (4 rows of class 2, none of class 0); YOLO's start at 0: "
+    )
     data.describe(["unused", "cat", "dog"])
     assert advice_of(data, tmp_path, caplog) == ""
     data.describe(["cat", "dog"])
@@ -580,8 +582,8 @@ def test_16_bit_files_of_fewer_bits_are_told_to_name_them(data, tmp_path, caplog
         data.image(f"train/{i}").write_bytes(cv2.imencode(".png", image)[1].tobytes())
     with open(data.yaml, "a") as file:
         file.write(f"bits: {declared}\n")
-    said = advice_of(data, tmp_path, caplog)
-    assert (f"write 'bits: {bits}' in the data set's YAML" in said) == is_dark
+    advice = advice_of(data, tmp_path, caplog)
+    assert (f"write 'bits: {bits}' in the data set's YAML" in advice) == is_dark
     source = PhotoFile(str(data.image("train/0")), 128, 160)
     (picture,) = Album(max_bytes=100_000).pictures(source, source.whole(), 160, Version("photo", "photo", ()))
     assert photos_of(HtmlPage(picture.picture))["photo"].max() > 200

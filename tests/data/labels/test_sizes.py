@@ -69,8 +69,8 @@ def write_labels(root: Path, boxes: dict[str, tuple], sizes_hw: dict[str, tuple[
 
 
 def load(root: Path, reader: str, **options):
-    named = {"coco": {"annotations": "coco.json"}, "voc": {"annotations": "voc"}, "yolo": {}}[reader]
-    (root / "data.yaml").write_text(yaml.safe_dump({"train": "images", "names": ["a"], **named}))
+    annotations = {"coco": {"annotations": "coco.json"}, "voc": {"annotations": "voc"}, "yolo": {}}[reader]
+    (root / "data.yaml").write_text(yaml.safe_dump({"train": "images", "names": ["a"], **annotations}))
     return load_index(
         load_dataset_spec(root / "data.yaml"), "train", IndexSettings(progress=False, workers=0, **options)
     )
@@ -141,8 +141,8 @@ def test_labels_of_the_unturned_photo_are_turned(tmp_path, caplog, reader, orien
             index = load(tmp_path, reader)
             assert set(counter.counts().values()) <= {1}
         kind, what = (TURNED, "turned") if scale == 1 else (SCALED, "scaled")
-        (said,) = (text for text in caplog.messages if what in text and "train: images with labels" in text)
-        assert "are turned: 8, first " in said or "are scaled: 8, first " in said
+        (message,) = (text for text in caplog.messages if what in text and "train: images with labels" in text)
+        assert "are turned: 8, first " in message or "are scaled: 8, first " in message
     assert index.report.totals[kind] == 8
     assert index.report.ledger.losses == ()
     for i, name in enumerate(names):

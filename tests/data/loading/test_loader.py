@@ -389,8 +389,11 @@ def test_an_interrupt_leaves_no_worker_and_no_traceback(tmp_path, how):
     script.write_text(_INTERRUPTED)
     process = subprocess.Popen(
         [python(), str(script), str(ROOT), str(tmp_path / "images")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     workers = [int(pid) for pid in process.stdout.readline().split()]
     assert len(workers) == 2
     if how == signal.SIGINT:

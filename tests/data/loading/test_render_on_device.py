@@ -159,11 +159,11 @@ def test_without_a_compiler_images_are_rendered_uncompiled(batches_of, monkeypat
 
     expected = list(islice(batches_of(), 2))
     monkeypatch.setattr(torch, "compile", broken)
-    said: list[str] = []
-    monkeypatch.setattr(get_logger(), "info", lambda text, *values: said.append(text % values))
+    messages: list[str] = []
+    monkeypatch.setattr(get_logger(), "info", lambda text, *values: messages.append(text % values))
     monkeypatch.setattr(
         "data.loading.build.DeviceRenderer", lambda device, cache, fuse: DeviceRenderer(device, fuse=True)
     )
     for a, b in zip(expected, batches_of()):
         assert_same_batch(a, b)
-    assert said == ["--render-on device: not compiled (no compiler); rendering is a few times slower"]
+    assert messages == ["--render-on device: not compiled (no compiler); rendering is a few times slower"]

@@ -39,9 +39,8 @@ if len(sys.argv) > 1:
 
 def train_in_small_memory(*flags: str | Path) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [python(), "-c", TRAIN, *map(str, flags)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [python(), "-c", TRAIN, *map(str, flags)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -66,13 +66,13 @@ STRAYS = {
 @pytest.mark.parametrize("case", STRAYS)
 def test_annotations_of_no_image_are_named_and_counted(root, case):
     """Without them half of the images would be backgrounds, on which a perfect model would score badly."""
-    change, said = STRAYS[case]
+    change, message = STRAYS[case]
     path = write_yaml(root, "coco")
     edit_json(root, change_annotations(lambda a, position: position % 4 < 2 and change(a)))
     for split in ("train", "val"):
         with pytest.raises(UserError, match=r"20 of 40 labeled objects can't be used.*annotation without") as refused:
             load(path, split)
-        assert f"instances.json: annotation 0: {said}" in str(refused.value)
+        assert f"instances.json: annotation 0: {message}" in str(refused.value)
 
 
 def test_a_json_without_categories_is_named(root):
@@ -155,8 +155,8 @@ def test_another_image_of_the_same_name_does_not_hide_a_repeated_entry(root):
 def test_categories_are_named_as_they_are_written(root, name, named):
     path = write_yaml(root, "coco", **({} if named else {"names": None}))
     edit_json(root, lambda content: content["categories"][1].update({name: {"id": "2"}.get(name)}))
-    said = {"id": 'id "2" is a string; category ids must be integers', "name": "name null is not a string"}[name]
-    with pytest.raises(UserError, match=re.escape(f"{root / 'instances.json'}: categories[1]: {said}")):
+    problem = {"id": 'id "2" is a string; category ids must be integers', "name": "name null is not a string"}[name]
+    with pytest.raises(UserError, match=re.escape(f"{root / 'instances.json'}: categories[1]: {problem}")):
         load(path)
 
 

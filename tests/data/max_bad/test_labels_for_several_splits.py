@@ -69,7 +69,7 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, count, apart, 
     path = write_yaml(
         root, "coco", annotations={"train": "instances.json", "val": "instances.json" if apart else "others.json"}
     )
-    said = f"instances.json doesn't name {count} of 20 images, which are left out, first images/train/00.png"
+    message = f"instances.json doesn't name {count} of 20 images, which are left out, first images/train/00.png"
     for _ in range(2):  # scanned and cached
         caplog.clear()
         with caplog.at_level(logging.INFO, "lockstep"):
@@ -78,7 +78,7 @@ def test_images_that_a_json_does_not_name_are_named(root, caplog, count, apart, 
         assert index.report.ledger.losses == ()
         records = [record for record in caplog.records if "doesn't name" in record.message]
         assert [record.levelno for record in records] == ([level] if level else [])
-        assert all(said in record.message for record in records)
+        assert all(message in record.message for record in records)
 
 
 def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed(root):
@@ -87,13 +87,13 @@ def test_advice_from_the_cache_is_that_of_a_scan_after_another_split_has_changed
     (root / "others.json").write_text(whole)
     edit_json(root, lambda content: content.update(images=content["images"][:5], annotations=[]))
     edit_json(root, lambda content: content.update(annotations=json.loads(whole)["annotations"][:2]))
-    said = []
+    counts = []
     for val_file in ("others.json", "instances.json", "others.json"):
         path = write_yaml(root, "coco", annotations={"train": "instances.json", "val": val_file})
         report = load(path, max_bad=1.0).report
-        said.append((len(report.advice), len(report.notes)))
-    assert said[0] == said[2]
-    assert said[1][0] == said[0][0] + 1
+        counts.append((len(report.advice), len(report.notes)))
+    assert counts[0] == counts[2]
+    assert counts[1][0] == counts[0][0] + 1
 
 
 ONE_FILE = pytest.mark.parametrize("reader", ["coco", "voc"])
@@ -129,8 +129,8 @@ def test_a_hidden_image_is_named(root, caplog, reader):
     (root / "labels/train/00.txt").rename(root / "labels/train/.00.txt")
     (root / "images/train/._01.png").write_bytes(b"the resource fork of macOS")
     assert len(load(path)) == 19
-    (said,) = [line for line in caplog.messages if "1 file left out" in line]
-    assert said.endswith("first images/train/.00.png: is hidden because its name begins with a dot; rename it")
+    (message,) = [line for line in caplog.messages if "1 file left out" in line]
+    assert message.endswith("first images/train/.00.png: is hidden because its name begins with a dot; rename it")
 
 
 def in_two_lists(root: Path) -> Path:

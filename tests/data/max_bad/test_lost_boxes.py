@@ -83,9 +83,9 @@ def test_corners_in_the_wrong_order_and_negative_sizes_are_read(root, caplog, re
     for _ in range(2):
         caplog.clear()
         after = load(path)
-        (said,) = (text for text in caplog.messages if "wrong order" in text and "boxes with" in text)
+        (message,) = (text for text in caplog.messages if "wrong order" in text and "boxes with" in text)
         start = "train: boxes with corners in the wrong order, or negative sides, which are used: "
-        assert said.startswith(f"{start}{2 * count}, first ")
+        assert message.startswith(f"{start}{2 * count}, first ")
     assert after.report.ledger.losses == ()
     np.testing.assert_allclose(after.boxes_xywh_px, before.boxes_xywh_px)
     np.testing.assert_allclose(after.area_px, before.area_px)
@@ -206,8 +206,8 @@ def test_a_background_class_is_named_before_training(root, caplog, used):
     load(path, "val")
     assert caplog.messages == []
     load(path)
-    (said,) = caplog.messages
-    assert f"'__Background__' is one of the classes, with {'1 box' if used else '0 boxes'}: " in said
-    assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in said
+    (message,) = caplog.messages
+    assert f"'__Background__' is one of the classes, with {'1 box' if used else '0 boxes'}: " in message
+    assert ("its boxes are learned as objects" if used else "'ignore: [__Background__]'") in message
     if not used:
         assert load(write_yaml(root, "yolo", names=["cat", "dog", "Background"], ignore=["Background"])).names == NAMES

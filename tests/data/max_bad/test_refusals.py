@@ -42,8 +42,8 @@ def test_every_command_gives_the_same_refusal(root, tmp_path, capsys):
     model = write_model(tmp_path / "tiny.yaml")
     weights = write_weights(tmp_path / "w.pt", NAMES)
     trained = [*flags(path, tmp_path), "--model", model, "--epochs", 1]
-    said = error_of(capsys, train.main, *trained)
-    assert f"error: {path}: 'train': {cause}" in said
+    message = error_of(capsys, train.main, *trained)
+    assert f"error: {path}: 'train': {cause}" in message
     assert f"error: {path}: 'train': {cause}" in error_of(capsys, kfold, *trained, "--folds", 2)
     scored = ["--weights", weights, "--data", path, *PLAIN, "--project", tmp_path / "runs"]
     assert f"error: {path}: 'val': {cause}" in error_of(capsys, val.main, *scored)
@@ -153,8 +153,8 @@ def test_a_search_gives_the_same_refusal(half_lost, tmp_path, capsys):
     path = write_yaml(half_lost, "yolo")
     trained = [*flags(path, tmp_path), "--model", write_model(tmp_path / "tiny.yaml"), "--epochs", 1]
     (tmp_path / "ranges.yaml").write_text("lr0: [0.001, 0.1]\n")
-    said = error_of(capsys, search, *trained, "--hyp", tmp_path / "ranges.yaml", "--trials", 2, "--folds", 2)
-    assert f"'train': {HALF}" in said
+    message = error_of(capsys, search, *trained, "--hyp", tmp_path / "ranges.yaml", "--trials", 2, "--folds", 2)
+    assert f"'train': {HALF}" in message
 
 
 @pytest.mark.usefixtures("preloaded")

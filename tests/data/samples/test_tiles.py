@@ -99,8 +99,8 @@ def test_labels_are_what_a_tile_shows(visibility):
 def test_the_grid_has_the_labels_of_tiles_that_stay():
     tiles = tiled(seed=None)
     numbers = np.arange(len(tiles.tile_index))
-    for got, want in zip(tiles.labels_of(numbers, 9), tiles.tile_index.labels_of(numbers)):
-        np.testing.assert_array_equal(got, want)
+    for actual, want in zip(tiles.labels_of(numbers, 9), tiles.tile_index.labels_of(numbers)):
+        np.testing.assert_array_equal(actual, want)
 
 
 def test_labels_of_tiles_copy_no_paths(monkeypatch):

@@ -178,8 +178,11 @@ def test_detections_in_regions_are_neither_true_nor_false(root):
     scores = np.where(truth.crowd, 0.9, 0.8)  # in regions, of both classes, with the highest scores
     found = DetectionTable(image, boxes, scores, truth.classes)
     assert score_detections(truth, found, 2).metrics["AP"] == 1
-    known = replace(truth, crowd=np.zeros_like(truth.crowd), boxes_xywh_px=np.where(
-        truth.crowd[:, None], 0.001, truth.boxes_xywh_px))  # fmt: skip
+    known = replace(
+        truth,
+        crowd=np.zeros_like(truth.crowd),
+        boxes_xywh_px=np.where(truth.crowd[:, None], 0.001, truth.boxes_xywh_px),
+    )
     assert score_detections(known, found, 2).metrics["AP"] < 0.6
 
 

@@ -353,22 +353,26 @@ def test_wrong_names_are_one_line(tmp_path, names, message):
 
 BODY = "train: t\nnames: [a, b]\n"
 OF_OTHER_PROGRAMS = {  # the YAML, and the keys that the log names
-    "Ultralytics": ("task: detect\nname: x\nhash: 0a\nbytes: 5\ncreated_at: 2026-01-02\nupdated_at: 2026-01-03\n",
-                    "name, hash, bytes, created_at, updated_at"),
+    "Ultralytics": (
+        "task: detect\nname: x\nhash: 0a\nbytes: 5\ncreated_at: 2026-01-02\nupdated_at: 2026-01-03\n",
+        "name, hash, bytes, created_at, updated_at",
+    ),
     "Supervisely": ("nc: 2\ncolors: [[1, 2, 3], [4, 5, 6]]\n", "colors"),
     "YOLOv6": ("is_coco: False\nanno_path: ../coco/annotations/instances_val2017.json\n", "is_coco, anno_path"),
     "Roboflow": ("nc: 2\nroboflow: {workspace: w, license: MIT}\n", "roboflow"),
-    "people": ("authors: [me]\ntype: x\nsource: y\ninfo: {a: 1}\nnum_images: 9\ntitle: z\nannotators: 3\n",
-               "authors, type, source, info, num_images, title, annotators"),
+    "people": (
+        "authors: [me]\ntype: x\nsource: y\ninfo: {a: 1}\nnum_images: 9\ntitle: z\nannotators: 3\n",
+        "authors, type, source, info, num_images, title, annotators",
+    ),
     "anchors": ("x: &n [a, b]\n.n: 1\n_test: nowhere\n", "x, .n, _test"),
     "other languages": ("names_zh: [c, d]\nclass_names: [e, f]\n", "names_zh, class_names"),
     "many": ("".join(f"info{i:02}: 1\n" for i in range(15)), "info11 and 3 more"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", OF_OTHER_PROGRAMS)
 def test_keys_that_describe_are_one_line_of_the_log(tmp_path, case, caplog):
-    text, named = OF_OTHER_PROGRAMS[case]
+    text, keys = OF_OTHER_PROGRAMS[case]
     path = write(tmp_path, BODY + text)
     (tmp_path / "t").mkdir()
     with caplog.at_level("INFO"):
@@ -376,7 +380,7 @@ def test_keys_that_describe_are_one_line_of_the_log(tmp_path, case, caplog):
     assert spec.names == ("a", "b")
     (line,) = caplog.messages
     assert line.startswith(f"{path}: not used: ")
-    assert line.endswith(named)
+    assert line.endswith(keys)
 
 
 @pytest.mark.parametrize(
@@ -458,16 +462,18 @@ def test_a_task_without_boxes_is_an_error(tmp_path, task):
 
 
 def test_names_that_yaml_reads_as_numbers_stay_as_they_are_written(tmp_path):
-    written = ["1e3", "0x1F", "012", "12:30:45", "1_000", "1.50", "+5", ".5", "-0", ".inf", "0b11", "7", "190:20:30.15"]
-    text = f"x: &n [{', '.join(written)}]\nnc: &c 13\ntrain: t\n"
-    for names in ("names: *n", f"names: [{', '.join(written)}]", "names:\n" + "".join(
-        f"  {i}: {name}\n" for i, name in enumerate(written)
-    )):  # fmt: skip
-        assert load_dataset_spec(write(tmp_path, f"{text}{names}\n")).names == tuple(written)
+    numbers = ["1e3", "0x1F", "012", "12:30:45", "1_000", "1.50", "+5", ".5", "-0", ".inf", "0b11", "7", "190:20:30.15"]
+    text = f"x: &n [{', '.join(numbers)}]\nnc: &c 13\ntrain: t\n"
+    for names in (
+        "names: *n",
+        f"names: [{', '.join(numbers)}]",
+        "names:\n" + "".join(f"  {i}: {name}\n" for i, name in enumerate(numbers)),
+    ):
+        assert load_dataset_spec(write(tmp_path, f"{text}{names}\n")).names == tuple(numbers)
     spec = load_dataset_spec(write(tmp_path, f"{text}names: *n\nclasses: {{012: 0x20, 1.50: 1.500}}\nignore: [1e3]\n"))
-    assert spec.names == ("0x1F", "0x20", *written[3:5], "1.500", *written[6:])
-    dumped = write(tmp_path, yaml.safe_dump({"train": "t", "names": written}))
-    assert load_dataset_spec(dumped).names == tuple(written)
+    assert spec.names == ("0x1F", "0x20", *numbers[3:5], "1.500", *numbers[6:])
+    dumped = write(tmp_path, yaml.safe_dump({"train": "t", "names": numbers}))
+    assert load_dataset_spec(dumped).names == tuple(numbers)
 
 
 @pytest.mark.parametrize("name", ["!!float x", "!!int x"])

@@ -498,5 +498,6 @@ def test_a_run_below_a_link_finds_its_moved_data(tmp_path):
     (tmp_path / "moved" / "runs" / "exp").symlink_to(tmp_path / "moved" / "elsewhere" / "deep")
     moved = tmp_path / "moved"
     assert find_location(stored, moved / "runs" / "exp" / "last.pt") == (
-        str(moved / "set" / "data.yaml"), str(moved / "set")
-    )  # fmt: skip
+        str(moved / "set" / "data.yaml"),
+        str(moved / "set"),
+    )

@@ -14,8 +14,8 @@ def test_the_own_name_of_an_unused_voc_file_decides_before_the_image_that_it_nam
     images = [f"images/train/unread{i}.heic" for i in range(NUM_IMAGES)]
     for i, image in enumerate(images):
         (folder.root / image).write_bytes(b"x")
-        named = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", "<annotation><filename>00.png</filename>")
-        folder.label(f"voc/unread{i}.xml", named)
+        annotation = voc_text([BOX], ["a"], 48, 64).replace("<annotation>", "<annotation><filename>00.png</filename>")
+        folder.label(f"voc/unread{i}.xml", annotation)
     lines = [line for line in folder.index(max_bad=1.0).report.lines if "unread" in line and ORPHAN in line]
     assert len(lines) == NUM_IMAGES
     assert all(f"{image} is of an unsupported kind" in "".join(lines) for image in images)

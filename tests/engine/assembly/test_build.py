@@ -70,12 +70,16 @@ def names(trainer: Trainer) -> list[str]:
     ("flags", "expected"),
     [
         ([], [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
-        (["--image-weights", "--time", "2"],
-         [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Summary"]),
-        (["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
-         [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Summary", "EarlyStopping"]),
+        (
+            ["--image-weights", "--time", "2"],
+            [*FIRST, "ClassWeights", "TimeLimit", "ResultsCsv", "TensorBoard", "ClassScores", "Summary"],
+        ),
+        (
+            ["--callbacks", "user_build_hooks:on_step", "--patience", "3", "--no-noplots"],
+            [*FIRST, "ResultsCsv", "TensorBoard", "ClassScores", "Plots", "UserCallbacks", "Summary", "EarlyStopping"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_hooks_are_those_that_the_settings_ask_for(folder, flags, expected):
     (folder / "user_build_hooks.py").write_text("def on_step(run): pass\n")
     with built(*flags) as trainer:

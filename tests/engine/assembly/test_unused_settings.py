@@ -74,9 +74,9 @@ def lines_with(head: DetectionHead, ctx: DistributedContext, *override: str, **s
     ],
 )  # fmt: skip
 def test_each_setting_without_effect_gets_one_line(ctx, override, settings, expected):
-    said = lines(ctx, *override.split(), **settings)
-    assert len(said) == (expected is not None)
-    assert "".join(said).startswith(expected or "")
+    messages = lines(ctx, *override.split(), **settings)
+    assert len(messages) == (expected is not None)
+    assert "".join(messages).startswith(expected or "")
 
 
 def test_settings_that_a_head_does_not_read_get_one_line():

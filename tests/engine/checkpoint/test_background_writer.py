@@ -24,7 +24,7 @@ class Disk:
 
     def __call__(self, content: int, path: Path) -> None:
         self.started.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         if content < 0:
             raise OSError("full")
         self.written.append((path, content))
@@ -34,7 +34,7 @@ def test_submitting_does_not_block_and_newer_content_replaces_waiting_content():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: 1})
-    assert disk.started.wait(10)
+    assert disk.started.wait(60)
     for content in range(2, 6):
         writer.submit({B: content, A: content})
     writer.submit({A: 6})
@@ -48,10 +48,10 @@ def test_submitting_does_not_block_and_newer_content_replaces_waiting_content():
 
 def test_a_disk_that_is_slower_than_the_epochs_starves_no_file():
     """Each epoch is the best and ends while best.pt is being written: last.pt is written as often."""
-    written: list[tuple[Path, int]] = []
+    writes: list[tuple[Path, int]] = []
 
     def write(content: int, path: Path) -> None:
-        written.append((path, content))
+        writes.append((path, content))
         if path == A and content < 5:
             writer.submit({A: content + 1, B: content + 1})
 
@@ -59,14 +59,14 @@ def test_a_disk_that_is_slower_than_the_epochs_starves_no_file():
     writer.submit({A: 1, B: 1})
     while writer.is_busy:
         writer.wait()
-    assert written == [(path, epoch) for epoch in range(1, 6) for path in (A, B)]
+    assert writes == [(path, epoch) for epoch in range(1, 6) for path in (A, B)]
 
 
 def test_an_error_is_raised_once_and_waiting_content_is_dropped():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
-    assert disk.started.wait(10)
+    assert disk.started.wait(60)
     writer.submit({B: 1})
     disk.go_on.set()
     writer.wait()
@@ -81,7 +81,7 @@ def test_an_error_drops_no_files_that_are_just_being_submitted():
     disk = Disk()
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
-    assert disk.started.wait(10)
+    assert disk.started.wait(60)
     with writer._lock:  # as `submit` holds it
         writer._waiting[A] = 1
         disk.go_on.set()

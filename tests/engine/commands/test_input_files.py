@@ -25,8 +25,11 @@ RECIPE = "--hyp nowhere: no such recipe or file"
     ("command", "given", "starts"),
     [
         ("train", "--data none.yaml --weights none.pt --model nothing --hyp nowhere", [DATA, MODEL, WEIGHTS, RECIPE]),
-        ("train", "--data set/data.yaml --weights none.pt --set lr0=x lrf=2 mosaik=1",
-         [WEIGHTS, "--set: lr0: ", "--set: lrf: ", "--set: unknown key 'mosaik' (did you mean 'mosaic'?)"]),
+        (
+            "train",
+            "--data set/data.yaml --weights none.pt --set lr0=x lrf=2 mosaik=1",
+            [WEIGHTS, "--set: lr0: ", "--set: lrf: ", "--set: unknown key 'mosaik' (did you mean 'mosaic'?)"],
+        ),
         ("val", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
         ("detect", "--source none.jpg --weights none.pt", ["none.jpg: no such file or folder", WEIGHTS]),
         ("export", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
@@ -36,7 +39,7 @@ RECIPE = "--hyp nowhere: no such recipe or file"
         ("kfold", "--data none.yaml --weights none.pt --folds 3", [DATA, WEIGHTS]),
         ("search", "--data none.yaml --weights none.pt", [DATA, WEIGHTS]),
     ],
-)  # fmt: skip
+)
 def test_every_missing_file_is_named(tmp_path: Path, monkeypatch, command, given, starts):
     monkeypatch.chdir(tmp_path)
     write_dataset(tmp_path / "set", train=1, val=1)

@@ -159,7 +159,7 @@ def test_a_pickled_predictor_opens_its_file_again(tiny, name: str, monkeypatch: 
     ("family", "files"),
     [
         (FAMILIES[0], ("a.torchscript",)),
-        (TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model")),
+        pytest.param(TINY_ANCHOR_MODEL, ("a.onnx", "a_openvino_model"), marks=pytest.mark.slow),
         *(pytest.param(family, FORMATS, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
@@ -396,7 +396,7 @@ class Doubled(ExportModule):
 
 def test_a_file_has_the_lowest_ir_version_of_its_opset_and_says_what_reads_it(packages: None):
     for proto, opset, ir, release in (
-        (tiny_graph(NAMES, dynamic=True), 18, 8, "1.14"),
+        (tiny_graph(NAMES, batch=2), 18, 8, "1.14"),
         (build_onnx(Doubled(), options(opset=21)), 21, 10, "1.18"),
     ):
         assert (proto.opset_import[0].version, proto.ir_version) == (opset, ir)

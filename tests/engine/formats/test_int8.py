@@ -15,23 +15,23 @@ from tests.helpers.tiny import TINY_MODEL
 
 @pytest.fixture(scope="module")
 def graph():
-    """A fused detector, and its graph, which test_formats.py also needs."""
+    """A fused detector, and its graph of two images, which test_formats.py also needs."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    return calibrated_detector(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES, dynamic=True)
+    return calibrated_detector(TINY_MODEL, NAMES).fuse(), tiny_graph(NAMES, batch=2)
 
 
 @torch.no_grad()
 def test_ranges_are_those_that_torch_sees(graph):
     detector, proto = graph
-    pixels = noise_images()[:2] * 40  # so that many values before SiLUs are below -10
+    batches = noise_images()[:4].unflatten(0, (2, 2)) * 40  # so that many values before SiLUs are below -10
     seen: list[torch.Tensor] = []
     hook = detector.model[0].conv.register_forward_hook(lambda layer, inputs, output: seen.append(output.clone()))
-    for image in pixels:
-        detector(image[None])
+    for images in batches:
+        detector(images)
     hook.remove()
-    ranges = activation_ranges(proto, iter(pixels.numpy()[:, None]))
-    maxima = pixels.amax((1, 2, 3))
+    ranges = activation_ranges(proto, iter(batches.numpy()))
+    maxima = batches.amax((1, 2, 3, 4))
     assert ranges[INPUT] == (0, pytest.approx(float((maxima.mean() + maxima.max()) / 2)))
     first = next(node for node in proto.graph.node if node.op_type == "Conv")
     maxima = torch.stack(seen).amax((1, 2, 3, 4))
@@ -53,7 +53,7 @@ def test_given_ranges_are_used(graph, outputs: bool):
     import onnx
 
     _, proto = graph
-    ranges = activation_ranges(proto, iter([noise_images()[:1].numpy()]))
+    ranges = activation_ranges(proto, iter([noise_images()[:2].numpy()]))
     quantized = quantize(proto, ranges, outputs=outputs)
     values = {value.name: onnx.numpy_helper.to_array(value) for value in quantized.graph.initializer}
     rounded = {node.input[0]: node.input[1] for node in quantized.graph.node if node.op_type == "QuantizeLinear"}

@@ -50,11 +50,15 @@ def tiny(packages: None, tmp_path_factory: pytest.TempPathFactory):
 @torch.no_grad()
 def test_boxes_and_scores_are_those_of_the_detector(tiny):
     path, fused = tiny
-    for named in (path, path / PARAM_FILE):
-        model = open_model(named, device=CPU, trust=True)
+    for source in (path, path / PARAM_FILE):
+        model = open_model(source, device=CPU, trust=True)
         assert (model.format, model.names, model.input_hw, model.batch, model.nms_iou) == (
-            "ncnn", NAMES, (64, 96), 1, fused.nms_iou,
-        )  # fmt: skip
+            "ncnn",
+            NAMES,
+            (64, 96),
+            1,
+            fused.nms_iou,
+        )
         pixels = noise_images()[:3]
         found = model.decode(model(pixels))
         boxes, scores = fused.decode(fused(pixels))
@@ -134,7 +138,7 @@ def rewrite(pattern: str, replacement: str):
         ("metadata.yaml", lambda path: path.write_text("imgsz: [999999999, 5]"), "damaged metadata"),
         ("metadata.yaml", lambda path: path.write_text("imgsz: [65536, 65536]"), "more than any detector needs"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_model_is_one_line(tiny, tmp_path: Path, capfd, file: str, change, message: str):
     folder = shutil.copytree(tiny[0], tmp_path / FOLDER)
     change(folder / file)

@@ -224,10 +224,10 @@ def test_a_list_of_bad_files_that_cannot_be_written_costs_one_warning(tmp_path, 
     hook = NonFiniteSteps()
     for _ in range(2):
         hook.after_read(trainer, bad_step("a.jpg", local_finite=False))
-    named = "non-finite loss, step skipped; its files: a.jpg"
+    message = "non-finite loss, step skipped; its files: a.jpg"
     path = tmp_path / "nonfinite_rank0.txt"
     refused_once = f"{path}: cannot be written (No space left on device); the log names the files"
-    assert [record.getMessage() for record in caplog.records] == [refused_once, named, named]
+    assert [record.getMessage() for record in caplog.records] == [refused_once, message, message]
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,11 @@ def test_the_curve_of_a_single_class_is_drawn_once():
     """The curve of the mean would coincide with it."""
     charts = metric_charts(make_result((0, 7, 0, 0)), NAMES)
     assert {title: [(line.name, line.is_strong) for line in chart.lines] for title, chart in charts.items()} == {
-        "PR": [("größer 0.600", True)], "F1": [("größer", True)], "P": [("größer", True)], "R": [("größer", True)]
-    }  # fmt: skip
+        "PR": [("größer 0.600", True)],
+        "F1": [("größer", True)],
+        "P": [("größer", True)],
+        "R": [("größer", True)],
+    }
     assert [chart.note for chart in charts.values()] == ["größer 0.600", "größer", "größer", "größer"]
 
 

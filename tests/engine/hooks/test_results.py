@@ -1,4 +1,5 @@
 import errno
+import itertools
 import math
 import os
 import sys
@@ -207,6 +208,19 @@ def test_tensorboard_files_contain_all_results(tmp_path):
     assert text == "\n".join(f"    {name}: {value}" for name, value in settings.items())
 
 
+@pytest.fixture
+def one_second_per_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names each event file by a later second, like those of successive runs.
+
+    TensorBoard reads files in the order of their names, in which the tenth file of a process precedes the ninth of the
+    same second.
+    """
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    seconds = itertools.count(1_700_000_000)
+    monkeypatch.setattr(writer, "time", SimpleNamespace(time=lambda: next(seconds)))
+
+
+@pytest.mark.usefixtures("one_second_per_file")
 @pytest.mark.parametrize(("first", "values"), [(3, [1.0, 2.0, 30.0]), (1, [30.0])], ids=["resumed", "new, --exist-ok"])
 def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, values):
     pytest.importorskip("tensorboard")
@@ -221,6 +235,7 @@ def test_tensorboard_hides_epochs_that_the_run_no_longer_has(tmp_path, first, va
     assert [e.value for e in events.Scalars("AP")] == values
 
 
+@pytest.mark.usefixtures("one_second_per_file")
 def test_tensorboard_has_an_epoch_once_that_is_scored_later(tmp_path):
     """``--val-every``, resumed with fewer epochs: the last one was recorded without scores."""
     pytest.importorskip("tensorboard")

@@ -62,8 +62,12 @@ def test_a_folder_of_images_and_videos_is_sorted(tmp_path, video):
     (tmp_path / "c.mp4").write_bytes(video.read_bytes())
     frames = list(open_source(str(tmp_path), SourceOptions(max_frames=2)))
     assert [(f.path.split("/")[-1], f.index) for f in frames] == [
-        ("a.jpg", 0), ("b.png", 1), ("c.mp4", 0), ("c.mp4", 1), ("sub.png", 2),
-    ]  # fmt: skip
+        ("a.jpg", 0),
+        ("b.png", 1),
+        ("c.mp4", 0),
+        ("c.mp4", 1),
+        ("sub.png", 2),
+    ]
 
 
 def test_broken_links_and_pipes_are_reported(tmp_path):
@@ -171,9 +175,9 @@ def test_an_image_can_be_read_from_a_url(tmp_path, monkeypatch, name, asked):
     if name.endswith("npy"):
         np.save(tmp_path / name, values)
     else:
-        written = tmp_path / ("x.jpg" if name == "photo" else name)
-        cv2.imwrite(str(written), (values >> 8).astype(np.uint8) if written.suffix == ".jpg" else values)
-        written.rename(tmp_path / name)
+        path = tmp_path / ("x.jpg" if name == "photo" else name)
+        cv2.imwrite(str(path), (values >> 8).astype(np.uint8) if path.suffix == ".jpg" else values)
+        path.rename(tmp_path / name)
     pixels = RGB8 if name in ("a b.jpg", "photo") else PixelFormat(bits=16)
     with serve_folder(tmp_path, monkeypatch) as address:
         (frame,) = open_source(f"{address}/{asked}", SourceOptions(pixels=pixels))

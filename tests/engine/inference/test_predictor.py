@@ -92,8 +92,8 @@ def test_a_list_gives_a_result_per_image_in_order(predictor, tmp_path):
     assert [r.path for r in results] == ["image0.jpg", str(path), *(f"image{i}.jpg" for i in range(2, 6))]
     assert [r.orig_shape for r in results] == shapes
     for size in (1, 2, 16):
-        for got, want in zip(predictor(images, color="rgb", batch_size=size), alone):
-            np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
+        for actual, want in zip(predictor(images, color="rgb", batch_size=size), alone):
+            np.testing.assert_allclose(actual.boxes.data.numpy(), np.array(want), atol=1e-3)
     stacked = torch.stack([torch.from_numpy(images[i]).permute(2, 0, 1) for i in (0, 2)])
     both = predictor([stacked, images[1]], color="rgb")
     assert rows(both) == [alone[0], alone[2], alone[1]]

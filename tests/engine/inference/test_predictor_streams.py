@@ -57,8 +57,8 @@ def test_streams_are_processed_in_batches(weights, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(own.image_detector, "images_at_once", lambda batch_size=0: size)
     results = list(own.stream(tmp_path))
     assert [Path(result.path).stem for result in results] == list("01234678")
-    for got, want in zip(results, expected):
-        np.testing.assert_allclose(got.boxes.data.numpy(), np.array(want), atol=1e-3)
+    for actual, want in zip(results, expected):
+        np.testing.assert_allclose(actual.boxes.data.numpy(), np.array(want), atol=1e-3)
     assert seen == ([1] * 8 if size == 1 else [3, 1, 1, 1, 1, 2, 2])
     line = f"{tmp_path / '5.png'}: cannot be decoded (damaged, or not an image); skipped"
     assert capsys.readouterr().out == f"warning: {line}\n"

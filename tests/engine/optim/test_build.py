@@ -28,9 +28,13 @@ from utils.distributed.context import DistributedContext
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(),
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Flatten(),
         nn.Linear(8 * 4 * 4, 5),
-    )  # fmt: skip
+    )
 
 
 def build(

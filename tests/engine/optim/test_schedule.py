@@ -49,15 +49,18 @@ def test_warmup_interpolates_rates_and_momentum():
     assert s.momentum_at(10) == 0.9
 
 
-@pytest.mark.parametrize(("done", "seconds", "total_s", "epochs"), [
-    (1, 60, 600, 10),
-    (3, 150, 600, 12),
-    (9, 544, 600, 9),  # there is no time for another
-    (9, 542, 600, 10),  # nearly
-    (9, 540, 600, 10),
-    (1, 900, 600, 1),
-    (1, 1e-9, 1e9, 10**18),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("done", "seconds", "total_s", "epochs"),
+    [
+        (1, 60, 600, 10),
+        (3, 150, 600, 12),
+        (9, 544, 600, 9),  # there is no time for another
+        (9, 542, 600, 10),  # nearly
+        (9, 540, 600, 10),
+        (1, 900, 600, 1),
+        (1, 1e-9, 1e9, 10**18),
+    ],
+)
 def test_epochs_follow_from_the_time(done, seconds, total_s, epochs):
     assert epochs_in_time(done, seconds, total_s) == pytest.approx(epochs)
 
@@ -72,12 +75,15 @@ def test_warmup_takes_at_most_a_quarter_of_the_steps(warmup_epochs, steps):
     assert build_schedule(Hyperparameters(warmup_epochs=warmup_epochs), plan, cosine=False).warmup_steps == steps
 
 
-@pytest.mark.parametrize(("epochs", "weights", "message"), [
-    (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28, or start from --weights"),
-    (34, "", ""),
-    (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
-    (12, "a.pt", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("epochs", "weights", "message"),
+    [
+        (27, "", "only 243 steps; training from random weights needs about 250: --epochs 28, or start from --weights"),
+        (34, "", ""),
+        (11, "a.pt", "only 99 steps; fine-tuning needs about 100: --epochs 12"),
+        (12, "a.pt", ""),
+    ],
+)
 def test_a_run_of_few_steps_names_the_epochs_that_are_enough(epochs, weights, message):
     plan = step_plan(TrainConfig(epochs=epochs, batch_size=16, nominal_batch=16, weights=weights), 9)
     warning = few_steps_warning(plan, from_weights=bool(weights))

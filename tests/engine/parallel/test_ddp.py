@@ -111,9 +111,12 @@ def _sharded(ctx, optimizer: str, sharded: bool):
             step.optimizer.param_groups[0]["lr"] = 0.02
         step([share], [6], update)
     held = sum(
-        v.numel() for o in step.optimizer.optimizers for s in getattr(o, "optim", o).state.values() for v in s.values()
+        v.numel()
+        for o in step.optimizer.optimizers
+        for s in getattr(o, "optim", o).state.values()
+        for v in s.values()
         if isinstance(v, torch.Tensor)
-    )  # fmt: skip
+    )
     step.optimizer.consolidate()
     state = step.optimizer.state_dict() if ctx.is_main else None
     return weights_of(model), state, held

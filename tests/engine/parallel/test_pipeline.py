@@ -94,9 +94,9 @@ def check_shares(shares, model, bounds, settings) -> None:
     assert any(finite for *_, finite in values)
     assert not all(torch.equal(expected[name], expected[f"ema.{name}"]) for name in expected if name[:4] != "ema.")
     assert len(shares) == 2
-    for got, got_values in shares:
-        assert got_values == values
-        assert_same_content(got, expected)
+    for actual, actual_values in shares:
+        assert actual_values == values
+        assert_same_content(actual, expected)
 
 
 @pytest.mark.parametrize("case", CASES)

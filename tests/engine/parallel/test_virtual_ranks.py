@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import train as train_script
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
 from tests.engine.train.test_step import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_content
-from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.scripts import SMALL, call, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
@@ -88,7 +89,11 @@ def test_every_process_gets_the_same_tree_sum():
 def train(processes: int, world: Path, name: str, *more: str, workers: int = 0) -> dict:
     flags = ["--data", world / "set" / "data.yaml", *SMALL, "--batch-size", "6", "--workers", workers, "--threads", "1"]
     flags += ["--virtual-ranks", "4", "--project", world / "runs", "--name", name, "--multi-scale", *more]
-    run_python("train.py", *flags, "--set", "mixup=0.5", "close_mosaic=1", "close_scale=1", torchrun=processes)
+    flags += ["--set", "mixup=0.5", "close_mosaic=1", "close_scale=1"]
+    if processes == 1:
+        call(train_script.main, *flags)
+    else:
+        run_python("train.py", *flags, torchrun=processes)
     return read_checkpoint(world / "runs" / name / "last.pt")
 
 

@@ -50,8 +50,10 @@ def scene():
 def test_each_detection_has_its_outcome_in_its_image():
     gt, table, detections = scene()
     errors = ImageErrors(gt, table, 2, 0.25)
-    found = {(int(i), int(c), round(float(s), 3)): int(o) for i, c, s, o in
-             zip(errors.image, errors.detections.classes, errors.detections.scores, errors.outcome)}  # fmt: skip
+    found = {
+        (int(i), int(c), round(float(s), 3)): int(o)
+        for i, c, s, o in zip(errors.image, errors.detections.classes, errors.detections.scores, errors.outcome)
+    }
     assert found == {d[:3]: d[7] for d in detections if d[7] is not None}
     missed = set(zip(errors.object_image[errors.missed].tolist(), errors.object_classes[errors.missed].tolist()))
     assert missed == {(0, 1), (2, 1)}

@@ -71,10 +71,14 @@ def test_a_run_that_has_saved_nothing_starts_in_its_folder(folder, exists):
     ("file", "content", "message"),
     [
         ("last.pt", "x" * 100, ".../exp/last.pt: ..."),
-        ("results.csv", "epoch,time\n1,1\n2,2\n", ".../exp: has results of 2 epochs, but no last.pt to continue "
-         "from; restore it, or move this folder elsewhere to start again"),
+        (
+            "results.csv",
+            "epoch,time\n1,1\n2,2\n",
+            ".../exp: has results of 2 epochs, but no last.pt to continue "
+            "from; restore it, or move this folder elsewhere to start again",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_whose_checkpoint_is_damaged_or_missing_is_refused(folder, file, content, message):
     (folder / file).write_text(content)
     with refused(message):
@@ -162,14 +166,17 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"data": "other.yaml"}, "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'...; start a "
-         "new run with another --name; this one: ... to ..."),
+        (
+            {"data": "other.yaml"},
+            "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'...; start a "
+            "new run with another --name; this one: ... to ...",
+        ),
         ({"imgsz": 320}, "--imgsz=320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"rect": True}, "--rect: ..."),
         ({"model": "yolov8n"}, "--model=yolov8n: the run being resumed has ''; start a new run with --weights"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):
     data = folder.parent / "set.yaml"
     data.touch()

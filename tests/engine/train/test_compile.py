@@ -270,11 +270,11 @@ def test_gradients_accumulate_despite_reused_graph_memory(virtual_ranks):
     """The test also proves that the stand-in for CUDA graphs detects sums in reused memory."""
     expected = steps_taken(*make_step(CPU, "anchor_free", virtual_ranks=virtual_ranks))
     plan = Compilation(images=4, cuda_graphs=True)
-    got = steps_taken(*compiled_step(REPLAYED_MEMORY, plan, virtual_ranks=virtual_ranks))
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    actual = steps_taken(*compiled_step(REPLAYED_MEMORY, plan, virtual_ranks=virtual_ranks))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     careless = replace(plan, cuda_graphs=False)
     wrong = steps_taken(*compiled_step(REPLAYED_MEMORY, careless, virtual_ranks=virtual_ranks))
-    assert (wrong - expected).norm() > 10 * (got - expected).norm()
+    assert (wrong - expected).norm() > 10 * (actual - expected).norm()
 
 
 @pytest.mark.slow
@@ -311,8 +311,8 @@ def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tenso
 @pytest.mark.slow
 @pytest.mark.parametrize("sync_bn", [False, True])
 def test_two_compiled_processes_equal_two_uncompiled_ones(sync_bn):
-    for expected, got in run_ranks(2, _shares_of_steps, sync_bn, timeout_s=600):
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+    for expected, actual in run_ranks(2, _shares_of_steps, sync_bn, timeout_s=600):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

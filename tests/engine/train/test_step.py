@@ -69,10 +69,10 @@ def test_the_same_weights_on_one_two_and_four_ranks(kind):
     start = weights_of(build_detector(MODELS[kind], 2, seed=1))
     cuts = ([0, 2, 6], [0, 2, 2, 5, 6])  # rank 0 has no targets; of four, rank 1 has no images
     for bounds in cuts:
-        for got, got_losses, got_ema in run_ranks(len(bounds) - 1, _train_share, kind, bounds):
-            assert (got - expected).norm() < 1e-5 * (expected - start).norm() + 1e-5
-            assert (got_ema - ema).norm() < 1e-5 * (expected - start).norm() + 1e-5
-            assert got_losses == pytest.approx(losses, rel=1e-4)
+        for actual, actual_losses, actual_ema in run_ranks(len(bounds) - 1, _train_share, kind, bounds):
+            assert (actual - expected).norm() < 1e-5 * (expected - start).norm() + 1e-5
+            assert (actual_ema - ema).norm() < 1e-5 * (expected - start).norm() + 1e-5
+            assert actual_losses == pytest.approx(losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -80,11 +80,11 @@ def test_the_same_weights_on_one_two_and_four_ranks(kind):
 def test_accumulation_equals_the_whole_batch(kind, cuts):
     ctx = DistributedContext.single()
     whole, expected = make_step(ctx, kind, norm_eval=True)
-    parts, got = make_step(ctx, kind, norm_eval=True)
+    parts, actual = make_step(ctx, kind, norm_eval=True)
     whole([global_batch()], [6], 1)
     bounds = list(itertools.pairwise(cuts))
     parts([global_batch().shard(a, b) for a, b in bounds], [b - a for a, b in bounds], 1)
-    torch.testing.assert_close(weights_of(got), weights_of(expected), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weights_of(actual), weights_of(expected), rtol=1e-5, atol=1e-7)
     a, b = (s.reader.pop(leave=0)[0] for s in (whole, parts))
     assert a.losses == pytest.approx(b.losses, rel=1e-5)
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
@@ -245,9 +245,12 @@ def test_kernels_are_searched_for_whole_batches_of_long_runs(settings, batches, 
     model.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
     next(model.parameters()).register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
     step = build_step(
-        DistributedContext.single("cpu"), run_settings, model, model.head.build_loss(Hyperparameters()),
+        DistributedContext.single("cpu"),
+        run_settings,
+        model,
+        model.head.build_loss(Hyperparameters()),
         StepBatches(StepPlan(1, per_epoch=1, epochs=batches), 4),
-    )  # fmt: skip
+    )
     for images in (4, 2, 4):
         step([make_batch(images)], [images], 1)
         assert not torch.backends.cudnn.benchmark

@@ -17,9 +17,13 @@ def test_hooks_see_every_step_and_epoch_in_order():
     epoch = [
         ("before_epoch", 0, 0),
         *(("after_step", 0, batch) for batch in (1, 2, 3)),
-        ("after_last_step", 0, 3), ("before_validation", 0, 3),
-        ("record", 1, 0), ("after_save",), ("report", 1, 0), ("after_epoch", 1, 0),
-    ]  # fmt: skip
+        ("after_last_step", 0, 3),
+        ("before_validation", 0, 3),
+        ("record", 1, 0),
+        ("after_save",),
+        ("report", 1, 0),
+        ("after_epoch", 1, 0),
+    ]
     without_reads = [call for call in watch.calls if call[0] != "after_read"]
     assert without_reads[: len(epoch) + 1] == [("start", 0, 0), *epoch]
     assert without_reads[-3:] == [("after_steps", 2, 0), ("after_training", 2, 0), ("finish", 2, 0)]

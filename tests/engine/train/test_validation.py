@@ -48,7 +48,7 @@ from utils.files.checkpoint_file import read_checkpoint
 from utils.process.identity import this_process
 from utils.process.stop_signals import StopSignals
 
-EPOCHS = 5
+EPOCHS = 4
 ODD = "rated;ready;slow:0.05"
 
 

@@ -67,10 +67,10 @@ def stitched(boxes, classes, canvas_hw, *, tile=640, overlap=0.2, whole=False):
 
 
 def assert_exact(result, boxes, classes):
-    got = np.concatenate([result.classes[:, None], result.boxes_xyxy_px], 1)
-    want = np.concatenate([classes[:, None], boxes], 1)
-    got, want = (a[np.lexsort(a.T[::-1])] for a in (got, want))
-    np.testing.assert_array_equal(got, want)
+    actual = np.concatenate([result.classes[:, None], result.boxes_xyxy_px], 1)
+    expected = np.concatenate([classes[:, None], boxes], 1)
+    actual, expected = (a[np.lexsort(a.T[::-1])] for a in (actual, expected))
+    np.testing.assert_array_equal(actual, expected)
     assert (np.diff(result.scores) <= 0).all()
 
 

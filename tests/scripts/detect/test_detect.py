@@ -111,13 +111,13 @@ def test_numeric_stems_give_ids_that_pycocotools_loads(weights, pictures, tmp_pa
     folder.mkdir()
     for name in ("000000000139.png", "42.png"):
         shutil.copy(pictures / "a.png", folder / name)
-    written = run(weights, folder, tmp_path, "--save-json", "--nosave")
-    assert [r["image_id"] for r in read(written)] == [139] * 5 + [42] * 5
+    output = run(weights, folder, tmp_path, "--save-json", "--nosave")
+    assert [r["image_id"] for r in read(output)] == [139] * 5 + [42] * 5
     reference = coco.COCO()
     images, categories = ([{"id": number} for number in ids] for ids in ((139, 42), (0, 1)))
     reference.dataset = {"info": {}, "images": images, "categories": categories, "annotations": []}
     reference.createIndex()
-    assert len(reference.loadRes(str(written / "predictions.json")).anns) == 10
+    assert len(reference.loadRes(str(output / "predictions.json")).anns) == 10
     shutil.copy(pictures / "a.png", folder / "more.png")
     records = read(run(weights, folder, tmp_path, "--save-json", "--nosave"))
     assert {r["image_id"] for r in records} == {"000000000139", "42", "more"}
@@ -197,9 +197,9 @@ def test_flags_change_what_is_drawn_and_saved(weights, pictures, tmp_path):
     assert all((plain != v).any() for v in variants)
     assert (variants[0] != variants[1]).any()
     one = labels("--classes", "1")
-    named = labels("--classes", NAMES[1])
+    by_name = labels("--classes", NAMES[1])
     assert set(one[:, 0]) <= {1.0}
-    assert np.array_equal(one, named)
+    assert np.array_equal(one, by_name)
     none = run(weights, pictures / "a.png", tmp_path, "--conf-thres", "1", "--save-txt", "--save-json")
     assert (none / "labels" / "a.txt").read_text() == ""
     assert read(none) == []

@@ -10,8 +10,12 @@ from tests.helpers.tool_exports import boxes_of, write_cvat
 from tools.convert.to_coco import convert
 from utils.errors import UserError
 
-CUBOID = {f"{axis}{corner}{face}": 30 * (face - 1) + 10 * (corner[0 if axis == "y" else 1] in "br")
-          for axis in "xy" for corner in ("tl", "bl", "tr", "br") for face in (1, 2)}  # fmt: skip
+CUBOID = {
+    f"{axis}{corner}{face}": 30 * (face - 1) + 10 * (corner[0 if axis == "y" else 1] in "br")
+    for axis in "xy"
+    for corner in ("tl", "bl", "tr", "br")
+    for face in (1, 2)
+}
 
 
 @pytest.mark.parametrize(

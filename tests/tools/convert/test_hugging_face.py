@@ -172,8 +172,8 @@ def test_parquet_files_of_one_name_keep_their_own_images(images, tmp_path):
     (images / "full/train/a/0000.PARQUET").unlink()
     convert(images, tmp_path / "out.json")
     coco = json.loads((tmp_path / "out.json").read_text())
-    written = {tmp_path / "out/train/full" / image["file_name"] for image in coco["images"]}
-    assert {path.read_bytes() for path in written} == contents
+    files = {tmp_path / "out/train/full" / image["file_name"] for image in coco["images"]}
+    assert {path.read_bytes() for path in files} == contents
     assert {each["image_id"] for each in coco["annotations"]} == {1, 2}
 
 
@@ -199,5 +199,5 @@ def test_several_configurations_of_a_data_set_are_refused(images, folders, choic
 def test_one_configuration_is_converted_by_its_folder(images, tmp_path):
     _write_two_parquet_files(images, "full/train", "mini/train").unlink()
     convert(images / "mini", tmp_path / "out.json")
-    (written,) = (tmp_path / "out").rglob("*.png")
-    assert written == tmp_path / "out/train/0000-000000.png"
+    (file,) = (tmp_path / "out").rglob("*.png")
+    assert file == tmp_path / "out/train/0000-000000.png"

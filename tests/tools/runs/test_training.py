@@ -43,9 +43,9 @@ def test_a_finished_training_is_not_repeated(tmp_path):
     with StopSignals() as signals:
         for _ in range(2):
             assert train(config, folder, signals, Pruning("metrics/AP", should_prune)).outcome == Outcome.DONE
-            written = (folder / "last.pt").stat().st_mtime_ns
+            saved_at = (folder / "last.pt").stat().st_mtime_ns
     assert seen == [1, 2, 1, 2]
-    assert (folder / "last.pt").stat().st_mtime_ns == written
+    assert (folder / "last.pt").stat().st_mtime_ns == saved_at
     table = folder / "results.csv"
     assert [epoch for epoch, _ in fitness_by_epoch(table, "metrics/AP")] == [1, 2]
     check_has_results(folder)

@@ -250,7 +250,7 @@ def test_the_documentation_names_many_flags_of_both_programs():
         ("export.py", "--weights a.pt --format tensorrt", "--format tensorrt: trtexec --onnx=best.onnx"),
         ("export.py", "--weights yolov5s.pt --include onnx --simplify --device 0", ""),
     ],
-)  # fmt: skip
+)
 def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str, typed: str, line: str):
     assert re.fullmatch(f"error: {line}.*\n" if line else "", flag_error(PROGRAMS[script], shlex.split(typed)))
 
@@ -283,7 +283,7 @@ def test_a_word_after_a_translated_value_is_not_dropped():
         (DetectConfig, "--show True --save False --show-conf False --embed None", "--view-img --nosave --hide-conf"),
         (ExportConfig, "--simplify True --workspace None --verbose False --iou 0.5", "--iou-thres 0.5"),
     ],
-)  # fmt: skip
+)
 def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours):
     required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
     assert parse_config(cls, [*required, *typed.split()]) == parse_config(cls, [*required, *ours.split()])

@@ -53,10 +53,12 @@ def test_names_are_drawn_as_text(recwarn):
     drawn = []
     for names in (given, shown):
         lines = [Line(name, X, X + i) for i, name in enumerate(names)]
-        drawn.append([
-            chart_picture(Chart(names[3], lines, names[1], names[3])).pixels,
-            bars_picture(names, np.arange(4.0), ["1"] * 4, AxisLabels("", "", "")).pixels,
-        ])  # fmt: skip
+        drawn.append(
+            [
+                chart_picture(Chart(names[3], lines, names[1], names[3])).pixels,
+                bars_picture(names, np.arange(4.0), ["1"] * 4, AxisLabels("", "", "")).pixels,
+            ]
+        )
     assert all(map(np.array_equal, *drawn))
     assert not [warning for warning in recwarn if issubclass(warning.category, UserWarning)]  # Matplotlib's
 

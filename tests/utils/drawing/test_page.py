@@ -38,17 +38,18 @@ def test_text_is_escaped_everywhere_and_the_policy_admits_no_request():
 def test_names_with_control_characters_control_neither_terminals_nor_the_direction_of_text():
     name = "a\x1b[2Jb\x07c\x9bd\u202ee\u2066f\tg\nh"
     text = page_of(name, page.HtmlTable([name], [[name]], name))
-    assert not [character for character in text if unicodedata.category(character) in ("Cc", "Cf") and character != "\n"
-                and character != "\t"]  # fmt: skip
+    assert not [
+        character
+        for character in text
+        if unicodedata.category(character) in ("Cc", "Cf") and character != "\n" and character != "\t"
+    ]
     assert text.count("a\ufffd[2Jb\ufffdc\ufffdd\ufffde\ufffdf\tg\nh") > 10
 
 
 def test_numbers_in_tables_are_those_given_and_unknown_ones_are_marked():
     rows = [["one", 0.12345], ["two", 12345], ["none", None], ["nan", float("nan")]]
     read = HtmlPage(page_of("t", page.HtmlTable(["x", "y"], rows, "c")))
-    assert read.tables["c"] == [
-        ["x", "y"], ["one", "0.123"], ["two", "12,345"], ["none", "–"], ["nan", "–"],
-    ]  # fmt: skip
+    assert read.tables["c"] == [["x", "y"], ["one", "0.123"], ["two", "12,345"], ["none", "–"], ["nan", "–"]]
 
 
 def test_undecodable_file_names_can_be_written(tmp_path):

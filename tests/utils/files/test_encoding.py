@@ -69,14 +69,18 @@ def test_xml_is_read_in_the_encoding_that_it_declares(encoding, quote):
     ("data", "message"),
     [
         (f"<a>{CHINESE}</a>".encode("gbk"), r"^1: malformed XML \(not UTF-8 but apparently GBK; save it as UTF-8"),
-        (b'<?xml version="1.0" encoding="GB2312"?><a>\xff\xff</a>',
-         r"^1: malformed XML \(it declares the encoding GB2312, but byte 42 does not fit\)$"),
+        (
+            b'<?xml version="1.0" encoding="GB2312"?><a>\xff\xff</a>',
+            r"^1: malformed XML \(it declares the encoding GB2312, but byte 42 does not fit\)$",
+        ),
         (b'<?xml version="1.0" encoding="nonsense"?><a/>', r"^1: malformed XML \(\w+|in an encoding"),
-        ('<?xml version="1.0" encoding="GBK"?><!DOCTYPE a [<!ENTITY b "行">]><a/>'.encode("gbk"),
-         "^1: declares the entity 'b'$"),
+        (
+            '<?xml version="1.0" encoding="GBK"?><!DOCTYPE a [<!ENTITY b "行">]><a/>'.encode("gbk"),
+            "^1: declares the entity 'b'$",
+        ),
         (b"<a><b></a>", r"^1: malformed XML \(mismatched tag\)$"),
     ],
-)  # fmt: skip
+)
 def test_wrong_xml_is_one_line(data, message):
     with pytest.raises(XmlError, match=message):
         parse_xml(data)

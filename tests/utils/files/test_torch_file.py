@@ -110,23 +110,21 @@ def test_no_program_makes_more_than_a_hundred_times_its_size():
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_protocol_gives_the_same_content(tmp_path, protocol):
     shared = ["text", 1.5, None, True]
-    written = {"a": shared, "b": (shared, {7: -1, "x": 2**40}), "c": torch.arange(6).view(2, 3).t(), "d": set("x")}
-    torch.save(written, tmp_path / "x.pt", pickle_protocol=protocol)
+    stored = {"a": shared, "b": (shared, {7: -1, "x": 2**40}), "c": torch.arange(6).view(2, 3).t(), "d": set("x")}
+    torch.save(stored, tmp_path / "x.pt", pickle_protocol=protocol)
     with ForeignFile(tmp_path / "x.pt") as file:
         found = file.content
-        assert (found["a"], found["b"], found["d"]) == (shared, written["b"], ["x"])
+        assert (found["a"], found["b"], found["d"]) == (shared, stored["b"], ["x"])
         assert found["b"][0] is found["a"]
-        assert torch.equal(file.tensor(found["c"]), written["c"])
+        assert torch.equal(file.tensor(found["c"]), stored["c"])
 
 
 def test_our_content_keeps_types_strides_and_what_is_shared(tmp_path):
     base = torch.arange(24, dtype=torch.float16).view(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     values = ["a", (1, 2.5, None, True, -(2**62)), {}]
-    written = {"x": base, "part": base[:1], "again": base, "empty": torch.zeros(0, 3), "values": values, "more": values}
-    written |= {
-        str(dtype): torch.ones(3).to(dtype) for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.float64)
-    }
-    write_checkpoint(written, tmp_path / "x.pt")
+    stored = {"x": base, "part": base[:1], "again": base, "empty": torch.zeros(0, 3), "values": values, "more": values}
+    stored |= {str(dtype): torch.ones(3).to(dtype) for dtype in (torch.bfloat16, torch.int8, torch.bool, torch.float64)}
+    write_checkpoint(stored, tmp_path / "x.pt")
     found = read_checkpoint(tmp_path / "x.pt")
     expected = torch.load(tmp_path / "x.pt", weights_only=True)
     assert_same_content(found, expected)

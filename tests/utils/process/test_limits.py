@@ -155,16 +155,16 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
     command = [python(), "-c", program, *flags(world, tmp_path)]
     started = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # EIO: the process has ended
         while part := os.read(ours, 65536):
-            said += part
+            output += part
     os.close(ours)
-    assert started.wait(60) == 0, said.decode()
-    assert b"Traceback" not in said
-    assert b"error" not in said.lower()
-    assert said.count(b"TensorBoard is off") == 1
-    assert b"epoch 1/1  10/10" in said
+    assert started.wait(60) == 0, output.decode()
+    assert b"Traceback" not in output
+    assert b"error" not in output.lower()
+    assert output.count(b"TensorBoard is off") == 1
+    assert b"epoch 1/1  10/10" in output
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,10 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
         ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "on the GPU"),
         (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
-                         "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"),
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to "
+                "allocate 4294967296 bytes. Error code 12 (Cannot allocate memory)"
+            ),
             "not enough memory on this machine (4.00 GiB more was requested); ADVICE",
         ),
         (MemoryError(), "not enough memory on this machine; ADVICE"),
@@ -190,7 +192,7 @@ def test_training_works_without_tqdm_and_tensorboard(world, tmp_path):
         (OSError(5, "Input/output error", "x/a.txt"), "x/a.txt: input/output error; the disk or network file system"),
         (ModuleNotFoundError("No module named 'cv4'", name="cv4"), "cv4 is not installed: pip install"),
     ],
-)  # fmt: skip
+)
 def test_machine_errors_are_explained_in_one_line(error, line):
     assert line in explain_limit(error, "ADVICE")
 

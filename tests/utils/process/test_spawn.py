@@ -64,8 +64,12 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
     started = time.monotonic()
     done = subprocess.run(
         [python(), program, end],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == code, done.stderr
     last = done.stderr.splitlines()[-1:]
     assert [text[: len(line)] for text in last] == ([line] if line else [])
@@ -96,8 +100,10 @@ def test_a_signal_before_processes_handle_it(tmp_path, options, code):
     program = write_program(tmp_path, **options)
     process = subprocess.Popen(
         [python(), program, "print('begun', flush=True); time.sleep(60)"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGTERM)
@@ -111,8 +117,12 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
     program = write_program(tmp_path, definitions=f"if __name__ == '__main__':\n{indent(patch, '    ')}")
     done = subprocess.run(
         [sys.executable, program, "time.sleep(60)"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=50,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
@@ -130,8 +140,11 @@ def test_a_refusal_stays_one_if_a_signal_arrives(tmp_path, end):
     program = write_program(tmp_path, definitions=refuse, sleeping_rank=sleeping_rank, stop_code=75)
     process = subprocess.Popen(
         [sys.executable, program, end],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if "SIGTERM" in end:
         assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     else:

@@ -455,8 +455,8 @@ def test_train_and_val_use_the_copy(tmp_path):
     with OpenCounter(source.parent) as counter:
         _run_script(tmp_path, "train.py", "--data", "set/data.yaml", "--model", str(model), *small, *own, "disk")
         assert counter.counts() == every_file_once(source.parent)
-    said = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
-    assert "(4 files)" in said
+    output = _run_script(tmp_path, "val.py", "--weights", "runs/exp/last.pt", *own, "disk", "--name", "val")
+    assert "(4 files)" in output
 
 
 @pytest.mark.parametrize("planted", ["", "tree", "incoming", "tree/images", "tree/labels/train"])
