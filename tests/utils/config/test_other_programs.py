@@ -206,7 +206,7 @@ def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
 @pytest.mark.parametrize(
     ("cls", "typed", "messages"),
     [
-        (TrainConfig, "detect train", ["detect train: settings are flags here; leave this out"]),
+        (TrainConfig, "detect train", ["detect train: not needed here; leave this out"]),
         (TrainConfig, "a=1 y=2 c=3", ["a=1 y=2 c=3: settings are flags here; see docs/migration.md"]),
         (TrainConfig, "cfg=default.yaml", ["cfg=default.yaml: flags are not read from files"]),
         (

@@ -92,8 +92,9 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
         settings["resume"] = settings.pop("weights")
     flags = words_of_settings(settings)
     if translated:
-        instead = f"write {prefix}{shlex.join(flags)}".rstrip() if prefix or flags else "leave this out"
-        mistakes.add(f"{' '.join(translated)}: settings are flags here; {instead}")
+        line = f"{prefix}{shlex.join(flags)}".strip()
+        advice = f"settings are flags here; write {line}" if line else "not needed here; leave this out"
+        mistakes.add(f"{' '.join(translated)}: {advice}")
     for reason, refused_words in refused.items():
         mistakes.add(f"{first_words(refused_words)}: {reason}")
     return flags
