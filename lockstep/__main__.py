@@ -36,8 +36,11 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        known = ", ".join(COMMANDS)
-        raise UserError(f"{name}: no such command{suggestion(name, COMMANDS)}; commands are {known}")
+        from utils.config.other_programs.table import table
+
+        mode_command = table().modes.get(name)
+        hint = f" (lockstep {mode_command} does this)" if mode_command else suggestion(name, COMMANDS)
+        raise UserError(f"{name}: no such command{hint}; commands are {', '.join(COMMANDS)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Keyword arguments of the Python API as checked settings of the commands.
 
-``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line, and arguments of Ultralytics use
-the same table. Unlike flags, which another parser would have to read again, values reach the command as they are
-(utils/config/settings_file.py).
+``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line. Values that a setting does not
+take, such as ``cache=True`` and ``optimizer="sgd"``, mean the same as in Ultralytics (utils/config/other_programs).
+Settings reach the command as values, because no flag sets, for example, an empty list (utils/config/settings_file.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_name, int_or_text, unchecked_values
-from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.flags import flag_name, int_or_text
+from utils.config.other_programs.arguments import settings_of_argument
 from utils.config.other_programs.table import (
     actions_of,
     hyperparameters_of,
@@ -31,9 +31,9 @@ from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import number_as_bool, plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
-from utils.config.yaml_files import parse_override, parse_yaml_value
+from utils.config.yaml_files import parse_yaml_value
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.schema import bounds_of, build, check, hints_of, parse_hint, suggestion, type_of
+from utils.schema import bounds_of, check, hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -77,19 +77,15 @@ def parse_keywords(
     with all_mistakes() as mistakes:
         values = _values_of_keywords(command, keywords, mistakes)
         names = [name for name in hyperparameters_of(command) if name in values]
-        hyperparameters = {name: values.pop(name) for name in names}
-        values |= own_settings
+        if names:
+            values["override"] = [_override(name, values.pop(name)) for name in names]
         with mistakes.collecting():
-            checked = build(Hyperparameters, hyperparameters, "")
-            if names:
-                values["override"] = [_override(name, getattr(checked, name)) for name in names]
-        with mistakes.collecting():
-            parsed = given_settings(COMMANDS[command].settings, values)
+            parsed = given_settings(COMMANDS[command].settings, {**values, **own_settings})
     return parsed
 
 
 def _values_of_keywords(command: str, keywords: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]:
-    """Returns the values of the settings and hyper-parameters that ``keywords`` set, by name, not checked."""
+    """Returns the checked values of the settings and hyper-parameters that ``keywords`` set, by name."""
     values: dict[str, Any] = {}
     keyword_by_setting: dict[str, str] = {}
     for name, value in keywords.items():
@@ -120,15 +116,16 @@ def _override(name: str, value: Any) -> str:
 
 
 def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:
-    """Returns the values of the settings and hyper-parameters that a keyword sets, not checked: one, unless a keyword
-    of Ultralytics means several or none."""
+    """Returns the checked values of the settings and hyper-parameters that a keyword sets: one, unless a keyword of
+    Ultralytics means several or none."""
     field = _fields_by_keyword(COMMANDS[command].settings).get(name)
     hint = python_hint("keyword", field.name if field else name)
     if hint and value is not None:
         raise UserError(f"{name}={value!r}: {hint}")
     plain = plain_value(name, value)
     if name in hyperparameters_of(command):
-        return _hyperparameter(name, plain)
+        is_unset = plain is None and not parse_hint(hints_of(Hyperparameters)[name]).is_optional
+        return {} if is_unset else {name: _checked(command, name, name, plain)}
     if field is not None:
         return {} if plain is None else _setting(command, name, field, plain)
     if flag_name(name) in actions_of(command):  # no_check, as in --no-check: check=False
@@ -146,35 +143,38 @@ def _fields_by_keyword(cls: type[DataclassInstance]) -> dict[str, dataclasses.Fi
     return fields
 
 
-def _hyperparameter(name: str, value: Any) -> dict[str, Any]:
-    is_optional = parse_hint(hints_of(Hyperparameters)[name]).is_optional
-    if value is None and not is_optional:
-        return {}
-    return {name: parse_yaml_value(value, name) if isinstance(value, str) else value}
-
-
 def _setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
-    """Returns the value of the setting ``field``, checked if it is ours. A value that the setting does not take may be
-    one of Ultralytics, or one that the table refuses with a reason."""
-    cls = COMMANDS[command].settings
-    kind = type_of(field, cls)
-    takes_list = typing.get_origin(kind) is list
-    if isinstance(value, list) and not takes_list:
+    """Returns the value of the setting ``field``. A value that the setting does not take may be one of Ultralytics, or
+    one that the table refuses with a reason."""
+    kind = type_of(field, COMMANDS[command].settings)
+    is_list = isinstance(value, list)
+    if is_list and typing.get_origin(kind) is not list:
         return _list_as_one_value(command, name, value)
-    converted = _converted(value, kind)
-    if field.name == "freeze" and isinstance(value, list) and len(value) == 1:
-        converted = _only_layer(converted)
     try:
-        return {field.name: check(converted, hints_of(cls)[field.name], name, bounds_of(field))}
+        checked = _checked(command, name, field.name, value)
     except UserError:
-        elements = value if isinstance(value, list) else [value]
-        is_list_as_text = not takes_list and isinstance(value, str) and value.startswith(("[", "("))
-        if kind is bool or is_list_as_text or not all(_may_be_of_ultralytics(element) for element in elements):
+        if not _may_be_of_ultralytics(value, kind):
             raise
-        translated = [_ultralytics_settings(command, name, element) for element in elements]
-        if not isinstance(value, list):
-            return translated[0]
+        if not is_list:
+            return _ultralytics_settings(command, name, value)
+        translated = [_ultralytics_settings(command, name, element) for element in value]
         return {field.name: [element for settings in translated for element in settings.get(field.name, [])]}
+    if field.name == "freeze" and is_list and len(checked) == 1:
+        checked = _only_layer(checked)
+    return {field.name: checked}
+
+
+def _checked(command: str, keyword: str, setting: str, value: Any) -> Any:
+    """Returns the value of a setting or hyper-parameter, converted to its type. Raises UserError that begins with
+    ``keyword``."""
+    is_hyperparameter = setting in hyperparameters_of(command)
+    owner = Hyperparameters if is_hyperparameter else COMMANDS[command].settings
+    field = _fields_by_keyword(owner)[setting]
+    if not is_hyperparameter:
+        converted = _converted(value, type_of(field, owner))
+    else:
+        converted = parse_yaml_value(value, keyword) if isinstance(value, str) else value
+    return check(converted, hints_of(owner)[setting], keyword, bounds_of(field))
 
 
 def _converted(value: Any, kind: Any) -> Any:
@@ -193,15 +193,27 @@ def _converted(value: Any, kind: Any) -> Any:
     return value
 
 
-def _may_be_of_ultralytics(value: Any) -> bool:
-    """Returns whether the table may be asked for a value that a setting does not take. There, none means not given."""
-    return isinstance(value, str | int | float) and normalized(str(value)) != "none"
+def _may_be_of_ultralytics(value: Any, kind: Any) -> bool:
+    """Returns whether the table may be asked for a value that a setting of type ``kind`` does not take."""
+    if kind is bool:  # the table drops a false that is the default, but it may be another value in a resumed run
+        return False
+    if isinstance(value, list):
+        return all(isinstance(element, str) and _is_given(element) for element in value)
+    is_list_as_text = isinstance(value, str) and value.startswith(("[", "("))
+    if is_list_as_text and typing.get_origin(kind) is not list:  # a list says what it becomes (`_list_as_one_value`)
+        return False
+    return isinstance(value, str | int | float) and _is_given(value)
 
 
-def _only_layer(layers: list[Any]) -> list[Any]:
+def _is_given(value: str | float) -> bool:
+    """Returns whether the table does not take ``value`` for none, which means not given there."""
+    return normalized(str(value)) != "none"
+
+
+def _only_layer(layers: list[int]) -> list[int]:
     """Returns the value of ``freeze`` for a list of one layer, which a number alone would not mean."""
     (layer,) = layers
-    if isinstance(layer, int) and layer > 0:
+    if layer > 0:
         last = layer - 1
         print(
             f"freeze={layers!r} freezes layer {layer} only; freeze={layer} would freeze "
@@ -226,17 +238,16 @@ def _ultralytics_settings(command: str, name: str, value: Any) -> dict[str, Any]
     """Returns our settings and hyper-parameters for a keyword with the name or the kind of value that Ultralytics uses;
     none if it is None."""
     try:
-        flags = flags_of_argument(command, name, str(value))
+        settings = settings_of_argument(command, name, str(value))
     except UserError as error:
         reason = str(error)
         if reason and value is None:
             return {}
         raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
     reason_for_none = reason_without_effect(command, name)
-    if not flags and reason_for_none and value is not None:
+    if not settings and reason_for_none and value is not None:
         print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
-    settings = unchecked_values(COMMANDS[command].settings, flags)
-    return settings | dict(map(parse_override, settings.pop("override", [])))
+    return {setting: _checked(command, name, setting, text) for setting, text in settings.items()}
 
 
 def _unknown(command: str, name: str) -> str:

@@ -372,7 +372,7 @@ def test_more_processes_than_cores_are_refused():
 def test_keywords_that_change_nothing_are_a_line(capsys):
     given = {"verbose": False, "val": True, "plots": True, "augment": True, "cache": False, "amp": False, "nbs": 64}
     parsed = parse_keywords("train", {}, given)
-    assert parsed.explicit_flags == {"amp", "nominal_batch"}
+    assert parsed.explicit_flags == {"amp", "cache", "nominal_batch"}
     assert (parsed.config.amp, parsed.config.nominal_batch) == ("off", 64)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "verbose=False: without effect (there is one level of detail)"

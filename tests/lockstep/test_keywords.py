@@ -17,7 +17,7 @@ from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name
-from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
 from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters
@@ -197,8 +197,9 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     """settings.yaml stores ``--freeze 3`` as [3], so that it may be passed on with another meaning."""
     for value in ([3], [1], [0]):
         parsed_keywords("train", {"freeze": value})
-    with refused("freeze (0): must be a whole number, got 'backbone'"):
-        parsed_keywords("train", {"freeze": ["backbone"]})
+    for value in ("backbone", True):
+        with refused(f"freeze (0): must be a whole number, got {value!r}"):
+            parsed_keywords("train", {"freeze": [value]})
     assert capsys.readouterr().out.splitlines() == [
         "freeze=[3] freezes layer 3 only; freeze=3 would freeze layers 0 to 2",
         "freeze=[1] freezes layer 1 only; freeze=1 would freeze layer 0",
@@ -271,11 +272,11 @@ def test_only_exact_names_are_keywords(name):
         ("val", {"imgsz": []}, "imgsz=[]: must be one value, not a list"),
         ("val", {"imgsz": "[]"}, "imgsz: must be a whole number, got '[]'"),
         ("val", {"imgsz": "(320, 640)"}, "imgsz: must be a whole number, got '(320, 640)'"),
-        (
-            "train",
-            {"cache": "--"},
-            "'--' ends the flags, so it cannot be a value; write './--' for a file of this name",
-        ),
+        ("train", {"cache": "--"}, "cache: must be one of none, ram, disk, device, got '--'"),
+        ("train", {"batch": "many"}, "batch: must be a whole number, got 'many'"),
+        ("train", {"lr": "many"}, "lr: must be a number or null, got 'many'"),
+        ("train", {"noval": 1}, "noval=1: must be true or false"),
+        ("train", {"classes": [True]}, "classes (0): must be text, got True"),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
         ("val", {"task": "speed"}, "task='speed': every validation prints the milliseconds an image takes"),
@@ -296,10 +297,19 @@ def test_mistakes_name_the_keywords(command, keywords, message):
 def test_two_names_may_give_the_same_value():
     assert parsed_keywords("train", {"batch": 4, "batch_size": "4"}).config.batch_size == 4
     assert parsed_keywords("val", {"conf": "0.25", "conf_thres": 0.25}).config.conf_thres == 0.25
+    assert parsed_keywords("train", {"lr0": "1e-3", "lr": 0.001}).config.override == ["lr0=0.001"]
 
 
 def test_an_empty_list_replaces_the_list_of_a_resumed_run():
     assert parsed_keywords("train", {"export": []}).explicit_flags == {"export"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("cache", "none"), ("multi_scale", 0), ("sync_bn", 0)])
+def test_false_replaces_the_value_of_a_resumed_run(name, value):
+    """It was dropped in silence, so that the run kept its cache."""
+    command = parsed_keywords("train", {name: False})
+    assert command.explicit_flags == {name}
+    assert getattr(command.config, name) == value
 
 
 def test_text_is_not_parsed_as_a_list():
@@ -340,7 +350,7 @@ def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(
     these ways."""
     name, _, value = argument.partition("=")
     unset = parsed(command, [])
-    assert parsed(command, flags_of_argument(command, name, value)) == unset
+    assert parsed(command, words_of_settings(settings_of_argument(command, name, value))) == unset
     is_our_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
     if not is_hyperparameter(name) and (not is_our_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
         assert parsed(command, [flag_name(name), value]) == unset

@@ -233,7 +233,7 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
     _check_single_values(arguments)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = hints_of(cls)
-    parsed = _empty_namespace(cls)
+    parsed = argparse.Namespace(**dict.fromkeys(fields, _NOT_GIVEN))
     parser = build_parser(cls)
     with mistakes.collecting():
         # Raises UserError at a flag without its value; then nobody knows what the words after it set.
@@ -243,30 +243,12 @@ def given_values(cls: type, arguments: Sequence[str], mistakes: Mistakes) -> dic
         missing = [shown_name(field) for field in required_fields(cls) if getattr(parsed, field.name) is _NOT_GIVEN]
         if missing:
             mistakes.add(f"the following arguments are required: {', '.join(missing)}")
-    values = _without_unset(parsed)
+    values = {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
     for name, value in values.items():
         field = fields[name]
         with mistakes.collecting():
             values[name] = check(value, hints[name], shown_name(field), bounds_of(field))
     return values
-
-
-def unchecked_values(cls: type, words: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of the fields that ``words`` in our flags set, not checked. Raises UserError for words that
-    are not flags of ``cls``, and for the value ``--``, which argparse would drop."""
-    _check_single_values(words)
-    parsed = _empty_namespace(cls)
-    build_parser(cls).parse_args(words, parsed)
-    return _without_unset(parsed)
-
-
-def _empty_namespace(cls: type) -> argparse.Namespace:
-    """Returns a namespace that tells which fields a parser has set: none has its default."""
-    return argparse.Namespace(**dict.fromkeys((field.name for field in dataclasses.fields(cls)), _NOT_GIVEN))
-
-
-def _without_unset(parsed: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(parsed).items() if value is not _NOT_GIVEN}
 
 
 def _check_single_values(arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -44,10 +44,10 @@ def parse_command(cls: type[DataclassT], argv: Sequence[str] | None) -> ParsedCo
     return ParsedCommand(cls(**values), frozenset(values))
 
 
-def given_settings(cls: type[DataclassT], values: Any, location: str = "") -> ParsedCommand[DataclassT]:
-    """Checks settings that are given as a mapping of names to values: a `settings_file`, or keyword arguments. Raises
-    UserError that lists the mistakes, each with ``location`` ("": none) and the name."""
-    return ParsedCommand(build(cls, values, location), frozenset(values or ()))
+def given_settings(cls: type[DataclassT], values: Mapping[str, Any], location: str = "") -> ParsedCommand[DataclassT]:
+    """Checks settings that are given as values by name: a `settings_file`, or keyword arguments. Raises UserError that
+    lists the mistakes, each with ``location`` ("": none) and the name."""
+    return ParsedCommand(build(cls, values, location), frozenset(values))
 
 
 def parse_config(cls: type[DataclassT], argv: Sequence[str] | None) -> DataclassT:

@@ -6,15 +6,15 @@ run to a default.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
-from utils.errors import UserError
+from utils.errors import UserError, os_reason
 from utils.files.safe_io import read_text
 from utils.files.temporary_folder import program_folder_name, temporary_folder
 
@@ -25,21 +25,32 @@ PREFIX = "@"  # of the word on the command line; the rest of the word is the pat
 _MAX_BYTES = 1 << 26
 
 
-@contextmanager
+@contextlib.contextmanager
 def settings_file(config: DataclassInstance, names: Collection[str] | None = None) -> Iterator[str]:
     """Writes the settings ``names`` (None: all) of ``config`` to a file during the block, and yields the word that
-    passes them to a command. Only this user can access the file, because it can name code to run (``--callbacks``)."""
+    passes them to a command. Only this user can access the file, because it can name code to run (``--callbacks``).
+    Raises UserError if the system's folder for temporary files is missing, full or read-only."""
     values = {name: value for name, value in dataclasses.asdict(config).items() if names is None or name in names}
-    with temporary_folder(Path(gettempdir(), program_folder_name("settings"))) as folder:
-        path = folder / "settings.json"
-        path.write_text(json.dumps(values), encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder(Path(gettempdir(), program_folder_name("settings"))))
+            path = folder / "settings.json"
+            path.write_text(json.dumps(values), encoding="utf-8")
+        except OSError as error:
+            location = error.filename or gettempdir()
+            raise UserError(
+                f"{location}: the settings cannot be written ({os_reason(error)}); set TMPDIR to another folder"
+            ) from None
         yield f"{PREFIX}{path}"
 
 
-def read_settings_file(path: Path) -> Any:
-    """Returns the content of a file that `settings_file` wrote. Raises UserError if it is not JSON."""
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Returns the content of a file that `settings_file` wrote. Raises UserError for other files."""
     text = read_text(path, _MAX_BYTES)
     try:
-        return json.loads(text)
+        values = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"{path}: not a file of settings") from None
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not a file of settings")
+    return values

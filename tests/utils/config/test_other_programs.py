@@ -13,12 +13,13 @@ from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name, given_values
 from utils.config.other_programs import table as table_module
-from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.tool_settings import CheckConfig, ConvertConfig, ShardConfig
 from utils.errors import Mistakes, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -31,12 +32,16 @@ YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
 }  # fmt: skip
 
 
+def flags_of_argument(command: str, name: str, value: str) -> list[str]:
+    return words_of_settings(settings_of_argument(command, name, value))
+
+
 @pytest.mark.parametrize(
     ("command", "keywords", "flags"),
     [
         ("train", {"batch": 0.7}, "--batch-size -1"),
         ("train", {"lr0": 0.01, "lr": 0.1}, "--set lr0=0.01 --set lr0=0.1"),
-        ("train", {"plots": False, "cos_lr": True, "cache": True}, "--noplots --cos-lr --cache"),
+        ("train", {"plots": False, "cos_lr": True, "cache": True}, "--noplots --cos-lr --cache ram"),
         ("train", {"val": False, "cache": "disk", "rect": False, "optimizer": "sgd"},
          "--val-every 0 --cache disk --optimizer SGD"),
         ("train", {"device": [0, 1], "freeze": [0, 1]}, "--device 0,1 --freeze 0 1"),
@@ -46,7 +51,7 @@ YOLOV5_HYPERPARAMETERS = {  # of hyp.scratch-low.yaml
         ("train", {"copy_paste": 0, "erasing": 0.4, "iou": 0.7, "verbose": True}, ""),
         ("train", {"save_period": -1, "amp": True}, "--save-period 0 --amp auto"),
         ("val", {"split": "test", "half": True, "rect": False}, "--task test --amp fp16 --no-rect"),
-        ("val", {"augment": True, "plots": True}, "--augment"),
+        ("val", {"augment": True, "plots": True}, "--tta"),
         ("detect", {"show_labels": False, "line_width": 2, "classes": [0, 2], "save": False},
          "--hide-labels --line-thickness 2 --classes 0 2 --nosave"),
         ("detect", {"tracker": "botsort.yaml", "persist": True}, "--track botsort"),
@@ -121,16 +126,28 @@ def test_only_exact_names_are_arguments(name):
         (TrainConfig, "model=yolov8n.pt data=d.yaml epochs=3", "--weights yolov8n.pt --data d.yaml --epochs 3"),
         (TrainConfig, "detect train model=yolo11n.yaml lr0=0.1", "--model yolo11n.yaml --set lr0=0.1"),
         (TrainConfig, "plots=False pretrained=True device=[0,1]", "--noplots --device 0,1"),
-        (TrainConfig, "--data d.yaml imgsz=320 --cos-lr batch=4", "--imgsz 320 --batch 4"),
+        (TrainConfig, "--data d.yaml imgsz=320 --cos-lr batch=4", "--imgsz 320 --batch-size 4"),
         (TrainConfig, "--classes 0 2 --rect cos_lr=True", "--cos-lr"),
-        (TrainConfig, "--quiet imgsz=64 --noval batch=4 --local-rank 0 seed=1", "--imgsz 64 --batch 4 --seed 1"),
+        (TrainConfig, "--quiet imgsz=64 --noval batch=4 --local-rank 0 seed=1", "--imgsz 64 --batch-size 4 --seed 1"),
         (TrainConfig, "--task detect epochs=3", "--epochs 3"),
-        (TrainConfig, "--save-period -1 --amp True epochs=3 --mode train batch=4", "--epochs 3 --batch 4"),
+        (TrainConfig, "--save-period -1 --amp True epochs=3 --mode train batch=4", "--epochs 3 --batch-size 4"),
+        (TrainConfig, "model=last.pt resume=True", "--resume last.pt"),
+        (TrainConfig, "detect train resume model=last.pt epochs=30", "--resume last.pt --epochs 30"),
+        (TrainConfig, "train resume", "--resume"),
+        (TrainConfig, "cache=False", "--cache none"),
+        (TrainConfig, "cache cos_lr", "--cache ram --cos-lr"),
         (TrainConfig, "'data=a b.yaml'", "--data 'a b.yaml'"),
         (TrainConfig, "model=-a.pt", "--weights=-a.pt"),
         (KfoldConfig, "model=yolov8n data=d.yaml", "--weights yolov8n --data d.yaml"),
         (ValConfig, "val model=best.pt half=True", "--weights best.pt --amp fp16"),
-        (DetectConfig, "predict model=a.pt source=b.jpg conf=0.3", "--weights a.pt --source b.jpg --conf 0.3"),
+        (DetectConfig, "predict model=a.pt source=b.jpg conf=0.3", "--weights a.pt --source b.jpg --conf-thres 0.3"),
+        (DetectConfig, "track model=a.pt source=b.mp4", "--track botsort --weights a.pt --source b.mp4"),
+        (
+            DetectConfig,
+            "track model=a.pt source=b.mp4 tracker=bytetrack.yaml persist=True",
+            "--track bytetrack --weights a.pt --source b.mp4",
+        ),
+        (ExportConfig, "export model=best.pt format=onnx half=True", "--weights best.pt --format onnx --half"),
         (ExportConfig, "model=best.pt format=onnx end2end=False", "--weights best.pt --format onnx --nms"),
     ],
 )
@@ -142,10 +159,70 @@ def test_words_of_the_yolo_command_are_answered_with_flags_that_work(cls: type, 
 
 
 @pytest.mark.parametrize(
+    ("cls", "typed", "advice"),
+    [
+        (CheckConfig, "demo imgsz=320", "--imgsz 320"),
+        (CheckConfig, "--imgsz 64 demo imgsz=320", "--imgsz 320"),
+        (ShardConfig, "--megabytes 1 demo out split=val workers=2", "--split val --workers 2"),
+        (ConvertConfig, "export out.json from=kitti", "--from kitti"),
+    ],
+)
+def test_words_of_the_yolo_command_after_positional_arguments_are_answered(cls, typed, advice):
+    """They were unrecognized arguments."""
+    assert flag_error(cls, typed.split()).endswith(f": settings are flags here; write {advice}\n")
+
+
+@pytest.mark.parametrize(
+    ("cls", "typed", "other", "flags"),
+    [
+        (DetectConfig, "detect train data=d.yaml model=yolov8n.pt", "train", "--data d.yaml --weights yolov8n.pt"),
+        (DetectConfig, "mode=val model=a.pt", "val", "--weights a.pt"),
+        (TrainConfig, "predict model=a.pt source=b.jpg", "detect", "--weights a.pt --source b.jpg"),
+        (TrainConfig, "track model=a.pt source=b.mp4", "detect", "--track botsort --weights a.pt --source b.mp4"),
+        (ValConfig, "detect export model=a.pt format=onnx", "export", "--weights a.pt --format onnx"),
+        (ExportConfig, "train", "train", ""),
+    ],
+)
+def test_a_line_of_another_command_is_answered_with_that_command(cls, typed, other, flags):
+    """``lockstep detect train ...``, which begins like Ultralytics' ``yolo detect train``, asked for a --source."""
+    line = f"{COMMANDS[other].typed} {flags}".strip()
+    assert flag_error(cls, typed.split()) == f"error: {typed}: settings are flags here; write {line}\n"
+    parse_config(COMMANDS[other].settings, flags.split())
+
+
+def test_the_checkpoint_of_the_advice_to_resume_is_the_run_that_resumes():
+    """``--weights last.pt --resume`` was refused: a resumed run does not take other weights."""
+    advice = flag_error(TrainConfig, ["model=runs/a/last.pt", "resume=True"]).split("write ")[1]
+    config = parse_config(TrainConfig, advice.split())
+    assert (config.resume, config.weights) == ("runs/a/last.pt", "")
+
+
+@pytest.mark.parametrize("argument", ["noval=1", "noval=0", "adam=SGD", "cache_images=disk"])
+def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
+    """``noval=1`` was ``--val-every 1``, the opposite."""
+    with refused("must be true or false"):
+        flags_of_argument("train", *argument.split("="))
+
+
+@pytest.mark.parametrize(
     ("cls", "typed", "messages"),
     [
-        (TrainConfig, "detect train", ["detect train: settings are flags here; leave this out"]),
-        (TrainConfig, "val", ["val: settings are flags here; see docs/migration.md"]),
+        (TrainConfig, "detect train", ["detect train: not needed here; leave this out"]),
+        (TrainConfig, "a=1 y=2 c=3", ["a=1 y=2 c=3: settings are flags here; see docs/migration.md"]),
+        (TrainConfig, "cfg=default.yaml", ["cfg=default.yaml: flags are not read from files"]),
+        (
+            TrainConfig,
+            "model=yolov8n-seg.pt",
+            ["model=yolov8n-seg.pt: yolov8n-seg.pt: there are no masks, only boxes; use yolov8n.pt"],
+        ),
+        (
+            ValConfig,
+            "model=x.yaml",
+            [
+                "model=x.yaml: is not trained; --weights takes a checkpoint",
+                "the following arguments are required: --weights",
+            ],
+        ),
         (
             TrainConfig,
             "epocs=3",
@@ -404,10 +481,11 @@ def test_hyperparameters_that_do_not_exist(item: str, message: str):
         ("verbose=True", ""),
         ("adam=True", "--optimizer Adam"),
         ("adam=False", ""),
-        ("cache=True", "--cache"),
+        ("cache=True", "--cache ram"),
+        ("cache=False", "--cache none"),
         ("cos_lr=True", "--cos-lr"),
         ("cos_lr=False", ""),
-        ("batch=16", "--batch 16"),
+        ("batch=16", "--batch-size 16"),
     ],
 )
 def test_each_kind_of_argument_becomes_flags(argument, flags):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict, fields
 
 import pytest
@@ -52,7 +53,8 @@ def test_a_file_may_give_some_settings():
     [
         ("epochs=3", "...: not a file of settings"),
         ('{"epocs": 3}', "...: unknown key 'epocs' (did you mean 'epochs'?)"),
-        ("[]", "...: must be 'key: value' lines, got list"),
+        ("[]", "...: not a file of settings"),
+        ("null", "...: not a file of settings"),
         ('{"epochs": 0}', "...: epochs: must be at least 1, got 0"),
     ],
 )
@@ -60,6 +62,14 @@ def test_other_files_are_refused(tmp_path, content, message):
     (tmp_path / "a.json").write_text(content)
     with refused(message):
         parse_config(TrainConfig, [f"{PREFIX}{tmp_path}/a.json"])
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, monkeypatch):
+    """It was an OSError, which lockstep.train promises not to raise."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    reason = "the settings cannot be written (no such file or directory); set TMPDIR to another folder"
+    with refused(f"{tmp_path}/missing/...: {reason}"), settings_file(TrainConfig()):
+        pass
 
 
 def test_names_that_are_no_utf8_arrive():

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.config.flags import int_or_text
-from utils.config.other_programs.arguments import flags_of_argument
+from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
 from utils.config.other_programs.table import (
+    SettingText,
     actions_of,
-    flags_of_known_value,
     hyperparameter_of,
     is_flag,
+    max_values,
     normalized,
     same_flag,
-    table,
+    settings_of_known_value,
     table_of,
 )
 from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_yolo_words
@@ -25,10 +26,15 @@ from utils.errors import Mistakes, UserError
 
 @dataclass(frozen=True)
 class _Option:
-    """The ``words`` of a command line from one flag to the next. Words before the first flag have the flag ""."""
+    """The words of a command line from one flag to the next. Words before the first flag have the flag "".
 
-    command: str
+    Args:
+        words: as typed.
+        our_flag_words: what the flag is here (`same_flag`).
+    """
+
     words: list[str]
+    our_flag_words: list[str]
 
     @property
     def typed_flag(self) -> str:
@@ -37,7 +43,7 @@ class _Option:
     @property
     def flag(self) -> str:
         """Our flag if the typed one has another name here, else the typed one."""
-        return same_flag(self.command, self.typed_flag)[0]
+        return self.our_flag_words[0]
 
     @property
     def is_joined(self) -> bool:
@@ -52,8 +58,8 @@ class _Option:
     @property
     def words_in_our_flags(self) -> list[str]:
         _, separator, value = self.words[0].partition("=")
-        *our_words, last = same_flag(self.command, self.typed_flag)
-        return [*our_words, last + separator + value, *self.words[1:]]
+        *first, last = self.our_flag_words
+        return [*first, last + separator + value, *self.words[1:]]
 
 
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
@@ -64,34 +70,34 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     | --- | --- | --- |
     | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
     | ``--quiet`` | nothing, and a log line | it has no effect |
-    | ``--save-period -1`` | ``--save-period 0`` | `_flags_of_argument`: the table lists this value |
-    | ``--task detect`` | nothing | `_flags_of_argument`: it says what happens anyway |
+    | ``--save-period -1`` | ``--save-period 0`` | `_settings_of_option`: the table lists this value |
+    | ``--task detect`` | nothing | `_settings_of_option`: it says what happens anyway |
     | ``--save False`` | nothing, and a mistake with the reason | what it asks for does not exist here |
     | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
     | ``epochs=3`` | ``--epochs 3``, and a mistake that suggests it | it is a word of the yolo command |
     | ``--epochs 3`` | the same words | it is our flag, or not in the table |
     """
     arguments, yolo_words = split_yolo_words(command, arguments)
-    words = flags_of_yolo_words(command, yolo_words, mistakes)
+    translated = flags_of_yolo_words(command, yolo_words, mistakes)
     log_lines: list[str] = []
     before_flags, *options = _split_options(command, arguments)
-    words += before_flags.values
+    words = [*before_flags.values, *translated]  # the last flag may take all words after it
     for option in options:
         reason = table_of(command).without_effect.get(option.flag)
-        flags = _flags_of_argument(option)
-        if flags is not None:
-            words += [*flags, *option.values[1:]]
-            if not flags and reason:
+        settings = _settings_of_option(command, option)
+        if settings is not None:
+            words += [*words_of_settings(settings), *option.values[1:]]
+            if not settings and reason:
                 log_lines.append(f"{option.flag}: {reason}")
             continue
-        if reason and _is_switched_off(option):
+        if reason and _is_switched_off(command, option):
             mistakes.add(f"{option.flag} {option.values[0]}: {reason}")
             continue
         if reason:
             log_lines.append(f"{option.flag}: {reason}")
-            words += _values_of_others(option)
+            words += _values_of_others(command, option)
             continue
-        refusal = _refusal(option)
+        refusal = _refusal(command, option)
         if refusal:
             mistakes.add(refusal)
         else:
@@ -99,51 +105,50 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     return words, log_lines
 
 
-def _is_switched_off(option: _Option) -> bool:
-    """Returns whether a flag without effect has the value false. `_flags_of_argument` has handled the flags for which
+def _is_switched_off(command: str, option: _Option) -> bool:
+    """Returns whether a flag without effect has the value false. `_settings_of_option` has handled the flags for which
     false is what happens anyway."""
-    has_value = option.flag in table().flags_with_value  # which is dropped, whatever it is
+    has_value = max_values(command, option.typed_flag) == 1  # which is dropped, whatever it is
     return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
 
 
-def _values_of_others(option: _Option) -> list[str]:
+def _values_of_others(command: str, option: _Option) -> list[str]:
     """Returns the words after a flag without effect that are not its value, so that the parser refuses them."""
-    has_value = option.is_joined or option.flag in table().flags_with_value
+    has_value = option.is_joined or max_values(command, option.typed_flag) == 1
     return option.values[1:] if has_value else option.values
 
 
 def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
     """Splits a command line before each flag."""
-    options = [_Option(command, [""])]
+    options = [_Option([""], [""])]
     for argument in arguments:
         if is_flag(argument):
-            options.append(_Option(command, [argument]))
+            options.append(_Option([argument], same_flag(command, argument.partition("=")[0])))
         else:
             options[-1].words.append(argument)
     return options
 
 
-def _flags_of_argument(option: _Option) -> list[str] | None:
-    """Returns our flags for a flag with its first value if these are an argument, such as ``mode=train``. Returns None
-    for other options, among them flags without meaning for the command, which only keywords and files may name."""
+def _settings_of_option(command: str, option: _Option) -> dict[str, SettingText] | None:
+    """Returns what a flag with its first value sets if these are an argument, such as ``mode=train``. Returns None for
+    other options, among them flags without meaning for the command, which only keywords and files may name."""
     if not option.values:
         return None
-    command = option.command
     name = _argument_name(option.typed_flag)
     value = option.values[0]
     action = actions_of(command).get(option.typed_flag)
     if action is not None and _is_list_of_numbers(value, action):
-        return flags_of_argument(command, name, value)
-    listed_flags = flags_of_known_value(command, name, value)
-    if action is not None or listed_flags is not None:
-        return listed_flags
+        return settings_of_argument(command, name, value)
+    listed = settings_of_known_value(command, name, value)
+    if action is not None or listed is not None:
+        return listed
     if name == "pretrained" or hyperparameter_of(command, name):
         return None  # as flags, these are refused with any value
     is_ignored = name in table_of(command).ignored_arguments
     if normalized(value) not in (("false", "none") if is_ignored else ("true", "false", "none")):
         return None
     try:
-        return flags_of_argument(command, name, value)
+        return settings_of_argument(command, name, value)
     except UserError:  # `translate_command_line` or the parser gives the reason
         return None
 
@@ -153,9 +158,8 @@ def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
     return action.nargs == "+" and action.type is int_or_text and value.startswith(("[", "("))
 
 
-def _refusal(option: _Option) -> str:
+def _refusal(command: str, option: _Option) -> str:
     """Returns the reason why the command does not take the option, or "" if the table has none."""
-    command = option.command
     flag = option.flag
     if flag in actions_of(command):
         reasons = table_of(command).refused_values.get(flag, {})

@@ -6,8 +6,7 @@ import re
 from typing import Any
 
 from utils.config.flags import flag_name, given_values
-from utils.config.other_programs.arguments import flags_of_argument
-from utils.config.other_programs.command_lines import translate_command_line
+from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
 from utils.config.other_programs.table import (
     HYPERPARAMETERS,
     actions_of,
@@ -57,7 +56,7 @@ def _has_effect(name: str, value: str) -> bool:
     """Returns whether an argument changes training or is unknown."""
     try:
         with all_mistakes() as mistakes:
-            words, _ = translate_command_line("train", flags_of_argument("train", name, value), mistakes)
+            words = words_of_settings(settings_of_argument("train", name, value))
             settings = given_values(TrainConfig, words, mistakes)
         overrides = dict(parse_override(item) for item in settings.pop("override", ()))
         hyp = build(Hyperparameters, overrides, "--set")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import yaml
@@ -23,6 +24,8 @@ from utils.config.settings import Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
 
+# What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
+SettingText = bool | str | list[str]
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
@@ -32,7 +35,7 @@ class CommandTable:
 
     Args:
         same_flags: flag -> the words that mean the same here.
-        arguments_to_flags: argument -> value -> the words that mean the same here; "{}" is the value.
+        arguments_to_flags: argument -> value -> the words that mean the same here.
         default_arguments: argument -> the value that requests what the command does anyway, whatever its flags.
         ignored_arguments: arguments without a meaning for this command, whatever their value. Files of Ultralytics
             have them all; as flags, which somebody has typed, they are refused or without effect.
@@ -74,6 +77,7 @@ class Table:
         other_meaning: argument -> what it means elsewhere; our flag of the same name means something else.
         flags_with_value: flags without effect that are followed by a value.
         synonyms: name of a hyper-parameter -> its name here.
+        modes: mode of the yolo command -> command.
         only_in_yolov5: keys that occur only in YOLOv5's hyper-parameter files.
         hyperparameters_of_yolov5: by name.
         commands: by name.
@@ -87,6 +91,7 @@ class Table:
     other_meaning: dict[str, str]
     flags_with_value: list[str]
     synonyms: dict[str, str]
+    modes: dict[str, str]
     only_in_yolov5: list[str]
     hyperparameters_of_yolov5: dict[str, YoloV5Hyperparameter]
     commands: dict[str, CommandTable]
@@ -148,16 +153,40 @@ def reason_without_effect(command: str, name: str) -> str:
     return table_of(command).without_effect.get(flag, "")
 
 
-def flags_of_known_value(command: str, name: str, value: str) -> list[str] | None:
-    """Looks up an argument with its value in the command's table. Returns our flags, or None if it is not listed."""
+def settings_of_known_value(command: str, name: str, value: str) -> dict[str, SettingText] | None:
+    """Looks up an argument with its value in the command's table. Returns what it sets, or None if it is not listed."""
     command_table = table_of(command)
     text = normalized(value)
     if name in command_table.default_arguments and re.fullmatch(command_table.default_arguments[name], text):
-        return []
-    for pattern, flags in command_table.arguments_to_flags.get(name, {}).items():
+        return {}
+    for pattern, words in command_table.arguments_to_flags.get(name, {}).items():
         if re.fullmatch(pattern, text):
-            return flags.replace("{}", value).split()
+            return settings_of_words(command, words.split())
     return None
+
+
+def settings_of_words(command: str, words: Sequence[str]) -> dict[str, SettingText]:
+    """Returns what ``words`` of the table set: our flag, with its value unless it is a switch or has a ``const``."""
+    flag, *values = words
+    action = actions_of(command)[flag]
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return {action.dest: not flag.startswith("--no-")}
+    return {action.dest: values[0] if values else str(action.const)}
+
+
+def max_values(command: str, flag: str) -> int | None:
+    """Returns how many words after a flag of ours or of another program are its values at most; None: any number. Flags
+    that the table lacks, or translates with their value, take one."""
+    our_words = same_flag(command, flag)
+    our_flag = our_words[0]
+    if len(our_words) > 1:  # --adam: the value is part of our words
+        return 0
+    if our_flag in table_of(command).without_effect:
+        return 1 if our_flag in table().flags_with_value else 0
+    action = actions_of(command).get(our_flag)
+    if action is None or action.nargs in (None, "?"):
+        return 1
+    return None if action.nargs == "+" else 0
 
 
 def normalized(value: str) -> str:
