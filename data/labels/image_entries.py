@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from data.labels.image_names import ImageNames, common_folders, loose, num_folders
 from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
-from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
+from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels, RowProblem
 from data.split_files import ImageFile, OtherImages
 
 ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
@@ -399,16 +399,15 @@ def _reason(other: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedRea
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
-    """Returns whether two entries have the same boxes, and nothing else."""
-    if first.labels.problems or second.labels.problems:
-        return False
-    return _without_row_numbers(first.labels.rows) == _without_row_numbers(second.labels.rows)
+    """Returns whether two entries have the same annotations, usable or not."""
+    return _without_row_numbers(first.labels) == _without_row_numbers(second.labels)
 
 
-def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
-    """Returns rows, sorted, without the places where they are in the file."""
+def _without_row_numbers(labels: RawLabels) -> tuple[list[LabelRow], list[RowProblem]]:
+    """Returns rows and problems, sorted, without the places where they are in the file."""
     column = ROW_NUMBER - 1  # the columns begin with the image, which a `LabelRow` lacks
-    return sorted(row[:column] + row[column + 1 :] for row in rows)
+    rows = sorted(row[:column] + row[column + 1 :] for row in labels.rows)
+    return rows, sorted(problem._replace(row_number=-1) for problem in labels.problems)
 
 
 def _reason_text(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> str:

@@ -15,10 +15,10 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import OTHER_FOLDER
-from data.labels.image_entries import ImageEntry, match_entries
+from data.labels.findings import BAD_ROW, OTHER_FOLDER
+from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
-from data.labels.rows import RawLabels
+from data.labels.rows import RawLabels, RowProblem
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from data.split_files import ImageFile, OtherImages, SplitPlaces
@@ -436,6 +436,24 @@ def test_entries_of_two_unknown_folders_that_fit_an_image_equally_are_lost(tmp_p
     assert index.report.ledger.used_objects == 3 * counts[0]
     assert lost(data) == [(3, sum(counts) + counts[0]), (0, 0)]
     assert sum("0.png is in another folder" in line for line in index.report.lines) == 2
+
+
+def test_entries_with_the_same_unusable_annotation_are_equal():
+    """Either of them is used, and a second entry of the same file name is only a repeated one."""
+
+    def labels(row: int, text: str = "got [1, 2, 3]") -> RawLabels:
+        return RawLabels([(0, 1, 1, 5, 5, 16, 0, row, 0)], [RowProblem(row + 1, BAD_ROW, text)])
+
+    def match(*entries: ImageEntry) -> MatchedEntries:
+        images = [ImageFile(f"images/{i}.png", f"{i}.png", None) for i in range(2)]
+        request = LabelRequest(images=images, files=[], root=Path("/"), names=None, others=OtherImages())
+        return match_entries(entries, request)
+
+    first = ImageEntry("a/0.png", 0, labels(0))
+    assert match(first, ImageEntry("b/0.png", 1, labels(2))).entry_of == {0: first}
+    assert match(first, ImageEntry("b/0.png", 1, labels(2, "got []"))).entry_of == {}
+    (repeated,) = match(ImageEntry("0.png", 0, labels(0)), ImageEntry("0.png", 1, labels(2))).unmatched
+    assert repeated.reason is UnmatchedReason.REPEATED
 
 
 def test_images_without_entry_get_the_boxes_of_an_unknown_folder_with_a_note(tmp_path):
