@@ -6,6 +6,7 @@ Each entry without an image gets one reason (`UnmatchedReason`), from which `per
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -85,12 +86,8 @@ class _InexactEntry:
     image: KnownImage | None  # the only one of these, if it is one
     agreement: int  # number of last folders that the file name has in common with ``image``
     num_own_folders: int  # folders of the file name besides those that all file names have in common
+    names_split_folder: bool  # whether the folders in common tell the split of ``image``
     place: Place  # where its image would be, if no split has it
-
-    @property
-    def names_split_folder(self) -> bool:
-        """Whether the folders in common reach up to the folder of the split that has ``image``."""
-        return self.image is not None and self.agreement > self.image.num_subfolders
 
     @property
     def is_literal(self) -> bool:
@@ -165,19 +162,47 @@ class _NameReader:
         self._images = images
         self._outer_folders = common_folders(entry.file_name for entry in entries)
         self._places = ImagePlaces(images, others, self._outer_folders)
+        self._num_telling = _num_telling_parts([*(image.split_folder for image in images), *others.missing_folders])
 
     def read(self, entry: ImageEntry) -> _InexactEntry:
         """Returns what the file name of ``entry`` tells."""
         matches = self.names.find(entry.file_name, self._outer_folders)
-        is_found = len(matches) == 1
+        image = self._images[matches[0]] if len(matches) == 1 else None
+        agreement = self.names.agreement(entry.file_name, matches[0]) if image else 0
+        num_own_folders = num_folders(entry.file_name) - len(self._outer_folders)
         return _InexactEntry(
             entry=entry,
             matches=matches,
-            image=self._images[matches[0]] if is_found else None,
-            agreement=self.names.agreement(entry.file_name, matches[0]) if is_found else 0,
-            num_own_folders=num_folders(entry.file_name) - len(self._outer_folders),
+            image=image,
+            agreement=agreement,
+            num_own_folders=num_own_folders,
+            names_split_folder=image is not None and self._names_split_folder(image, agreement, num_own_folders),
             place=self._places.closest(entry.file_name, matches),
         )
+
+    def _names_split_folder(self, image: KnownImage, agreement: int, num_own_folders: int) -> bool:
+        """Returns whether ``agreement`` folders reach up to the part that tells the folder of the image's split from
+        those of other splits, or at least into this folder if the file name has no more."""
+        split_folder = image.split_folder
+        num_subfolders = image.num_subfolders
+        if not split_folder:  # the data set's folder, which has no name of its own
+            return agreement >= max(num_subfolders, 1)
+        num_needed = num_subfolders + self._num_telling[split_folder.rstrip("/")]
+        return agreement > num_subfolders and agreement >= min(num_needed, num_own_folders)
+
+
+def _num_telling_parts(folders: Iterable[str]) -> dict[str, int]:
+    """Returns, by folder, the number of last parts that tell it from the other ``folders``: 2 for train/images next to
+    val/images. If all its parts are the end of another one, this is all."""
+    parts_of = {folder.rstrip("/"): loose(folder.rstrip("/")).split("/") for folder in dict.fromkeys(folders)}
+    counts = Counter(
+        tuple(parts[start:]) for parts in set(map(tuple, parts_of.values())) for start in range(len(parts))
+    )
+    num_telling = {}
+    for folder, parts in parts_of.items():
+        unique = (count for count in range(1, len(parts)) if counts[tuple(parts[-count:])] == 1)
+        num_telling[folder] = next(unique, len(parts))
+    return num_telling
 
 
 def _images_of_splits(request: LabelRequest) -> list[KnownImage]:

@@ -15,7 +15,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_ROW, OTHER_FOLDER
+from data.labels.findings import BAD_ROW, OTHER_FOLDER, UNLISTED
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels, RowProblem
@@ -456,6 +456,35 @@ def test_entries_with_the_same_unusable_annotation_are_equal():
     assert repeated.reason is UnmatchedReason.REPEATED
 
 
+@pytest.mark.parametrize("style", ["{path}", "/home/u/{path}"])
+@pytest.mark.parametrize("layout", ["{}/images", "images/{}/data"])
+@pytest.mark.parametrize("first", [0, 6])
+def test_a_folder_name_that_all_splits_have_does_not_tell_the_split(tmp_path, layout, style, first):
+    """The YAML does not name test. Half of train has no entry yet: it gets boxes of test only if test's numbers do not
+    repeat, and then with a finding for each image."""
+    json_set = JsonSet(tmp_path)
+    for i in range(12):
+        json_set.write_image(f"{layout.format('train')}/{i}.png")
+        if i < 6:
+            json_set.add(f"{layout.format('train')}/{i}.png", style=style)
+        if i >= first:
+            json_set.add(f"{layout.format('test')}/{i}.png", 2, exists=False, style=style)
+    json_set.add(f"{layout.format('val')}/100.png", style=style)
+    report = load(json_set.describe(**{split: layout.format(split) for split in SPLITS}), "train").report
+    assert report.ledger.used_objects == (18 if first else 6)
+    assert sum(OTHER_FOLDER in line for line in report.lines) == (6 if first else 0)
+
+
+def test_entries_of_another_machine_name_the_folder_of_a_split_that_is_the_data_sets(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for folder in "ab":
+        for i in range(4):
+            json_set.add(f"{folder}/{folder}{i}.png", style="{path}" if i % 2 else "/home/u/{path}")
+    report = load(json_set.describe(train=".", val="a"), "train").report
+    assert report.ledger.used_objects == 8
+    assert report.lines == []
+
+
 def test_images_without_entry_get_the_boxes_of_an_unknown_folder_with_a_note(tmp_path):
     """Whether test/5.png was moved to train or is another image, its name does not say. That val repeats names of train
     shows nothing about test."""
@@ -531,6 +560,21 @@ def test_images_without_an_entry_get_no_boxes_of_a_missing_split_with_the_same_n
         json_set.add(f"test/{i}.png", 2, exists=False)
     data = json_set.describe(**test)
     assert [load(data, split).report.ledger.used_objects for split in SPLITS] == [4, 12]
+
+
+@pytest.mark.parametrize("style", ["{below}", "{path}"])
+def test_images_without_an_entry_get_no_boxes_of_a_folder_of_which_val_has_most_numbers(tmp_path, style):
+    """Only two entries of test, which the YAML does not name, match a single image."""
+    json_set = JsonSet(tmp_path)
+    for i in range(8):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"images/test/{i}.png", 2, exists=False, style=style)
+        if i < 6:
+            json_set.add(f"images/train/{i}.png", style=style)
+            json_set.add(f"images/val/{i}.png", 3, style=style)
+    index = load(json_set.describe(), "train")
+    assert index.report.ledger.used_objects == len(index) == 6
+    assert sum(UNLISTED in line for line in index.report.lines) == 2
 
 
 def test_an_entry_of_a_missing_split_does_not_cancel_that_of_a_moved_image(tmp_path):
