@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import Enum, auto
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -291,7 +292,12 @@ def _folder_of(name: str) -> str:
 
 def _parents_of(file_name: str) -> Parents:
     """Returns the folders in each reading of a file name."""
-    return tuple(dict.fromkeys(tuple(map(loose, parts[:-1])) for parts in readings_of(file_name)))
+    return tuple(dict.fromkeys([_all_loose(parts[:-1]) for parts in readings_of(file_name)]))
+
+
+@lru_cache  # most file names share their folders
+def _all_loose(parts: Parts) -> Parts:
+    return tuple(map(loose, parts))
 
 
 def _loose_parts(folder: str) -> Parts:
