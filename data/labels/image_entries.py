@@ -9,7 +9,7 @@
    the entry is of a missing image of the same name. Such candidates are used, and reported, unless their folders repeat
    names of the images' own entries, as if each split were numbered from 0: then none of them is used.
 4. Of several candidates for an image, the one whose folders agree best is used, one in another folder only if all are.
-   If several agree equally and have different labels, none is used.
+   If several agree equally and have different labels, none is used: they are a conflict.
 5. An entry that is not used belongs to the place where its image would be (`ImagePlaces`). This is its
    `UnmatchedReason`, from which `per_split` derives what is lost.
 
@@ -86,11 +86,20 @@ class UnmatchedEntry(NamedTuple):
     text: str  # the reason in a message, after the file name; empty for `UnmatchedReason.NO_SPLIT`
 
 
+class Conflict(NamedTuple):
+    """The entries of which one may be that of an image of the split, but none is used."""
+
+    image: int  # position in ``LabelRequest.images``
+    entries: list[ImageEntry]
+    is_of_earlier: bool  # whether an earlier split has the image as well
+
+
 class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
     in_other_folders: list[int]  # those of these images whose entry is in another folder
+    conflicts: list[Conflict]
     unmatched: list[UnmatchedEntry]  # entries of no split's images
     are_of_earlier: bool  # whether an earlier split has images in the file
 
@@ -129,17 +138,22 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
     if _do_names_repeat(inexact_entries, entry_of, images):
         candidates = [candidate for candidate in candidates if not candidate.is_in_other_folder]
 
-    used = _choose(candidate for candidate in candidates if candidate.matches[0] not in entry_of)
+    used, conflicting = _choose(candidate for candidate in candidates if candidate.matches[0] not in entry_of)
     entry_of |= {i: candidate.entry for i, candidate in used.items()}
-    used_by_name = set(used.values())
+    explained = {*used.values(), *(candidate for rivals in conflicting.values() for candidate in rivals)}
     of_this = [i for i, image in enumerate(images) if SplitOrder.THIS in image.splits]
     return MatchedEntries(
         entry_of={i: entry_of[i] for i in of_this if i in entry_of},
         in_other_folders=[i for i in of_this if i in used and used[i].is_in_other_folder],
+        conflicts=[
+            Conflict(i, [rival.entry for rival in conflicting[i]], SplitOrder.EARLIER in images[i].splits)
+            for i in of_this
+            if i in conflicting
+        ],
         unmatched=[
             _unmatched(inexact, entry_of.get(inexact.matches[0]) if inexact.image else None, reader.names)
             for inexact in inexact_entries
-            if inexact not in used_by_name
+            if inexact not in explained
         ],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -331,24 +345,29 @@ def _loose_file_name(path: str) -> str:
     return loose(path.rpartition("/")[2])
 
 
-def _choose(candidates: Iterable[_InexactEntry]) -> dict[ImageNumber, _InexactEntry]:
-    """Returns, by image, the candidate that is used.
+def _choose(
+    candidates: Iterable[_InexactEntry],
+) -> tuple[dict[ImageNumber, _InexactEntry], dict[ImageNumber, list[_InexactEntry]]]:
+    """Returns, by image, the candidate that is used, and the candidates that are in conflict.
 
     If an image has several, those in other folders are left out unless all are. The one whose folders agree best is
     chosen, then one with annotations, then the one with the fewest folders: a file of several splits may name images of
-    another split with the same file names in another folder. If candidates of different folders fit equally, and none
-    names the folder of the split, none is used.
+    another split with the same file names in another folder. Candidates in other folders are no conflict, because they
+    may all be of missing images.
     """
     candidates_of: dict[ImageNumber, list[_InexactEntry]] = {}
     for candidate in candidates:
         candidates_of.setdefault(candidate.matches[0], []).append(candidate)
     used = {}
+    conflicting = {}
     for image, all_rivals in candidates_of.items():
         rivals = [candidate for candidate in all_rivals if not candidate.is_in_other_folder] or all_rivals
         best = rivals[0] if len(rivals) == 1 else max(rivals, key=_preference)
         if len(rivals) == 1 or not any(_is_as_likely(candidate, best) for candidate in rivals):
             used[image] = best
-    return used
+        elif not best.is_in_other_folder:
+            conflicting[image] = rivals
+    return used, conflicting
 
 
 def _preference(candidate: _InexactEntry) -> tuple[int, bool, int]:
@@ -380,13 +399,17 @@ def _unmatched(inexact: _InexactEntry, used_entry: ImageEntry | None, names: Ima
     text = "" if is_of_no_split else _reason_text(inexact, used_entry, names)
     if reason is UnmatchedReason.THIS_SPLIT and not inexact.place.has_its_folders and inexact.num_own_folders > 0:
         folder = os.path.dirname(inexact.entry.file_name)
-        text += f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
+        text += f"; if {folder} is a folder of another split, name it in the YAML"
     return UnmatchedEntry(
-        entry=inexact.entry,
-        reason=reason,
-        needs_folders=bool(inexact.matches) and not inexact.is_literal and not is_of_no_split,
-        text=text,
+        entry=inexact.entry, reason=reason, needs_folders=_would_folders_tell(inexact) and not is_of_no_split, text=text
     )
+
+
+def _would_folders_tell(inexact: _InexactEntry) -> bool:
+    """Returns whether an entry matches several images, or without any folders one that another entry has."""
+    if inexact.image is None:
+        return len(inexact.matches) > 1
+    return not inexact.is_literal and num_folders(inexact.entry.file_name) == 0
 
 
 def _reason(inexact: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedReason:

@@ -15,7 +15,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_ROW, OTHER_FOLDER, UNLISTED
+from data.labels.findings import BAD_ROW, CONFLICT, OTHER_FOLDER, UNLISTED
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels, RowProblem
@@ -377,9 +377,7 @@ def test_an_image_gets_no_boxes_from_a_folder_that_the_yaml_does_not_name(tmp_pa
     assert list(index.paths) == [f"images/train/{i}.png" for i in range(4)]
     assert lost(data) == [(6, 24), (0, 0)]
     folder = style.format(path="images/test", below="test")
-    with refused(
-        f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
-    ):
+    with refused(f"; if {folder} is a folder of another split, name it in the YAML"):
         load(data, "train", max_bad=0.1)
 
 
@@ -421,7 +419,7 @@ def test_entries_of_another_machine_are_not_reported(tmp_path):
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (3, 2)])
-def test_entries_of_two_unknown_folders_that_fit_an_image_equally_are_lost(tmp_path, counts):
+def test_an_image_is_lost_once_if_entries_of_two_unknown_folders_fit_it_equally(tmp_path, counts):
     json_set = JsonSet(tmp_path)
     for i in range(4):
         json_set.write_image(f"images/train/{i}.png")
@@ -429,13 +427,55 @@ def test_entries_of_two_unknown_folders_that_fit_an_image_equally_are_lost(tmp_p
         json_set.add(f"a/{i}.png", counts[0], exists=False)
         json_set.add(f"c/{10 + i}.png", exists=False)
     json_set.add("b/0.png", counts[1], exists=False)
-    json_set.add("b/1.png", counts[0], exists=False)  # the same boxes: either entry would do
     data = json_set.describe()
     index = load(data, "train")
     assert list(index.paths) == [f"images/train/{i}.png" for i in (1, 2, 3)]
-    assert index.report.ledger.used_objects == 3 * counts[0]
-    assert lost(data) == [(3, sum(counts) + counts[0]), (0, 0)]
-    assert sum("0.png is in another folder" in line for line in index.report.lines) == 2
+    assert index.report.ledger.images == 4
+    assert lost(data) == [(1, sum(counts)), (0, 0)]
+    assert index.report.lines == [
+        f"all.json: image 0: {CONFLICT}: a/0.png and b/0.png match images/train/0.png, "
+        "and their folders don't tell which is right; left out"
+    ]
+    assert not any("doesn't name" in note for note in index.report.notes)
+
+
+def test_either_of_two_entries_with_the_same_boxes_is_used(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"a/{i}.png", 2, exists=False)
+    json_set.add("b/1.png", 2, exists=False)
+    data = json_set.describe(val="images/train")
+    assert load(data, "train").report.ledger.used_objects == 8
+    assert lost(data)[0] == (1, 2)
+
+
+def test_a_conflict_in_an_image_of_two_splits_counts_in_the_first(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.write_image(f"images/{i}.png")
+        json_set.add(f"a/{i}.png", exists=False)
+    json_set.add("b/0.png", 2, exists=False)
+    for split, count in (("train", 4), ("val", 3)):
+        (tmp_path / f"{split}.txt").write_text("".join(f"images/{i}.png\n" for i in range(count)))
+    data = json_set.describe(train="train.txt", val="val.txt")
+    assert lost(data) == [(1, 3), (0, 0)]
+    (line,) = load(data, "val").report.lines
+    assert "a/0.png and b/0.png" in line
+    assert "counted as lost in an earlier split" in line
+
+
+def test_entries_in_conflict_are_named_if_no_image_has_another(tmp_path):
+    json_set = JsonSet(tmp_path)
+    for i in range(3):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"a/{i}.png", exists=False)
+        json_set.add(f"b/{i}.png", 2, exists=False)
+    with refused(
+        "all.json: image 0: a/0.png and b/0.png match images/train/0.png, and their folders don't tell which is right; "
+        "delete the wrong entries"
+    ):
+        load(json_set.describe(), "train")
 
 
 def test_entries_with_the_same_unusable_annotation_are_equal():
