@@ -22,9 +22,10 @@ NO_AREA = "box without area"
 NOT_FINITE = "number not finite"  # always leaves out the image, because the rest of the file cannot be trusted
 OUTSIDE = "box outside the image"
 FRACTIONS = "box given as fractions"
-# Labels that belong to no image in the split:
+# Labels that are used for no image of the split:
 STRAY = "annotation without an image"
 ABSENT = "annotated image not in the split"
+CONFLICT = "image with conflicting entries"
 ORPHAN = "label file without an image"
 IMAGE_ELSEWHERE = "labels of an image that is not here"  # it may be in a missing folder or in no split; not a loss
 # Corrected or only reported:

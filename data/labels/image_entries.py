@@ -1,12 +1,31 @@
 """Matches the image entries of a label file, which several splits may share, with the images of a split.
 
-Each entry without an image gets one reason (`UnmatchedReason`), from which `per_split` derives what is lost.
+`match_entries` follows this rule:
+
+1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is of
+   this image.
+2. Any other entry is a candidate for the only image that it matches by name (`ImageNames`).
+3. A candidate is in another folder if its folders contradict that of the image's split. Either the image was moved, or
+   the entry is of a missing image of the same name. Such candidates are used, and reported, unless their folders repeat
+   names of the images' own entries, as if each split were numbered from 0: then none of them is used.
+4. Of several candidates for an image, the one whose folders agree best is used, one in another folder only if all are.
+   If several agree equally and have different labels, none is used: they are a conflict.
+5. An entry that is not used belongs to the place where its image would be (`ImagePlaces`). This is its
+   `UnmatchedReason`, from which `per_split` derives what is lost.
+
+For example, images/train has 0.png and 1.png, and images/val has 2.png:
+
+- "images/train/0.png" is literally the name of the first image.
+- "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
+- "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the same
+  name here, test is another folder.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from operator import attrgetter
@@ -15,7 +34,7 @@ from typing import NamedTuple, TypeAlias
 from data.labels.image_names import ImageNames, common_folders, loose, num_folders
 from data.labels.image_places import ImagePlaces, KnownImage, Place, PlaceKind, SplitOrder
 from data.labels.label_format import LabelRequest
-from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels
+from data.labels.rows import ROW_NUMBER, LabelRow, RawLabels, RowProblem
 from data.split_files import ImageFile, OtherImages
 
 ImageNumber: TypeAlias = int  # position among the images of all splits, see `_images_of_splits`
@@ -63,15 +82,24 @@ class UnmatchedEntry(NamedTuple):
 
     entry: ImageEntry
     reason: UnmatchedReason
-    needs_folders: bool  # whether it matches images that another entry or several names: its folders would tell more
+    needs_folders: bool  # whether folders in its file name would tell which image it is of
     text: str  # the reason in a message, after the file name; empty for `UnmatchedReason.NO_SPLIT`
+
+
+class Conflict(NamedTuple):
+    """The entries of which one may be that of an image of the split, but none is used."""
+
+    image: int  # position in ``LabelRequest.images``
+    entries: list[ImageEntry]
+    is_of_earlier: bool  # whether an earlier split has the image as well
 
 
 class MatchedEntries(NamedTuple):
     """The entries of a label file, matched with images."""
 
     entry_of: dict[int, ImageEntry]  # entries of the split's images, by position in ``LabelRequest.images``
-    in_other_folders: list[int]  # those of these images whose entry is in other folders, see `_in_other_folders`
+    in_other_folders: list[int]  # those of these images whose entry is in another folder
+    conflicts: list[Conflict]
     unmatched: list[UnmatchedEntry]  # entries of no split's images
     are_of_earlier: bool  # whether an earlier split has images in the file
 
@@ -82,15 +110,12 @@ class _InexactEntry:
 
     entry: ImageEntry
     matches: tuple[ImageNumber, ...]  # images that it matches by name
-    image: KnownImage | None  # the only one of these, if it is one
+    image: KnownImage | None  # the only one of these: then the entry is a candidate for it
     agreement: int  # number of last folders that the file name has in common with ``image``
     num_own_folders: int  # folders of the file name besides those that all file names have in common
+    names_split_folder: bool  # whether the folders in common tell the split of ``image``
     place: Place  # where its image would be, if no split has it
-
-    @property
-    def names_split_folder(self) -> bool:
-        """Whether the folders in common reach up to the folder of the split that has ``image``."""
-        return self.image is not None and self.agreement > self.image.num_subfolders
+    is_in_other_folder: bool = False  # see `_mark_other_folders`
 
     @property
     def is_literal(self) -> bool:
@@ -100,52 +125,35 @@ class _InexactEntry:
 
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
-    """Matches entries with images.
-
-    1. An entry whose file name is literally that of an image, relative to the data set's folder or to its split's, is
-       of this image.
-    2. Any other entry that matches a single image (`ImageNames`) is of this image; of several entries, the one whose
-       folders agree best. If none is that of the image's split (`_in_other_folders`), the image was moved, or the
-       entry is of a missing image of the same name. All such entries are used, and reported, unless their folders have
-       the same names as the folders of the images that they match (`_do_names_repeat`): then none of them is used.
-    3. The place where its image would be (`ImagePlaces`) tells why an entry is used for no image.
-
-    For example, images/train has 0.png and 1.png, and images/val has 2.png:
-
-    - "images/train/0.png" is literally the name of the first image.
-    - "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
-    - "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the
-      same name here, test is another folder.
-    """
+    """Matches entries with images by the rule above."""
     images = _images_of_splits(request)
-    literal = _match_literally(entries, images)
-    entry_of = {i: entries[number] for i, number in literal.items()}
-    with_literal_name = set(literal.values())
+    position_of = _match_literally(entries, images)
+    literal = set(position_of.values())
+    entry_of = {image: entries[position] for image, position in position_of.items()}
+
     reader = _NameReader(images, request.others, entries)
-    inexact = [reader.read(entry) for number, entry in enumerate(entries) if number not in with_literal_name]
+    inexact_entries = [reader.read(entry) for position, entry in enumerate(entries) if position not in literal]
+    _mark_other_folders(inexact_entries, [images[i] for i in entry_of])
+    candidates = [inexact for inexact in inexact_entries if inexact.image]
+    if _do_names_repeat(inexact_entries, entry_of, images):
+        candidates = [candidate for candidate in candidates if not candidate.is_in_other_folder]
 
-    in_other_folders = _in_other_folders(inexact, literal=[images[i] for i in entry_of])
-    image_of_entry = [(entry, images[i]) for i, entry in entry_of.items()]
-    image_of_entry += [(other.entry, other.image) for other in inexact if other.image]
-    with_own_entry = {other.matches[0] for other in inexact if other.image and other not in in_other_folders}
-    ambiguous = _named_like_others(
-        [other.entry for other in inexact if not other.image], images, with_own_entry | set(entry_of)
-    )
-    plausible = inexact
-    if in_other_folders and _do_names_repeat(image_of_entry, ambiguous, in_other_folders):
-        plausible = [other for other in inexact if other not in in_other_folders]
-    by_name = _match_by_name(plausible, in_other_folders, taken=entry_of)
-    entry_of |= {i: used.entry for i, used in by_name.items()}
-
-    used_by_name = set(by_name.values())
-    of_this = [i for i in entry_of if SplitOrder.THIS in images[i].splits]
+    used, conflicting = _choose(candidate for candidate in candidates if candidate.matches[0] not in entry_of)
+    entry_of |= {i: candidate.entry for i, candidate in used.items()}
+    explained = {*used.values(), *(candidate for rivals in conflicting.values() for candidate in rivals)}
+    of_this = [i for i, image in enumerate(images) if SplitOrder.THIS in image.splits]
     return MatchedEntries(
-        entry_of={i: entry_of[i] for i in of_this},
-        in_other_folders=sorted(i for i in of_this if i in by_name and by_name[i] in in_other_folders),
+        entry_of={i: entry_of[i] for i in of_this if i in entry_of},
+        in_other_folders=[i for i in of_this if i in used and used[i].is_in_other_folder],
+        conflicts=[
+            Conflict(i, [rival.entry for rival in conflicting[i]], SplitOrder.EARLIER in images[i].splits)
+            for i in of_this
+            if i in conflicting
+        ],
         unmatched=[
-            _unmatched(other, used_entry=entry_of.get(other.matches[0]) if other.image else None, names=reader.names)
-            for other in inexact
-            if other not in used_by_name
+            _unmatched(inexact, entry_of.get(inexact.matches[0]) if inexact.image else None, reader.names)
+            for inexact in inexact_entries
+            if inexact not in explained
         ],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -165,19 +173,47 @@ class _NameReader:
         self._images = images
         self._outer_folders = common_folders(entry.file_name for entry in entries)
         self._places = ImagePlaces(images, others, self._outer_folders)
+        self._num_telling = _num_telling_parts([*(image.split_folder for image in images), *others.missing_folders])
 
     def read(self, entry: ImageEntry) -> _InexactEntry:
         """Returns what the file name of ``entry`` tells."""
         matches = self.names.find(entry.file_name, self._outer_folders)
-        is_found = len(matches) == 1
+        image = self._images[matches[0]] if len(matches) == 1 else None
+        agreement = self.names.agreement(entry.file_name, matches[0]) if image else 0
+        num_own_folders = num_folders(entry.file_name) - len(self._outer_folders)
         return _InexactEntry(
             entry=entry,
             matches=matches,
-            image=self._images[matches[0]] if is_found else None,
-            agreement=self.names.agreement(entry.file_name, matches[0]) if is_found else 0,
-            num_own_folders=num_folders(entry.file_name) - len(self._outer_folders),
+            image=image,
+            agreement=agreement,
+            num_own_folders=num_own_folders,
+            names_split_folder=image is not None and self._names_split_folder(image, agreement, num_own_folders),
             place=self._places.closest(entry.file_name, matches),
         )
+
+    def _names_split_folder(self, image: KnownImage, agreement: int, num_own_folders: int) -> bool:
+        """Returns whether ``agreement`` folders reach up to the part that tells the folder of the image's split from
+        those of other splits, or at least into this folder if the file name has no more."""
+        split_folder = image.split_folder
+        num_subfolders = image.num_subfolders
+        if not split_folder:  # the data set's folder, which has no name of its own
+            return agreement >= max(num_subfolders, 1)
+        num_needed = num_subfolders + self._num_telling[split_folder.rstrip("/")]
+        return agreement > num_subfolders and agreement >= min(num_needed, num_own_folders)
+
+
+def _num_telling_parts(folders: Iterable[str]) -> dict[str, int]:
+    """Returns, by folder, the number of last parts that tell it from the other ``folders``: 2 for train/images next to
+    val/images. If all its parts are the end of another one, this is all."""
+    parts_of = {folder.rstrip("/"): loose(folder.rstrip("/")).split("/") for folder in dict.fromkeys(folders)}
+    counts = Counter(
+        tuple(parts[start:]) for parts in set(map(tuple, parts_of.values())) for start in range(len(parts))
+    )
+    num_telling = {}
+    for folder, parts in parts_of.items():
+        unique = (count for count in range(1, len(parts)) if counts[tuple(parts[-count:])] == 1)
+        num_telling[folder] = next(unique, len(parts))
+    return num_telling
 
 
 def _images_of_splits(request: LabelRequest) -> list[KnownImage]:
@@ -237,28 +273,23 @@ def _with_unique_names(images: Sequence[KnownImage], name_of: Callable[[ImageFil
     return {name: min(numbers) for name, numbers in images_of_name.items() if len(numbers) == 1}
 
 
-def _in_other_folders(inexact: Iterable[_InexactEntry], literal: Iterable[KnownImage]) -> set[_InexactEntry]:
-    """Returns the entries that match one image, but not by the folder of its split.
+def _mark_other_folders(inexact_entries: Sequence[_InexactEntry], literal: Iterable[KnownImage]) -> None:
+    """Marks the candidates whose folders contradict that of their image's split.
 
     They are in the folder of another split or in a missing one. Folders that the data set does not have may also be
     those of another machine, or from before a folder was renamed, unless other entries call the image's split as it is
-    called.
-
-    Args:
-        inexact: entries without a literal name.
-        literal: images that an entry names literally.
+    called. ``literal``: images that an entry names literally.
     """
     known_folders = {image.split_folder for image in literal}
-    known_folders |= {other.image.split_folder for other in inexact if other.image and other.names_split_folder}
-    in_other_folders = set()
-    for other in inexact:
-        if other.image is None:
+    known_folders |= {
+        inexact.image.split_folder for inexact in inexact_entries if inexact.image and inexact.names_split_folder
+    }
+    for inexact in inexact_entries:
+        if inexact.image is None:
             continue
-        has_other_folder = not other.names_split_folder and other.num_own_folders > other.agreement
-        is_unknown_folder = has_other_folder and other.image.split_folder in known_folders
-        if is_unknown_folder or _is_of_another_split(other.place, other.image):
-            in_other_folders.add(other)
-    return in_other_folders
+        has_other_folder = not inexact.names_split_folder and inexact.num_own_folders > inexact.agreement
+        is_unknown_folder = has_other_folder and inexact.image.split_folder in known_folders
+        inexact.is_in_other_folder = is_unknown_folder or _is_of_another_split(inexact.place, inexact.image)
 
 
 def _is_of_another_split(place: Place, image: KnownImage) -> bool:
@@ -268,124 +299,124 @@ def _is_of_another_split(place: Place, image: KnownImage) -> bool:
     return place.kind is PlaceKind.ELSEWHERE
 
 
-def _named_like_others(
-    entries: Iterable[ImageEntry], images: Sequence[KnownImage], with_entry: Set[ImageNumber]
-) -> list[ImageEntry]:
-    """Returns those of the ``entries`` with whose file name there are images, all of them ``with_entry``."""
+def _do_names_repeat(
+    inexact_entries: Sequence[_InexactEntry], literal: Mapping[ImageNumber, ImageEntry], images: Sequence[KnownImage]
+) -> bool:
+    """Returns whether the folders of candidates in other folders have the same names as the folders of the images that
+    they match, as if each split were numbered from 0: then the entries are of missing images. Single repetitions do not
+    count: images may have been copied before they were moved.
+
+    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
+    with candidates in other folders may repeat names. ``literal``: entries with literal names, by their image.
+    """
+    other_folders = {inexact.entry.folder for inexact in inexact_entries if inexact.is_in_other_folder}
+    if not other_folders:
+        return False
+    split_folders = {
+        inexact.image.split_folder for inexact in inexact_entries if inexact.image and inexact.is_in_other_folder
+    }
+    image_of_entry = [(entry, images[i]) for i, entry in literal.items()]
+    image_of_entry += [(inexact.entry, inexact.image) for inexact in inexact_entries if inexact.image]
+    folders_of_name: dict[str, set[str]] = {}
+    for entry, image in image_of_entry:
+        if entry.folder in other_folders or image.split_folder in split_folders:
+            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(entry.folder)
+    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
+    ambiguous = [inexact.entry for inexact in inexact_entries if not inexact.image]
+    ambiguous = [entry for entry in ambiguous if entry.folder in other_folders]
+    with_own_entry = {
+        inexact.matches[0] for inexact in inexact_entries if inexact.image and not inexact.is_in_other_folder
+    }
+    num_ambiguous = _count_namesakes(ambiguous, images, with_own_entry.union(literal))
+    num_repeated = num_ambiguous + sum(len(folders_of_name[name]) > 1 for name in names_there)
+    return num_repeated > max(1, _MAX_REPEATED_SHARE * (num_ambiguous + len(names_there)))
+
+
+def _count_namesakes(entries: Iterable[ImageEntry], images: Sequence[KnownImage], with_entry: set[ImageNumber]) -> int:
+    """Counts the ``entries`` with whose file name there are images, all of them ``with_entry``."""
     images_of_name: dict[str, set[ImageNumber]] = {}
     for i, image in enumerate(images):
         images_of_name.setdefault(_loose_file_name(image.names[0].name), set()).add(i)
-    namesakes = [(entry, images_of_name.get(_loose_file_name(entry.normal_name))) for entry in entries]
-    return [entry for entry, numbers in namesakes if numbers and numbers <= with_entry]
+    namesakes = [images_of_name.get(_loose_file_name(entry.normal_name)) for entry in entries]
+    return sum(numbers <= with_entry for numbers in namesakes if numbers)
 
 
 def _loose_file_name(path: str) -> str:
     return loose(path.rpartition("/")[2])
 
 
-def _do_names_repeat(
-    image_of_entry: Iterable[tuple[ImageEntry, KnownImage]],
-    ambiguous: Iterable[ImageEntry],
-    in_other_folders: Set[_InexactEntry],
-) -> bool:
-    """Returns whether the folders of entries in other folders have the same names as the folders of the images that
-    they match, as if each split is numbered from 0: then the entries are of missing images. Single repetitions do not
-    count: images may have been copied before they were moved.
+def _choose(
+    candidates: Iterable[_InexactEntry],
+) -> tuple[dict[ImageNumber, _InexactEntry], dict[ImageNumber, list[_InexactEntry]]]:
+    """Returns, by image, the candidate that is used, and the candidates that are in conflict.
 
-    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
-    with entries in other folders may repeat names.
-
-    Args:
-        image_of_entry: all entries that match a single image, with this image.
-        ambiguous: entries that match no single image, see `_named_like_others`.
-        in_other_folders: those of them in other folders.
+    If an image has several, those in other folders are left out unless all are. The one whose folders agree best is
+    chosen, then one with annotations, then the one with the fewest folders: a file of several splits may name images of
+    another split with the same file names in another folder. Candidates in other folders are no conflict, because they
+    may all be of missing images.
     """
-    other_folders = {other.entry.folder for other in in_other_folders}
-    split_folders = {other.image.split_folder for other in in_other_folders if other.image}
-    folders_of_name: dict[str, set[str]] = {}
-    for entry, image in image_of_entry:
-        folder = entry.folder
-        if folder in other_folders or image.split_folder in split_folders:
-            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(folder)
-    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
-    num_ambiguous = sum(entry.folder in other_folders for entry in ambiguous)
-    num_repeated = num_ambiguous + sum(len(folders_of_name[name]) > 1 for name in names_there)
-    return num_repeated > max(1, _MAX_REPEATED_SHARE * (num_ambiguous + len(names_there)))
-
-
-def _match_by_name(
-    inexact: Iterable[_InexactEntry], in_other_folders: Set[_InexactEntry], taken: Container[ImageNumber]
-) -> dict[ImageNumber, _InexactEntry]:
-    """Returns, by image, the entry that matches only this image.
-
-    If an image has several entries, those in other folders are left out unless all are. The one whose folders agree
-    best is chosen, then one with annotations, then the one with the fewest folders: a file of several splits may name
-    images of another split with the same file names in another folder. If entries of different folders fit equally, and
-    none names the folder of the split, none is used.
-
-    Args:
-        inexact: entries without a literal name.
-        in_other_folders: see `_in_other_folders`.
-        taken: images that already have an entry.
-    """
-    rivals_of: dict[ImageNumber, list[_InexactEntry]] = {}
-    for other in inexact:
-        if other.image and other.matches[0] not in taken:
-            rivals_of.setdefault(other.matches[0], []).append(other)
+    candidates_of: dict[ImageNumber, list[_InexactEntry]] = {}
+    for candidate in candidates:
+        candidates_of.setdefault(candidate.matches[0], []).append(candidate)
     used = {}
-    for image, all_rivals in rivals_of.items():
-        rivals = [other for other in all_rivals if other not in in_other_folders] or all_rivals
-        best = rivals[0]
-        if len(rivals) > 1:
-            best = max(rivals, key=_preference)
-            if any(_is_as_likely(other, best) for other in rivals):
-                continue
-        used[image] = best
-    return used
+    conflicting = {}
+    for image, all_rivals in candidates_of.items():
+        rivals = [candidate for candidate in all_rivals if not candidate.is_in_other_folder] or all_rivals
+        best = rivals[0] if len(rivals) == 1 else max(rivals, key=_preference)
+        if len(rivals) == 1 or not any(_is_as_likely(candidate, best) for candidate in rivals):
+            used[image] = best
+        elif not best.is_in_other_folder:
+            conflicting[image] = rivals
+    return used, conflicting
 
 
-def _preference(other: _InexactEntry) -> tuple[int, bool, int]:
-    """Returns how well an entry fits its image, compared with other entries of the image."""
-    return other.agreement, other.entry.num_labeled > 0, -other.entry.file_name.count("/")
+def _preference(candidate: _InexactEntry) -> tuple[int, bool, int]:
+    """Returns how well a candidate fits its image, compared with others."""
+    return candidate.agreement, candidate.entry.num_labeled > 0, -candidate.entry.file_name.count("/")
 
 
-def _is_as_likely(other: _InexactEntry, best: _InexactEntry) -> bool:
-    """Returns whether ``other`` fits their image as well as ``best``, but has other folders and other labels."""
+def _is_as_likely(candidate: _InexactEntry, best: _InexactEntry) -> bool:
+    """Returns whether ``candidate`` fits their image as well as ``best``, but has other folders and other labels."""
     return (
-        not best.names_split_folder
-        and _preference(other) == _preference(best)
-        and loose(other.entry.folder) != loose(best.entry.folder)
-        and not _have_same_labels(other.entry, best.entry)
+        candidate is not best
+        and not best.names_split_folder
+        and _preference(candidate) == _preference(best)
+        and loose(candidate.entry.folder) != loose(best.entry.folder)
+        and not _have_same_labels(candidate.entry, best.entry)
     )
 
 
-def _unmatched(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> UnmatchedEntry:
+def _unmatched(inexact: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> UnmatchedEntry:
     """Returns an entry without an image, with the reason.
 
     Args:
-        other: the entry.
+        inexact: the entry.
         used_entry: the entry that is used for the image that it matches; None if there is none.
         names: names of all images.
     """
-    reason = _reason(other, used_entry)
+    reason = _reason(inexact, used_entry)
     is_of_no_split = reason is UnmatchedReason.NO_SPLIT
-    text = "" if is_of_no_split else _reason_text(other, used_entry, names)
-    if reason is UnmatchedReason.THIS_SPLIT and not other.place.has_its_folders and other.num_own_folders > 0:
-        folder = os.path.dirname(other.entry.file_name)
-        text += f"; if {folder} is a folder of another split, name it in the YAML; if its images were moved, correct it"
+    text = "" if is_of_no_split else _reason_text(inexact, used_entry, names)
+    if reason is UnmatchedReason.THIS_SPLIT and not inexact.place.has_its_folders and inexact.num_own_folders > 0:
+        folder = os.path.dirname(inexact.entry.file_name)
+        text += f"; if {folder} is a folder of another split, name it in the YAML"
     return UnmatchedEntry(
-        entry=other.entry,
-        reason=reason,
-        needs_folders=bool(other.matches) and not other.is_literal and not is_of_no_split,
-        text=text,
+        entry=inexact.entry, reason=reason, needs_folders=_would_folders_tell(inexact) and not is_of_no_split, text=text
     )
 
 
-def _reason(other: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedReason:
+def _would_folders_tell(inexact: _InexactEntry) -> bool:
+    """Returns whether an entry matches several images, or without any folders one that another entry has."""
+    if inexact.image is None:
+        return len(inexact.matches) > 1
+    return not inexact.is_literal and num_folders(inexact.entry.file_name) == 0
+
+
+def _reason(inexact: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedReason:
     """Returns why an entry has no image. An image that may be of several splits is counted in the first of them."""
-    place = other.place
-    if used_entry is not None and other.is_literal and _have_same_labels(other.entry, used_entry):
-        is_of_this = other.image is not None and SplitOrder.THIS in other.image.splits
+    place = inexact.place
+    if used_entry is not None and inexact.is_literal and _have_same_labels(inexact.entry, used_entry):
+        is_of_this = inexact.image is not None and SplitOrder.THIS in inexact.image.splits
         return UnmatchedReason.REPEATED if is_of_this else UnmatchedReason.OTHER_SPLIT
     if place.kind is PlaceKind.NO_SPLIT:
         return UnmatchedReason.NO_SPLIT
@@ -399,29 +430,28 @@ def _reason(other: _InexactEntry, used_entry: ImageEntry | None) -> UnmatchedRea
 
 
 def _have_same_labels(first: ImageEntry, second: ImageEntry) -> bool:
-    """Returns whether two entries have the same boxes, and nothing else."""
-    if first.labels.problems or second.labels.problems:
-        return False
-    return _without_row_numbers(first.labels.rows) == _without_row_numbers(second.labels.rows)
+    """Returns whether two entries have the same annotations, usable or not."""
+    return _without_row_numbers(first.labels) == _without_row_numbers(second.labels)
 
 
-def _without_row_numbers(rows: Sequence[LabelRow]) -> list[LabelRow]:
-    """Returns rows, sorted, without the places where they are in the file."""
+def _without_row_numbers(labels: RawLabels) -> tuple[list[LabelRow], list[RowProblem]]:
+    """Returns rows and problems, sorted, without the places where they are in the file."""
     column = ROW_NUMBER - 1  # the columns begin with the image, which a `LabelRow` lacks
-    return sorted(row[:column] + row[column + 1 :] for row in rows)
+    rows = sorted(row[:column] + row[column + 1 :] for row in labels.rows)
+    return rows, sorted(problem._replace(row_number=-1) for problem in labels.problems)
 
 
-def _reason_text(other: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> str:
+def _reason_text(inexact: _InexactEntry, used_entry: ImageEntry | None, names: ImageNames) -> str:
     """Returns why an entry has no image, as text to follow its file name. ``names``: names of all images."""
-    matches = other.matches
+    matches = inexact.matches
     if len(matches) > 1:
         return f"matches {len(matches)} images, such as {names.name(matches[0])} and {names.name(matches[1])}"
     if matches and used_entry is None:
         return f"is not among the split's images; {names.name(matches[0])} is in another folder"
     if matches:
         name = names.name(matches[0])
-        is_same = name == other.entry.normal_name
+        is_same = name == inexact.entry.normal_name
         return f"{'' if is_same else f'matches {name}, which '}is already used by another entry"
-    similar = names.same_stem(other.entry.file_name)
+    similar = names.same_stem(inexact.entry.file_name)
     hint = f", but {similar} is" if similar else ""
     return f"is not among the split's images{hint}"

@@ -47,7 +47,8 @@ def readings_of(name: str) -> tuple[tuple[str, ...], ...]:
 
 def num_folders(name: str) -> int:
     """Counts the folders of ``name`` in its literal reading."""
-    return max(len(_parts(name)) - 1, 0)
+    readings = readings_of(name)
+    return len(readings[0]) - 1 if readings else 0
 
 
 def common_folders(names: Iterable[str]) -> tuple[str, ...]:
@@ -198,7 +199,7 @@ def _agreement(first: Sequence[str], second: Sequence[str]) -> int:
     """Returns the number of trailing folders that two paths, given as parts, have in common."""
     count = 0
     for ours, theirs in zip(reversed(first[:-1]), reversed(second[:-1])):
-        if loose(ours) != loose(theirs):
+        if ours != theirs and loose(ours) != loose(theirs):
             break
         count += 1
     return count

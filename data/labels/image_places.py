@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import Enum, auto
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ class ImagePlaces:
         for split, content in contents.items():
             for folder in content.folders:
                 self._split_folders.add_with_subfolders(_loose_parts(folder), {split})
-        self._closest: dict[_Candidates, Place] = {}
+        self._closest: dict[_Evidence, Place] = {}
 
     def closest(self, file_name: str, matches: Iterable[int]) -> Place:
         """Returns the place whose folder agrees best with those in ``file_name``. ``matches``: images with this name.
@@ -121,29 +122,29 @@ class ImagePlaces:
         """
         missing_rows = self._missing_rows.find(file_name, self._outer_folders)
         unassigned = self._unassigned.find(file_name, self._outer_folders)
-        candidates = _Candidates(
+        evidence = _Evidence(
             parents=_parents_of(file_name),
             missing_rows=tuple([self._folders_of_row[i] for i in missing_rows]),
             images=tuple([self._folders_of_image[i] for i in matches]),
             unassigned=tuple([self._folders_of_unassigned[i] for i in unassigned]),
         )
-        if candidates not in self._closest:  # most file names share their folders
-            self._closest[candidates] = self._closest_of(candidates)
-        return self._closest[candidates]
+        if evidence not in self._closest:  # most file names share their folders
+            self._closest[evidence] = self._closest_by(evidence)
+        return self._closest[evidence]
 
-    def _closest_of(self, candidates: _Candidates) -> Place:
-        tables = [
-            (PlaceKind.LISTED, self._table_of(candidates.missing_rows)),
-            (PlaceKind.SPLITS, self._table_of(candidates.images)),
-            (PlaceKind.NO_SPLIT, self._table_of(candidates.unassigned)),
+    def _closest_by(self, evidence: _Evidence) -> Place:
+        tables = [  # the preferred ones first, because `max` returns the first of several that agree equally
+            (PlaceKind.LISTED, self._table_of(evidence.missing_rows)),
+            (PlaceKind.SPLITS, self._table_of(evidence.images)),
+            (PlaceKind.NO_SPLIT, self._table_of(evidence.unassigned)),
             (PlaceKind.ELSEWHERE, self._missing_folders),
             (PlaceKind.SPLITS, self._split_folders),
         ]
-        parents = candidates.parents
-        rated = [(*table.closest(parents), kind) for kind, table in tables if not table.is_empty]
-        agreement, splits, kind = max(rated, key=itemgetter(0))  # the first of several
+        parents = evidence.parents
+        places = [(kind, *table.closest(parents)) for kind, table in tables if not table.is_empty]
+        kind, agreement, splits = max(places, key=itemgetter(1))
         if kind is PlaceKind.NO_SPLIT and agreement == self._split_folders.closest(parents)[0]:
-            folders = [folder for image in candidates.unassigned for folder in image.folders]
+            folders = [folder for image in evidence.unassigned for folder in image.folders]
             if not any(self._is_in_split_folder(folder) for folder in folders):
                 return Place(PlaceKind.ELSEWHERE)
         return Place(kind, splits, has_its_folders=agreement != Agreement())
@@ -165,13 +166,13 @@ class ImagePlaces:
 
 
 class _ImageFolders(NamedTuple):
-    """What decides about an image whether it is in the place that a file name means."""
+    """The folders and splits of an image, which decide whether it fits a place."""
 
     folders: tuple[str, ...]  # directly in which it is, under each of its names
     splits: frozenset[SplitOrder]  # all that have it
 
 
-class _Candidates(NamedTuple):
+class _Evidence(NamedTuple):
     """What decides in which place the image of an entry would be."""
 
     parents: Parents
@@ -291,7 +292,12 @@ def _folder_of(name: str) -> str:
 
 def _parents_of(file_name: str) -> Parents:
     """Returns the folders in each reading of a file name."""
-    return tuple(dict.fromkeys(tuple(map(loose, parts[:-1])) for parts in readings_of(file_name)))
+    return tuple(dict.fromkeys([_all_loose(parts[:-1]) for parts in readings_of(file_name)]))
+
+
+@lru_cache  # most file names share their folders
+def _all_loose(parts: Parts) -> Parts:
+    return tuple(map(loose, parts))
 
 
 def _loose_parts(folder: str) -> Parts:

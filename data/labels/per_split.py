@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from data.labels.categories import Category
 from data.labels.findings import (
     ABSENT,
+    CONFLICT,
     COUNTED_EARLIER,
     IMAGE_ELSEWHERE,
     OTHER_FOLDER,
@@ -16,7 +17,14 @@ from data.labels.findings import (
     UNLISTED,
     Finding,
 )
-from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedEntry, UnmatchedReason, match_entries
+from data.labels.image_entries import (
+    Conflict,
+    ImageEntry,
+    MatchedEntries,
+    UnmatchedEntry,
+    UnmatchedReason,
+    match_entries,
+)
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
@@ -72,7 +80,7 @@ class LabelsPerSplit:
         self.categories = file.categories
         matched = match_entries(file.images, request)
         if not matched.entry_of:
-            raise self._nothing_fits(request.images, file.images, matched.unmatched)
+            raise self._nothing_fits(request.images, file.images, matched)
         positions = sorted(matched.entry_of)
         self.images = [request.images[i] for i in positions]
         self._entries = [matched.entry_of[i] for i in positions]
@@ -80,6 +88,7 @@ class LabelsPerSplit:
         self.findings = [
             *self._stray_annotations(file.strays, matched),
             *self._absent_images(matched.unmatched),
+            *self._conflicts(request.images, matched.conflicts),
             *self._unlisted_images(request.images, matched),
             *self._images_with_other_folders(request.images, matched),
         ]
@@ -89,6 +98,9 @@ class LabelsPerSplit:
 
     def where(self, i: int, row_number: int | None = None) -> str:
         return f"{self._name}: image {self.image_ids[i]}" if row_number is None else self._annotation(row_number)
+
+    def _image(self, entry: ImageEntry) -> str:
+        return f"{self._name}: image {entry.image_id}"
 
     def _annotation(self, position: int) -> str:
         return f"{self._name}: annotation {self._annotation_ids[position]}"
@@ -115,7 +127,7 @@ class LabelsPerSplit:
                 continue
             findings.append(
                 Finding(
-                    where=f"{self._name}: image {entry.image_id}",
+                    where=self._image(entry),
                     kind=loss.kind,
                     text=f"{entry.file_name.strip() or 'the empty name'} {text}",
                     lost_images=int(loss.image),
@@ -125,12 +137,27 @@ class LabelsPerSplit:
             )
         return findings
 
+    def _conflicts(self, images: Sequence[ImageFile], conflicts: Sequence[Conflict]) -> list[Finding]:
+        """Returns findings about images that are left out because several entries may be theirs."""
+        return [
+            Finding(
+                where=self._image(conflict.entries[0]),
+                kind=CONFLICT,
+                text=_conflict_text(conflict, images),
+                lost_images=0 if conflict.is_of_earlier else 1,
+                lost_objects=0 if conflict.is_of_earlier else sum(entry.num_labeled for entry in conflict.entries),
+                consequence=COUNTED_EARLIER if conflict.is_of_earlier else "left out",
+            )
+            for conflict in conflicts
+        ]
+
     def _unlisted_images(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
         """Returns findings about images of the split that the file does not name."""
+        named = {*matched.entry_of, *(conflict.image for conflict in matched.conflicts)}
         return [
             Finding(image.name, UNLISTED, f"{self._name} doesn't name it", consequence="left out")
             for i, image in enumerate(images)
-            if i not in matched.entry_of
+            if i not in named
         ]
 
     def _images_with_other_folders(self, images: Sequence[ImageFile], matched: MatchedEntries) -> list[Finding]:
@@ -138,7 +165,7 @@ class LabelsPerSplit:
         may be of missing images of the same name."""
         return [
             Finding(
-                where=f"{self._name}: image {matched.entry_of[i].image_id}",
+                where=self._image(matched.entry_of[i]),
                 kind=OTHER_FOLDER,
                 text=f"{matched.entry_of[i].file_name} matches {images[i].name}, which is in another folder",
             )
@@ -146,16 +173,25 @@ class LabelsPerSplit:
         ]
 
     def _nothing_fits(
-        self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], unmatched: Sequence[UnmatchedEntry]
+        self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], matched: MatchedEntries
     ) -> UserError:
-        """Returns the error about a file that names none of the split's images."""
-        for other in unmatched:
-            if other.needs_folders:
-                shown = one_line(other.entry.file_name)[:200]
-                message = f"{self._name}: image {other.entry.image_id}: {shown} {other.text}"
+        """Returns the error about a file of which no entry is used for an image of the split."""
+        for conflict in matched.conflicts:
+            message = one_line(_conflict_text(conflict, images))
+            return UserError(f"{self._image(conflict.entries[0])}: {message}; delete the wrong entries")
+        for unmatched in matched.unmatched:
+            if unmatched.needs_folders:
+                shown = one_line(unmatched.entry.file_name)[:200]
+                message = f"{self._image(unmatched.entry)}: {shown} {unmatched.text}"
                 return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
             f"{len(images)} (first: {images[0].name_in_split}); check 'annotations' against the split's folder"
         )
+
+
+def _conflict_text(conflict: Conflict, images: Sequence[ImageFile]) -> str:
+    file_names = [entry.file_name for entry in conflict.entries]
+    several = f"{', '.join(file_names[:-1])} and {file_names[-1]}"
+    return f"{several} match {images[conflict.image].name}, and their folders don't tell which is right"

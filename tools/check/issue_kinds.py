@@ -66,6 +66,7 @@ ADVICE = {
     ),
     scan_kinds.UNLISTED: Advice("training leaves these images out", "label the image, or delete it"),
     scan_kinds.ABSENT: Advice("these labels are not used", "add the images to the split, or delete these labels"),
+    scan_kinds.CONFLICT: Advice("training leaves these images out", "delete the wrong entries"),
     scan_kinds.IMAGE_ELSEWHERE: Advice(
         "these labels are not used", "copy a missing folder here, or correct the file names"
     ),
