@@ -77,8 +77,9 @@ class _ClassRows(NamedTuple):
         return "" if self.model_rows else "the file and the model have no class name in common"
 
     def copies_all(self, target: Tensor) -> bool:
-        """Returns True if every row is copied to the same row."""
-        return self.model_rows == self.file_rows == list(range(len(target)))
+        """Returns True if every row of the file is copied to the same row of ``target``, which has no others."""
+        has_same_size = self.file_size == len(target)
+        return has_same_size and self.model_rows == self.file_rows == list(range(len(target)))
 
 
 @torch.no_grad()

@@ -161,6 +161,22 @@ def test_transfer_maps_class_rows_by_name(tmp_path: Path, name: str) -> None:
         assert report.new_rows[key] == tuple(is_new.flatten().nonzero().flatten().tolist())
 
 
+@pytest.mark.parametrize("name", ["yolov5n", "yolov8n", "yoloxnano", "yolo26n"])
+def test_a_model_of_the_first_classes_of_a_file_scores_them_alike(tmp_path: Path, name: str) -> None:
+    """As with the class person and weights of COCO, whose first class it is."""
+    source = build_detector(name, 5, names=["person", "bicycle", "car", "bus", "dog"], seed=1).eval()
+    target = build_detector(name, 2, names=["person", "bicycle"], seed=2).eval()
+    report = transfer_weights(target, write_detector(tmp_path / "own.pt", source))
+    assert not report.skipped
+    assert report.classes == ("person", "bicycle")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        boxes, scores = target.decode(target(images))
+        all_boxes, all_scores = source.decode(source(images))
+    torch.testing.assert_close(boxes, all_boxes)
+    torch.testing.assert_close(scores, all_scores[..., :2])
+
+
 def test_transfer_reports_what_does_not_fit(tmp_path: Path) -> None:
     source = build_detector("yolov8n", 2, names=["a", "b"], seed=1)
     target = build_detector("yolo11n", 2, names=["a", "c"], seed=2)
