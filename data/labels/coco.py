@@ -108,7 +108,7 @@ def _parse_annotation(
         return RowProblem(position, BAD_ROW, f"{expected}, got {shown(box)[:60]}", cause=expected)
     if not all(-_MAX < v < _MAX for v in box):  # not isfinite, because JSON integers may be too large for a float
         return RowProblem(position, NOT_FINITE, f"bbox {str(box)[:100]}")
-    x, y, w, h = box
+    x, y, w, h = map(float, box)  # the product of two JSON integers may be too large for a float
     corners = (x, y, x + w, y + h)
     class_id = categories.class_of(category_id)
     if class_id is None:

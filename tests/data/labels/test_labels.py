@@ -348,6 +348,15 @@ def clean(*rows, hw=(100, 200), normalized=False):
     return boxes, [problem for _, problem in findings]
 
 
+def test_coco_boxes_of_huge_integers_are_clipped(tmp_path):
+    """The product of their sides is larger than any float."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(coco([{"image_id": 9, "category_id": 1, "bbox": [1, 2, 10**200, 10**200]}])))
+    boxes, problems = clean(*read_coco(path, ("a",)).images[0].labels.rows)
+    np.testing.assert_array_equal(boxes.boxes_xywh_px, [[1, 2, 199, 98]])
+    assert [problem.kind for problem in problems] == [CLIPPED]
+
+
 def test_boxes_beyond_the_image_are_clipped_and_their_area_is_reduced():
     boxes, findings = clean((0, -10, 0, 10, 10, 100, 0, 1, 0), (0, 0, 0, 200.005, 50, 42, 0, 2, 0))
     np.testing.assert_array_equal(boxes.boxes_xywh_px, [[0, 0, 10, 10], [0, 0, 200, 50]])
