@@ -57,10 +57,6 @@ class ContinuedFolder:
             raise UserError(f"{self.path}: another process is using this folder ({holder})")
         return lock
 
-    def wait_for_lock(self) -> FileLock:
-        """Waits until no other process holds the folder, and locks it until the end of a ``with`` statement."""
-        return FileLock(self.path / _LOCK).wait("another process that is using this folder")
-
     def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Stores the settings, or compares them with the ones stored in the folder.
 
