@@ -129,7 +129,7 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
-    from tools.runs.stored_settings import StoredSettings, recipe_contents
+    from tools.experiment.stored_settings import StoredSettings, recipe_contents
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)

@@ -25,7 +25,7 @@ from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
 from data.source.listing.list_rows import is_row
 from engine.evaluation.metrics import Fitness
-from tools.runs.experiment import SPLITS
+from tools.experiment.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole

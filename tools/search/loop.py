@@ -12,11 +12,11 @@ from pathlib import Path
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from tools.experiment.experiment import Experiment, open_experiment
+from tools.experiment.folder import ContinuedFolder
+from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
-from tools.runs.experiment import Experiment, open_experiment
-from tools.runs.folder import ContinuedFolder
-from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.search.failures import Verdict, verdict_on
 from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
