@@ -80,6 +80,7 @@ def _parser() -> Parser:
         "python launch/ray_train.py",
         description=__doc__.split("\n")[0],
         usage="%(prog)s [flags] -- FLAGS_OF_TRAIN",
+        epilog="example: %(prog)s --workers 8 --gpus 1 -- --data DATA.yaml",
         allow_abbrev=False,
     )
     workers_help = "number of workers, or MIN:MAX for as many as Ray can start (default: %(default)s)"
