@@ -106,15 +106,19 @@ define new-environment
 	$(PYTHON) -m venv $(2) $(1)
 endef
 
-# Installs the program's dependencies, and those of the tests. The program itself runs from this folder.
-$(RUNTIME): pyproject.toml $(or $(LOCK),always) | .venv-uv
+REQUIREMENTS := pyproject.toml $(or $(LOCK),always)
+
+# Installs the program's dependencies. The program itself runs from this folder.
+$(RUNTIME): $(REQUIREMENTS) | .venv-uv
 	$(call new-environment,$(VENV))
 	$(call install,$(VENV)) -r pyproject.toml
 	touch $@
 
-$(STAMP): $(RUNTIME)
+# Installs these and those of the tests in one step: the extra litert would replace a newer torch.
+$(STAMP): $(REQUIREMENTS) | .venv-uv
+	$(call new-environment,$(VENV))
 	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) $(DEPENDENCY_GROUPS:%=--group %)
-	touch $@
+	touch $(RUNTIME) $@
 
 clean:  ## removes environments, caches of the checks, and the demo
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache lowest.txt demo

@@ -44,7 +44,7 @@ def row(name: str, imgsz: int = 640) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks.models", description=__doc__.split(". ")[0])
+    parser = argparse.ArgumentParser("python -m benchmarks.models", description=__doc__.split("\n")[0])
     parser.add_argument("--imgsz", type=int, default=640, help="side of the image, pixels")
     options = parser.parse_args()
     print(f"| model | parameters | FLOPs at {options.imgsz} px |\n| --- | --- | --- |")

@@ -80,6 +80,7 @@ def _parser() -> Parser:
         "python launch/ray_train.py",
         description=__doc__.split("\n")[0],
         usage="%(prog)s [flags] -- FLAGS_OF_TRAIN",
+        epilog="example: %(prog)s --workers 8 --gpus 1 -- --data DATA.yaml",
         allow_abbrev=False,
     )
     workers_help = "number of workers, or MIN:MAX for as many as Ray can start (default: %(default)s)"
@@ -129,7 +130,7 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
-    from tools.runs.stored_settings import StoredSettings, recipe_contents
+    from tools.experiment.stored_settings import StoredSettings, recipe_contents
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)

@@ -21,6 +21,7 @@ COMMANDS = (  # patterns of commands in the repository, and the same commands of
     (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
     (r"(?:python -m )?(?<![\w.])tools\.(check|convert|demo|kfold|search|shard|weights)(?!\.?\w)", r"lockstep \1"),
+    (r"python launch/ray_train\.py", "python -m lockstep.launch.ray_train"),
 )
 CONTINUED = (r"(?m)^( +)train\.py\b", r"\1-m lockstep train")  # after the first line of a torchrun command
 

@@ -195,6 +195,7 @@ def test_an_import_that_cannot_be_rewritten_is_refused():
         ("use export.py.", "use lockstep export."),
         ("torchrun --nproc_per_node 2 val.py --tta", "torchrun --nproc_per_node 2 -m lockstep val --tta"),
         ("as tools.check finds them, or python -m tools.kfold.", "as lockstep check finds them, or lockstep kfold."),
+        ("python launch/ray_train.py -- --data a", "python -m lockstep.launch.ray_train -- --data a"),
         ("/home/me/train.py my_train.py data.checks tools.search.trial", None),
     ],
 )

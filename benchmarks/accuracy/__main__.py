@@ -71,7 +71,7 @@ def act(args: argparse.Namespace) -> None:
 def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
     """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds."""
 
-    def one(seed: int, source: Path, variant: Variant) -> None:
+    def run_one(seed: int, source: Path, variant: Variant) -> None:
         folder = bench.folder(variant, source.stem, seed)
         result = train_and_score(bench, variant, copies[source, variant.subset], seed)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
@@ -88,8 +88,8 @@ def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> No
     end_on_signals()
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
-            for job in [pool.submit(one, *job) for job in missing]:
-                job.result()
+            for future in [pool.submit(run_one, *run) for run in missing]:
+                future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -56,16 +56,16 @@ def read_variants(path: Path) -> dict[str, Variant]:
     return {name: _read_variant(name, values, f"{path}: {name}") for name, values in content.items()}
 
 
-def _read_variant(name: str, values: dict[str, Any], where: str) -> Variant:
+def _read_variant(name: str, values: dict[str, Any], location: str) -> Variant:
     if not re.fullmatch(r"\w[\w.+-]*", name) or name in _OWN_FOLDERS:
-        raise UserError(f"{where}: a variant's name must be the name of a folder other than data and trees")
+        raise UserError(f"{location}: a variant's name must be the name of a folder other than data and trees")
     try:
-        flags = tuple(shlex.split(check(values.get("flags", ""), str, f"{where}: flags")))
+        flags = tuple(shlex.split(check(values.get("flags", ""), str, f"{location}: flags")))
     except ValueError as error:
-        raise UserError(f"{where}: flags: {error}") from None
-    variant = build(Variant, values | {"flags": flags, "name": name}, where)
+        raise UserError(f"{location}: flags: {error}") from None
+    variant = build(Variant, values | {"flags": flags, "name": name}, location)
     if (variant.flags or variant.revision) if variant.peer else variant.set:
-        raise UserError(f"{where}: flags and revision are only for our side, set is only for the peer")
+        raise UserError(f"{location}: flags and revision are only for our side, set is only for the peer")
     if not variant.weights and not variant.model:
-        raise UserError(f"{where}: model or weights must be given")
+        raise UserError(f"{location}: model or weights must be given")
     return variant

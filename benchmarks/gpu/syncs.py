@@ -228,8 +228,8 @@ def described(case: str, found: list[WarnedWaits | WaitingOperations]) -> Iterat
     names = ("waits", "waiting operations, one by one") if len(found) == 2 else ("reads of values",)
     for name, watcher in zip(names, found):
         yield f"{case}: {watcher.places.total() / STEPS:g} {name} a step"
-        for where, number in watcher.places.most_common():
-            yield f"{case}: {number / STEPS:g} a step: {where}"
+        for line, number in watcher.places.most_common():
+            yield f"{case}: {number / STEPS:g} a step: {line}"
 
 
 def verdict(waiting: list[str], broken: list[str]) -> None:

@@ -28,7 +28,7 @@ def main() -> None:
     )
     parser.add_argument("--batch-size", type=int, default=16, help="images per batch")
     parser.add_argument("--workers", type=int, default=2, help="worker processes of each side")
-    parser.add_argument("--seconds", type=float, default=6.0, help="a turn")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")
     parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of our side, key=value")
     add_flags(parser)
     options = parser.parse_args()

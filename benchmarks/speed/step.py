@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile on our side")
     parser.add_argument("--optimizer", nargs="+", default=["SGD"], help="on our side; the peer's is SGD")
     parser.add_argument("--device", default="cpu", help="cpu, or the number of a GPU")
-    parser.add_argument("--steps", type=int, default=4, help="a turn")
+    parser.add_argument("--steps", type=int, default=4, help="steps per turn")
     parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
     add_flags(parser)
     options = parser.parse_args()

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import checks, equal, profile, scores, syncs, trainings
+from benchmarks.gpu import checks, compiled, equal, overflow, profile, scores, syncs, threads, trainings
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
 from benchmarks.gpu.parts import DRY, Part, Parts, Sizes, flags
 from benchmarks.gpu.runner import GRACE_S, Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
@@ -270,7 +270,7 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
         lambda options, build: profile.kernels_of(options, TINY_MODEL, 2, "SGD", build=build),
         lambda options, build: profile.first_steps(options, build=build),
         lambda options, build: profile.loss_shares(options, build=build),
-        lambda options, build: equal.time_steps(options, False, build=build),
+        lambda options, build: compiled.time_steps(options, False, build=build),
     ],
     ids=["kernels", "first steps", "loss", "compiled or not"],
 )
@@ -354,7 +354,7 @@ def test_a_host_sync_in_the_step_is_found_with_its_line(monkeypatch: pytest.Monk
 def test_an_overflow_skips_the_step():
     take_step = build_step(TINY_MODEL, classes=3, amp="off")
     (batch,) = make_batches(1, 2, 64, CPU)
-    with equal.overflowing(take_step):
+    with overflow.overflowing(take_step):
         take_step([batch], [2], 1)
     take_step([batch], [2], 2)
     assert [values.finite for values in take_step.reader.pop(leave=0)] == [False, True]
@@ -525,7 +525,7 @@ def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: 
 
 
 class Replicas:
-    """`build_step` for `equal.data_parallel`, which notes the number of replicas. ``refusal``: why a module of torch,
+    """`build_step` for `threads.data_parallel`, which notes the number of replicas. ``refusal``: why a module of torch,
     or one of ours, refuses two."""
 
     def __init__(self, refusal: str = "", file: str = "") -> None:
@@ -557,7 +557,7 @@ OF_TORCH = "/site-packages/torch/nn/parallel/replicate.py"
 def test_data_parallel_is_timed_with_the_model_twice(refusal: str, limit: float, last_line: str, failure: str):
     replicas = Replicas(refusal, OF_TORCH)
     options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
-    lines, reason = lines_and_failure(equal.data_parallel(options, build=replicas.build, max_ratio=limit))
+    lines, reason = lines_and_failure(threads.data_parallel(options, build=replicas.build, max_ratio=limit))
     assert replicas.numbers == [1, 2]
     assert lines[-1].endswith(last_line)
     assert reason.endswith(failure)
@@ -567,7 +567,7 @@ def test_data_parallel_is_timed_with_the_model_twice(refusal: str, limit: float,
 def test_an_error_in_the_replicas_is_no_refusal():
     options = Namespace(model=TINY_MODEL, batch_size=2, imgsz=64, device="cpu")
     with pytest.raises(RuntimeError, match="two devices"):
-        list(equal.data_parallel(options, build=Replicas("two devices", "engine/parallel/ddp.py").build))
+        list(threads.data_parallel(options, build=Replicas("two devices", "engine/parallel/ddp.py").build))
 
 
 def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch):

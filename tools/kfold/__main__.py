@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 
-from tools.runs.flag_rules import refuse_unsupported_flags
+from tools.experiment.flag_rules import refuse_unsupported_flags
 from utils.config.search_settings import KfoldConfig
 from utils.process.entrypoint import run_main
 from utils.run_command import run_command
@@ -32,8 +32,8 @@ def _cross_validate(config: KfoldConfig) -> None:
     from engine.commands.input_files import check_training_files
 
     check_training_files(config, divides=True)
+    from tools.experiment.folder import run_continued
     from tools.kfold.cross_validate import run_folds
-    from tools.runs.folder import run_continued
 
     run_continued(config, partial(run_folds, config))
 

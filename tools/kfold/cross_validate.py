@@ -10,12 +10,12 @@ from pathlib import Path
 from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
+from tools.experiment.experiment import open_experiment
+from tools.experiment.stored_settings import recipe_contents
+from tools.experiment.training import train, train_config
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
-from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, pool, read_fold, read_if_scored
-from tools.runs.experiment import open_experiment
-from tools.runs.stored_settings import recipe_contents
-from tools.runs.training import train, train_config
+from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, format_folds, join_folds, read_fold, read_if_scored
 from utils.child import RunFailed, RunResult
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
@@ -87,7 +87,7 @@ def cross_validate(
             fold = _train_and_score(config, run, data=data, signals=signals)
         scored.append(fold)
         results.append(fold.result())
-        yield CrossValidation(list(results), pool(scored).result())
+        yield CrossValidation(list(results), join_folds(scored).result())
 
 
 def _train_and_score(config: KfoldConfig, run: Path, *, data: Path, signals: StopSignals) -> ScoredFold:

@@ -25,7 +25,7 @@ from data.labels.yolo import YOLO
 from data.source.dataset_spec import DatasetSpec, FilesSplit, ShardSplit
 from data.source.listing.list_rows import is_row
 from engine.evaluation.metrics import Fitness
-from tools.runs.experiment import SPLITS
+from tools.experiment.experiment import SPLITS
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 from utils.files.safe_io import write_csv, write_whole
@@ -45,7 +45,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
         return
     spec.split("train")
     _check_no_shards(spec)
-    index = pooled_index(spec, config)
+    index = joined_index(spec, config)
     group = groups_of(index, config.groups, config.near_duplicates)
     fold = assign_folds(group, class_counts(index), config.folds, config.seed)
     _check_scorable(index, fitness, group=group, fold=fold, num_folds=config.folds)  # before any fold is trained
@@ -60,7 +60,7 @@ def make_folds(config: KfoldConfig, spec: DatasetSpec, folder: Path, fitness: Fi
     get_logger().info("%s in %s, %d folds; lists: %s", images, groups, config.folds, folder)
 
 
-def pooled_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
+def joined_index(spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """Joins the usable images of `SPLITS` into one split, with each image once. Raises the errors of `load_index`."""
     indexes = [load_index(spec, split, scan_settings(config)) for split in SPLITS if split in spec.splits]
     paths = [os.path.normpath(path) for index in indexes for path in index.paths]
@@ -95,7 +95,7 @@ def _check_scorable(
 
 def _with_all_classes(index: DatasetIndex, spec: DatasetSpec, config: KfoldConfig) -> DatasetIndex:
     """Returns the images of ``index`` with the boxes of all classes, because each training selects classes itself."""
-    labeled = pooled_index(spec.as_labeled(), replace(config, single_cls=False))
+    labeled = joined_index(spec.as_labeled(), replace(config, single_cls=False))
     position_of = {path: position for position, path in enumerate(labeled.paths)}
     return labeled.take(np.array([position_of[path] for path in index.paths], np.int64))
 
@@ -114,8 +114,8 @@ def write_folds(folder: Path, spec: DatasetSpec, index: DatasetIndex, *, group: 
     """
     paths = [str(index.path(i)) for i in range(len(index))]
     _check_listable(paths, spec)
-    pooled_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
-    has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in pooled_splits)
+    source_splits = [spec.splits[name] for name in SPLITS if name in spec.splits]
+    has_label_files = all(isinstance(split, FilesSplit) and split.label_format is YOLO for split in source_splits)
     if not has_label_files:
         _check_names_differ(paths, spec)
     for number in range(int(fold.max()) + 1):

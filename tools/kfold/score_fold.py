@@ -12,8 +12,8 @@ from pathlib import Path
 from data.loading.build import MAX_VALIDATION_BATCH
 from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
+from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from tools.runs.training import repeat_if_lost
 from utils.child import RunResult, start
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig

@@ -76,7 +76,7 @@ def read_fold(path: Path) -> ScoredFold:
     return ScoredFold(truth, scored, shown)
 
 
-def pool(folds: Sequence[ScoredFold]) -> ScoredFold:
+def join_folds(folds: Sequence[ScoredFold]) -> ScoredFold:
     """Joins the images of all folds into one split, in the order of the folds, with their positions as ids."""
     first_images = np.cumsum([0, *(fold.truth.num_images for fold in folds)])
     counts = np.concatenate([np.diff(fold.truth.offsets) for fold in folds])

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from collections.abc import Sequence
 from functools import partial
 
-from tools.runs.flag_rules import refuse_unsupported_flags
+from tools.experiment.flag_rules import refuse_unsupported_flags
 from utils.config.search_settings import SearchConfig
 from utils.machine.packages import require_package
 from utils.process.entrypoint import run_main
@@ -34,7 +34,7 @@ def _search(config: SearchConfig) -> None:
     from engine.commands.input_files import check_training_files
 
     check_training_files(config, divides=bool(config.folds), has_recipe=False)
-    from tools.runs.folder import run_continued
+    from tools.experiment.folder import run_continued
     from tools.search.loop import search
     from tools.search.ranges import read_space
 

@@ -12,26 +12,16 @@ from pathlib import Path
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from tools.experiment.experiment import Experiment, open_experiment
+from tools.experiment.folder import ContinuedFolder
+from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
-from tools.runs.experiment import Experiment, open_experiment
-from tools.runs.folder import ContinuedFolder
-from tools.runs.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.search.failures import Verdict, verdict_on
+from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, has_running_trial, single_process_without_locks
 from tools.search.ranges import Scalar, Space, values_text
 from tools.search.report import STATE_NAMES, TRIALS_CSV, last_step, write_report
-from tools.search.study import (
-    JOURNAL_LOG,
-    TRIALS_FOLDER,
-    Claim,
-    SharedStudy,
-    TrialOutcome,
-    best_of,
-    exclusive_study,
-    has_running_trial,
-    reason_of,
-    single_process_without_locks,
-)
+from tools.search.study import Claim, SharedStudy, TrialOutcome, best_of, reason_of
 from utils.child import RunFailed, RunResult
 from utils.config.commands import COMMANDS
 from utils.config.flags import flags_of
@@ -61,35 +51,38 @@ def search(config: SearchConfig, space: Space, signals: StopSignals) -> None:
     """
     experiment = open_experiment(config, SEARCH_YAML, [FOLDS_CSV, JOURNAL_LOG, TRIALS_FOLDER, BASE_YAML])
     folder = experiment.folder
+    lock = StudyLock(folder.path)
     with single_process_without_locks(folder.path):
         try:
-            study, claim = _join(config, space, experiment)
+            study, claim = _join(config, space, experiment, lock)
             worker = _Worker(config=config, space=space, study=study, experiment=experiment, signals=signals)
             failure = worker.run_trials(claim)
         except UserError:
-            _remove_if_untrained(folder)
+            _remove_if_untrained(folder, lock)
             raise
         if failure:
             raise UserError(failure)
-        _report(config, space, study, experiment)
+        with lock:  # so that an older report cannot replace another process's newer one
+            _report(config, space, study, experiment)
 
 
-def _join(config: SearchConfig, space: Space, experiment: Experiment) -> tuple[SharedStudy, Claim | None]:
+def _join(
+    config: SearchConfig, space: Space, experiment: Experiment, lock: StudyLock
+) -> tuple[SharedStudy, Claim | None]:
     """Starts the search in its folder, or joins an existing one, and claims the first trial, whose lock shows other
     processes that this one takes part."""
-    folder = experiment.folder
-    with folder.wait_for_lock():
+    with lock:
         experiment.store_or_verify_settings(space.to_dict())
-        study = SharedStudy(config, space, folder.path, steps=config.folds or config.epochs)
+        study = SharedStudy(config, space, lock, steps=config.folds or config.epochs)
         if config.folds:
-            make_folds(config, experiment.spec, folder.path, experiment.fitness)
+            make_folds(config, experiment.spec, lock.folder, experiment.fitness)
         return study, study.claim()
 
 
-def _remove_if_untrained(folder: ContinuedFolder) -> None:
+def _remove_if_untrained(folder: ContinuedFolder, lock: StudyLock) -> None:
     """Removes a search that was refused before any training, unless other processes take part in it."""
-    with folder.wait_for_lock(), exclusive_study(folder.path):
-        if not has_running_trial(folder.path):
+    with lock:
+        if not has_running_trial(lock):
             folder.remove_if_untrained()
 
 
@@ -99,12 +92,11 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
     log = get_logger()
     settings = train_config(config, hyp="auto", override=[], project="runs/train", name="exp", noplots=False)
     command = f"{COMMANDS['train'].typed} {shlex.join(flags_of(settings))}"
-    with exclusive_study(experiment.folder.path):  # so that an older report cannot replace another process's newer one
-        study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-        trials = study.trials()
-        lines = write_report(
-            experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command
-        )
+    study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    trials = study.trials()
+    lines = write_report(
+        experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command
+    )
     num_running = sum(frozen.state == TrialState.RUNNING for frozen in trials)
     if num_running:
         verb = "is" if num_running == 1 else "are"

@@ -1,7 +1,7 @@
 """The study of a search: a journal in its folder, to which any number of processes append.
 
-The processes may be on several machines that share the folder. Each holds the lock of the trial that it runs. The
-journal stores the state of a trial; only the lock tells whether its process is still running:
+The processes may be on several machines that share the folder. The journal stores the state of a trial; only its lock
+(locks.py) tells whether its process is still running:
 
     state in the journal    lock    the trial                    what follows
     none                    free    is not drawn yet             `claim` draws it (the first has the recipe's values)
@@ -12,12 +12,9 @@ journal stores the state of a trial; only the lock tells whether its process is 
 
 from __future__ import annotations
 
-import math
-import os
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,21 +23,16 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from tools.search.locks import JOURNAL_LOG, TRIALS_FOLDER, StudyLock, lock_trial
 from tools.search.ranges import Scalar, Space
 from utils.config.search_settings import SearchConfig
 from utils.errors import UserError, first_line
 from utils.files.locks import FileLock
-from utils.process.identity import has_died, this_process
 
-JOURNAL_LOG = "journal.log"
-TRIALS_FOLDER = "trials"  # folder of the trials
 HALVING_FACTOR = 3  # reduction factor of successive halving (Li et al. 2020)
-_STUDY_LOCK = ".study.lock"  # held while a trial is chosen or ended
-_TRIAL_LOCK = ".trial.lock"  # file in the folder of a trial
-_ONLY_PROCESS = ".only-process"  # file that names the searching process if the file system has no locks
 _REASON_ATTRIBUTE = "reason"  # attribute of a failed trial
 # Attributes of a trial: how many processes of the search have lost its training since its newest step, and that step.
 _LOSSES_ATTRIBUTE = "losses"
@@ -84,19 +76,19 @@ class TrialOutcome:
 class SharedStudy:
     """The study in a folder, which processes share."""
 
-    def __init__(self, config: SearchConfig, space: Space, folder: Path, *, steps: int) -> None:
-        """Opens the study in ``folder``, or creates it.
+    def __init__(self, config: SearchConfig, space: Space, lock: StudyLock, *, steps: int) -> None:
+        """Opens the study in the folder of ``lock``, or creates it.
 
         ``steps``: number of epochs or folds after which a trial reports its fitness. Raises UserError if the journal is
         damaged.
         """
         self._config = config
         self._space = space
-        self._folder = folder
-        journal = folder / JOURNAL_LOG
-        with exclusive_study(folder):
+        self._lock = lock
+        journal = lock.folder / JOURNAL_LOG
+        with lock:
             try:
-                self.study = _open_study(journal, _Sampler(config.seed), _pruner(config, steps))
+                self.study = _open_study(lock, _Sampler(config.seed), _pruner(config, steps))
                 _check_trials(self.trials())
             except _MALFORMED as error:
                 message = f"{journal}: damaged ({first_line(error)}); restore it, or choose another --name"
@@ -113,11 +105,11 @@ class SharedStudy:
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial."""
-        return self._folder / TRIALS_FOLDER / f"{number:04}"
+        return self._lock.folder / TRIALS_FOLDER / f"{number:04}"
 
     def claim(self) -> Claim | None:
         """Claims an interrupted trial or, if there is none, a new one; returns None if none is left."""
-        with exclusive_study(self._folder):
+        with self._lock:
             trials = self.trials()
             return self._claim_interrupted(trials) or self._claim_new(trials)
 
@@ -126,7 +118,7 @@ class SharedStudy:
         for frozen in trials:
             if frozen.state != TrialState.RUNNING:
                 continue
-            lock = self._lock(frozen.number)
+            lock = lock_trial(self.folder_of(frozen.number))
             if lock is not None:
                 return self._claimed(optuna.Trial(self.study, frozen._trial_id), lock)
         return None
@@ -139,7 +131,7 @@ class SharedStudy:
         if not trials:
             self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
         trial = self.study.ask()
-        lock = self._lock(trial.number)
+        lock = lock_trial(self.folder_of(trial.number))
         assert lock is not None, "no other process can have locked a new trial"
         return self._claimed(trial, lock)
 
@@ -170,7 +162,7 @@ class SharedStudy:
     def finish(self, claim: Claim, outcome: TrialOutcome) -> None:
         """Ends the trial: records the outcome in the journal, so that no process continues the trial, then releases its
         lock and removes the weights of all scored trials but the best."""
-        with exclusive_study(self._folder):
+        with self._lock:
             if outcome.reason:
                 claim.trial.set_user_attr(_REASON_ATTRIBUTE, outcome.reason)
             # Optuna itself gives a pruned trial the fitness of its last step.
@@ -194,30 +186,16 @@ class SharedStudy:
         """Returns the claim of a trial that this process has locked, and draws the values that it does not have yet."""
         return Claim(trial.number, self.folder_of(trial.number), self._space.suggest(trial), trial, lock)
 
-    def _lock(self, number: int) -> FileLock | None:
-        """Locks a trial; returns None if another process holds the lock."""
-        folder = self.folder_of(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / _TRIAL_LOCK)
-        return None if lock.acquire() else lock
 
-
-@contextmanager
-def exclusive_study(folder: Path) -> Iterator[None]:
-    """Lets only one process at a time choose or end a trial of the search in ``folder``."""
-    with FileLock(folder / _STUDY_LOCK) as lock:
-        lock.acquire(math.inf)
-        yield
-
-
-def _open_study(journal: Path, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner) -> optuna.Study:
-    """Opens the study in the file ``journal``, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
+def _open_study(
+    lock: StudyLock, sampler: optuna.samplers.BaseSampler, pruner: optuna.pruners.BasePruner
+) -> optuna.Study:
+    """Opens the journal of a search, or creates it. Raises one of `_MALFORMED` if the file is damaged."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", module="optuna")
-    lock = _JournalLock(journal.with_name(".journal.lock"), journal)
     return optuna.create_study(
         study_name="search",
-        storage=JournalStorage(JournalFileBackend(str(journal), lock)),
+        storage=JournalStorage(JournalFileBackend(str(lock.folder / JOURNAL_LOG), lock)),
         direction="maximize",
         load_if_exists=True,
         sampler=sampler,
@@ -263,81 +241,6 @@ class _Sampler(optuna.samplers.TPESampler):
         seed = np.random.SeedSequence(entropy).generate_state(1)[0]
         sampler = optuna.samplers.TPESampler(seed=int(seed))
         return sampler.sample_independent(study, trial, param_name, param_distribution)
-
-
-class _JournalLock(JournalFileOpenLock):
-    """Locks the journal with a `FileLock`, which ends with its process; Optuna's own lock outlives a killed process.
-
-    Also removes an incomplete line, left by a killed process or a full disk, before another line is appended. If the
-    file system has no locks, `single_process_without_locks` ensures that no other process is writing that line.
-    """
-
-    def __init__(self, path: Path, journal: Path) -> None:
-        super().__init__(str(path))
-        self._file_lock = FileLock(path)
-        self._journal = journal
-
-    def acquire(self) -> bool:
-        """Waits for the lock."""
-        self._file_lock.acquire(math.inf)
-        with open(self._journal, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            if file.read(1) != b"\n":
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        return True
-
-    def release(self) -> None:
-        """Releases the lock."""
-        self._file_lock.release()
-
-
-@contextmanager
-def single_process_without_locks(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of the search in ``folder`` during the block if the file system has no locks: they
-    would run the same trials and truncate each other's lines in the journal.
-
-    Raises UserError if another process is searching there, or was killed on another machine.
-    """
-    with FileLock(folder / _STUDY_LOCK) as lock:
-        holder = lock.acquire()
-        has_locks = bool(holder) or lock.excludes_others
-    if has_locks:
-        yield
-        return
-    pid_file = folder / _ONLY_PROCESS
-    _write_pid_file(pid_file)
-    try:
-        yield
-    finally:
-        pid_file.unlink(missing_ok=True)
-
-
-def _write_pid_file(pid_file: Path) -> None:
-    """Creates a file that names this process. Raises UserError if the file exists, unless its process has ended."""
-    if pid_file.exists():
-        process = pid_file.read_text(encoding="utf-8", errors="replace")
-        if len(process.split()) == 2 and has_died(process):
-            pid_file.unlink(missing_ok=True)
-    try:
-        with open(pid_file, "x", encoding="utf-8") as file:
-            file.write(this_process())
-    except FileExistsError:
-        raise UserError(
-            f"{pid_file.parent}: the file system has no locks, so only one process can search here; if no other does, "
-            f"remove {pid_file}"
-        ) from None
-
-
-def has_running_trial(folder: Path) -> bool:
-    """Returns whether any process is running a trial of the search in ``folder``. Takes each trial's lock for a moment,
-    so the caller holds `exclusive_study`, within which processes claim trials."""
-    for path in folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
-        with FileLock(path) as lock:
-            if lock.acquire():
-                return True
-    return False
 
 
 def reason_of(frozen: FrozenTrial) -> str:

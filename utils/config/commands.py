@@ -24,6 +24,7 @@ class Command:
         path: the module with its ``main``, which takes the words after the command.
         summary: for ``lockstep --help``.
         description: for the command's own ``--help``.
+        example: arguments of the command line with which ``--help`` ends.
         is_one_process: whether a launcher (torchrun, mpirun, srun) must not start several processes of the command.
         divides_work: whether copies that a launcher without ranks (srun, mpirun) starts divide the work.
         instead: what to do instead of starting several processes, for the message that refuses them.
@@ -34,6 +35,7 @@ class Command:
     path: str
     summary: str
     description: str
+    example: str
     is_one_process: bool = True
     divides_work: bool = False
     instead: str = "start it once"
@@ -68,6 +70,7 @@ _COMMANDS = (
         path="train",
         summary="train a detector",
         description="Trains a detector.",
+        example="--data DATA.yaml --model yolov8n --epochs 100",
         is_one_process=False,
     ),
     Command(
@@ -79,6 +82,7 @@ _COMMANDS = (
             "Scores checkpoints and exported files on a data set: COCO's AP, precision, recall and F1, per class and "
             "by size."
         ),
+        example="--weights runs/train/exp/best.pt",
         is_one_process=False,
     ),
     Command(
@@ -90,6 +94,7 @@ _COMMANDS = (
             "Finds objects in images, folders, videos, webcams and streams, and writes annotated media, labels, JSON "
             "and crops."
         ),
+        example="--weights runs/train/exp/best.pt --source image.jpg",
     ),
     Command(
         name="export",
@@ -100,6 +105,7 @@ _COMMANDS = (
             "Exports a checkpoint to ONNX, OpenVINO, ncnn, TFLite, TorchScript or torch.export, and compares the files "
             "with the checkpoint."
         ),
+        example="--weights runs/train/exp/best.pt --format onnx",
     ),
     Command(
         name="check",
@@ -110,6 +116,7 @@ _COMMANDS = (
             "Checks a data set: files, labels, near-duplicate images, sizes and classes. The exit status is 0 if there "
             "is nothing to report, 1 if there is, and 2 if the check could not run."
         ),
+        example="DATA.yaml",
     ),
     Command(
         name="kfold",
@@ -119,6 +126,7 @@ _COMMANDS = (
         description=(
             "Cross-validates: for each fold, trains on the others and scores on it; then scores all images together."
         ),
+        example="--data DATA.yaml --folds 5 --epochs 100",
         instead="start it once; --spawn N trains on N processes",
     ),
     Command(
@@ -127,6 +135,7 @@ _COMMANDS = (
         path="tools/search/__main__",
         summary="search hyper-parameters",
         description="Searches hyper-parameters: trains with different values and reports the best.",
+        example="--data DATA.yaml --hyp optimizer --trials 30",
         divides_work=True,
         instead="start it without torchrun; --spawn N trains each trial on N processes",
     ),
@@ -139,6 +148,7 @@ _COMMANDS = (
             "Converts the export of an annotation tool to COCO JSON and a YAML for --data. YOLO txt, COCO JSON and "
             "Pascal VOC train as they are."
         ),
+        example="EXPORT out.json",
     ),
     Command(
         name="shard",
@@ -146,6 +156,7 @@ _COMMANDS = (
         path="tools/shard/__main__",
         summary="write a data set as shards: tar files with an index",
         description="Writes a data set as tar files of images, with one index for each split.",
+        example="DATA.yaml OUT",
     ),
     Command(
         name="weights",
@@ -156,6 +167,7 @@ _COMMANDS = (
             "Converts the weights of a checkpoint, including one of another program, to safetensors or to a checkpoint "
             "of this program."
         ),
+        example="yolov8n.pt yolov8n.safetensors",
     ),
     Command(
         name="demo",
@@ -163,6 +175,7 @@ _COMMANDS = (
         path="tools/demo",
         summary="write the demo data set to a folder",
         description="Writes the demo data set to a folder.",
+        example="OUT",
     ),
 )
 COMMANDS = {command.name: command for command in _COMMANDS}

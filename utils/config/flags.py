@@ -167,6 +167,7 @@ def build_parser(cls: type) -> Parser:
         prog=command.typed,
         usage=" ".join(["%(prog)s", *required, "[flags]"]),
         description=command.description,
+        epilog=f"example: {command.typed} {command.example}",
         formatter_class=_Help,
         allow_abbrev=False,
     )

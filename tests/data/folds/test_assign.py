@@ -22,7 +22,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import Fitness
 from tests.helpers.messages import refused
 from tests.helpers.tiny import write_dataset
-from tools.kfold.folds import data_of, make_folds, pooled_index, write_folds
+from tools.kfold.folds import data_of, joined_index, make_folds, write_folds
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -88,8 +88,8 @@ def config(tmp_path):
     return KfoldConfig(data=str(data), cache_dir=str(tmp_path / "cache"), folds=3, workers=0)
 
 
-def pool_of(config):
-    return pooled_index(load_dataset_spec(config.data), config)
+def index_of(config):
+    return joined_index(load_dataset_spec(config.data), config)
 
 
 def transfer(how, old: str, new: str) -> None:
@@ -98,24 +98,24 @@ def transfer(how, old: str, new: str) -> None:
     how(label_of(old), label_of(new))
 
 
-def test_the_pool_has_each_image_once_with_its_labels(config, tmp_path):
+def test_the_joined_index_has_each_image_once_with_its_labels(config, tmp_path):
     spec = load_dataset_spec(config.data)
-    pooled = pooled_index(spec, config)
-    assert len(pooled) == 18
+    joined = joined_index(spec, config)
+    assert len(joined) == 18
     parts = [load_index(spec, split, IndexSettings(cache_dir=config.cache_dir)) for split in ("train", "val")]
     rows = {index.path(i): index.labels(i) for index in parts for i in range(len(index))}
-    for i in range(len(pooled)):
-        np.testing.assert_array_equal(pooled.labels(i), rows[pooled.path(i)])
+    for i in range(len(joined)):
+        np.testing.assert_array_equal(joined.labels(i), rows[joined.path(i)])
     both = tmp_path / "both.yaml"
     root = tmp_path / "set"
     both.write_text(f"path: {root}\ntrain: [images/train, images/val]\nval: images/val\nnames: [light, dark]\n")
-    again = pooled_index(load_dataset_spec(both), config)
-    assert sorted(again.paths) == sorted(pooled.paths)
-    assert class_counts(again).sum(0).tolist() == class_counts(pooled).sum(0).tolist()
+    again = joined_index(load_dataset_spec(both), config)
+    assert sorted(again.paths) == sorted(joined.paths)
+    assert class_counts(again).sum(0).tolist() == class_counts(joined).sum(0).tolist()
 
 
 def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
-    index = pool_of(config)
+    index = index_of(config)
     assert len(set(groups_of(index, "", False))) == 18
     assert len(set(groups_of(index, r"(\d)\.png", False))) == 10
     table = tmp_path / "groups.csv"
@@ -124,14 +124,14 @@ def test_groups_from_names_files_and_near_duplicates(config, tmp_path):
     copy = index.path(3)
     twin = copy.replace("003", "020")
     transfer(shutil.copy, copy, twin)
-    more = pool_of(config)
+    more = index_of(config)
     group = groups_of(more, "", True)
     paths = [more.path(i) for i in range(len(more))]
     assert group[paths.index(copy)] == group[paths.index(twin)]
     assert len(set(group)) == 18
     for name in (copy, index.path(7)):  # named as Roboflow names its copies of one image
         transfer(shutil.move, name, str(Path(name).with_name(f"a_jpg.rf.{Path(name).stem}.png")))
-    more = pool_of(config)
+    more = index_of(config)
     assert len(set(groups_of(more, "", True))) == 17
     assert len(set(groups_of(more, "", False))) == 19
 
@@ -156,7 +156,7 @@ def test_a_split_that_is_divided_is_scanned_like_any_other(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("fraction", "images"), [(0.1, 2), (0.25, 5), (0.5, 9), (0.05, 1)])
 def test_a_part_of_each_class_is_held_out(config, fraction, images):
-    index = pool_of(config)
+    index = index_of(config)
     names = validation_images(index, fraction)
     assert abs(len(names) - images) <= 1
     assert names == validation_images(index, fraction)
@@ -182,12 +182,12 @@ def test_a_share_far_from_the_one_asked_for_is_a_warning(tmp_path, caplog, fract
 
 
 def test_whole_groups_are_held_out(config):
-    index = pool_of(config)
+    index = index_of(config)
     for number in range(6):  # six images of three copies
         old = index.path(number)
         for copy in range(3):
             transfer(shutil.copy if copy < 2 else shutil.move, old, old.replace(".png", f"_png.rf.{copy}.png"))
-    index = pool_of(config)
+    index = index_of(config)
     names = {name.partition("_png.rf.")[0] for name in validation_images(index, 0.4) if ".rf." in name}
     assert names
     assert sum(name.startswith(f"{stem}_png.rf.") for stem in names for name in index.paths) == 3 * len(names)
@@ -207,7 +207,7 @@ def test_a_table_of_folds_tells_the_groups_again(config, tmp_path):
     shutil.copytree(tmp_path / "set" / "labels" / "train", tmp_path / "set" / "=train", dirs_exist_ok=True)
     data = Path(config.data)
     data.write_text(data.read_text().replace("images/train", "=train"))
-    index = pooled_index(load_dataset_spec(data), config)
+    index = joined_index(load_dataset_spec(data), config)
     group = np.arange(len(index)) % 5
     write_folds(tmp_path, load_dataset_spec(data), index, group=group, fold=group % 3)
     assert "'=train/000.png" in (tmp_path / "folds.csv").read_text()
@@ -230,7 +230,7 @@ def label_of(image: str) -> str:
 )
 def test_groups_that_cannot_be_used(config, groups, message):
     with refused(message):
-        groups_of(pool_of(config), groups, False)
+        groups_of(index_of(config), groups, False)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_files_of_groups_that_cannot_be_used(config, tmp_path, content, message)
     file = tmp_path / "groups.csv"
     file.write_text(content)
     with refused(message):
-        groups_of(pool_of(config), str(file), False)
+        groups_of(index_of(config), str(file), False)
 
 
 def test_rare_classes_are_named(config):
-    index = pool_of(config)
+    index = index_of(config)
     assert rare_classes(index, 2) == ""
     few = class_counts(index).sum(0)
     note = rare_classes(index, int(few.max()) + 1)
@@ -264,12 +264,12 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
     spec = load_dataset_spec(config.data)
     if layout == "coco":
         spec = as_coco(spec, config, tmp_path)
-    pooled = pooled_index(spec, replace(config, data=spec.source))
-    fold = assign_folds(np.arange(len(pooled)), class_counts(pooled), 3, 0)
+    joined = joined_index(spec, replace(config, data=spec.source))
+    fold = assign_folds(np.arange(len(joined)), class_counts(joined), 3, 0)
     folder = tmp_path / "lists"
     folder.mkdir()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
-    write_folds(folder, spec, pooled, group=np.arange(len(pooled)), fold=fold)
+    write_folds(folder, spec, joined, group=np.arange(len(joined)), fold=fold)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "set").rglob("*")}
     seen = []
     for number in range(3):
@@ -281,14 +281,14 @@ def test_the_lists_give_the_same_labels(config, tmp_path, layout):
         }
         paths = {split: {part.path(i) for i in range(len(part))} for split, part in parts.items()}
         assert not paths["train"] & paths["val"]
-        assert len(paths["train"] | paths["val"]) == len(pooled)
-        assert paths["val"] == {pooled.path(i) for i in np.flatnonzero(fold == number)}
-        labels = {pooled.path(i): pooled.labels(i) for i in range(len(pooled))}
+        assert len(paths["train"] | paths["val"]) == len(joined)
+        assert paths["val"] == {joined.path(i) for i in np.flatnonzero(fold == number)}
+        labels = {joined.path(i): joined.labels(i) for i in range(len(joined))}
         for part in parts.values():
             for i in range(len(part)):
                 np.testing.assert_allclose(part.labels(i), labels[part.path(i)], atol=1e-6)
         seen += paths["val"]
-    assert len(seen) == len(set(seen)) == len(pooled)
+    assert len(seen) == len(set(seen)) == len(joined)
     with open(folder / "folds.csv", newline="") as file:
         assert [int(row["fold"]) - 1 for row in csv.DictReader(file)] == fold.tolist()
 
@@ -300,13 +300,13 @@ def test_the_lists_of_some_classes_have_the_labels_of_all(config, tmp_path):
     folder = tmp_path / "lists"
     folder.mkdir()
     make_folds(config, spec.use_classes([1]), folder, Fitness.parse("AP", spec.names[1:]))
-    pooled = pooled_index(spec, config)
+    joined = joined_index(spec, config)
     boxes = 0
     for split in ("train", "val"):
         part = load_index(load_dataset_spec(data_of(folder, 0)), split, IndexSettings(cache_dir=config.cache_dir))
-        assert part.names == pooled.names
+        assert part.names == joined.names
         boxes += len(part.classes)
-    assert boxes == len(pooled.classes)
+    assert boxes == len(joined.classes)
 
 
 def as_coco(spec, config, tmp_path):

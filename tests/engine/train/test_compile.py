@@ -14,7 +14,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
-from benchmarks.gpu.equal import compare_compiled
+from benchmarks.gpu.compiled import compare_compiled
 from engine.assembly import build_step as step_setup
 from engine.optim.schedule import StepPlan
 from engine.train import compile as compilation

@@ -24,7 +24,7 @@ from tests.helpers.scripts import error_of
 from tests.helpers.tiny import write_dataset, write_model
 from tools.kfold.__main__ import main
 from tools.kfold.score_fold import validation_of
-from tools.kfold.scores import ScoredFold, format_folds, pool, read_fold
+from tools.kfold.scores import ScoredFold, format_folds, join_folds, read_fold
 from tools.shard.write_shards import write_set
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("preloaded")
 
 def test_pooled_scores_are_those_of_pycocotools_on_the_union():
     cases = [random_case(seed, num_images=n) for seed, n in ((0, 7), (1, 12), (2, 5))]
-    pooled = pool([ScoredFold(gt, table, table.take(table.scores > 0.5)) for gt, table, _ in cases])
+    pooled = join_folds([ScoredFold(gt, table, table.take(table.scores > 0.5)) for gt, table, _ in cases])
     assert pooled.truth.num_images == 24
     stats, precision = coco_evaluate(pooled.truth, pooled.scored)
     result = score_detections(pooled.truth, pooled.scored, 4)
@@ -106,7 +106,7 @@ def test_folds_are_scored_alone_and_together(whole):
     folder, printed = whole
     rows = table(folder)
     assert [(row["fold"], row["images"]) for row in rows] == [("1", "6"), ("2", "6"), ("pooled", "12")]
-    pooled = pool([read_fold(folder / f"fold{n}" / "detections.npz") for n in (1, 2)])
+    pooled = join_folds([read_fold(folder / f"fold{n}" / "detections.npz") for n in (1, 2)])
     stats, _ = coco_evaluate(pooled.truth, pooled.scored)
     assert float(rows[-1]["AP"]) == pytest.approx(max(stats[0], 0), abs=1e-6)
     assert all(word in printed for word in ("fold 1", "fold 2", "mean", "std", "pooled", "light", "dark"))

@@ -12,11 +12,11 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_weights
+from tools.experiment import training
 from tools.kfold import score_fold
 from tools.kfold.cross_validate import CrossValidation, cross_validate
 from tools.kfold.score_fold import run_scoring, validation_of
 from tools.kfold.scores import read_if_scored
-from tools.runs import training
 from utils.child import RunFailed, RunResult
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig

@@ -17,7 +17,7 @@ from tests.helpers.preloaded import python
 from tests.helpers.scripts import ROOT, call, error_of
 from tests.helpers.searches import RANGES, read_trials
 from tests.helpers.tiny import write_dataset
-from tools.runs import training
+from tools.experiment import training
 from tools.search.__main__ import main
 from utils.child import RunResult
 from utils.config.parser import parse_config

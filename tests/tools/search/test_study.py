@@ -1,28 +1,17 @@
-"""The study that processes share: its journal and its locks, also after a kill."""
+"""The study that processes share, also after a kill: its journal."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import shutil
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.searches import RANGES, space_of
-from utils.config.search_settings import SearchConfig
+from tests.helpers.searches import open_study
 from utils.errors import UserError
-from utils.process.identity import this_process
 
 pytest.importorskip("optuna")
-from tools.search.study import SharedStudy, TrialOutcome, single_process_without_locks
-
-
-def opened(folder):
-    folder.mkdir(exist_ok=True)
-    space = space_of(folder, RANGES)
-    return SharedStudy(SearchConfig(hyp=str(folder / "ranges.yaml"), trials=9), space, folder, steps=3)
+from tools.search.study import TrialOutcome
 
 
 def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
@@ -30,18 +19,18 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
 
     Without the old trials, a new one would continue the training of a lost one.
     """
-    study = opened(tmp_path)
+    study = open_study(tmp_path)
     study.finish(study.claim(), TrialOutcome.scored(0.5))
     journal = tmp_path / "journal.log"
     whole = journal.read_bytes()
     for rest in (b'{"op_code":4,"worker_id":"b0', b"\0\0\0"):
         journal.write_bytes(whole + rest)
-        study = opened(tmp_path)
+        study = open_study(tmp_path)
         claim = study.claim()
         assert claim.number == 1
         study.report(claim, 1, 0.25)
         claim.lock.release()
-        assert [trial.last_step for trial in opened(tmp_path).trials()] == [None, 1]
+        assert [trial.last_step for trial in open_study(tmp_path).trials()] == [None, 1]
         shutil.rmtree(tmp_path / "trials" / "0001")
     for rest, message in (
         (b"", "journal.log: has lost the trial in .../trials/0000; restore it, or choose another --name"),
@@ -58,11 +47,11 @@ def test_half_a_line_does_not_end_a_search_but_lost_trials_do(tmp_path):
     ):
         journal.write_bytes(rest)
         with refused(message):
-            opened(tmp_path)
+            open_study(tmp_path)
 
 
 def test_a_trial_whose_process_was_killed_while_drawing_it_gets_the_same_values(tmp_path):
-    study = opened(tmp_path)
+    study = open_study(tmp_path)
     study.finish(study.claim(), TrialOutcome.scored(0.5))
     claim = study.claim()
     claim.lock.release()
@@ -70,7 +59,7 @@ def test_a_trial_whose_process_was_killed_while_drawing_it_gets_the_same_values(
     lines = journal.read_text().splitlines(True)
     for num_undrawn in range(1, len(claim.values) + 1):
         journal.write_text("".join(lines[:-num_undrawn]))
-        again = opened(tmp_path).claim()
+        again = open_study(tmp_path).claim()
         again.lock.release()
         assert (again.number, again.values) == (1, claim.values)
 
@@ -90,7 +79,7 @@ def test_a_trial_whose_process_was_killed_while_drawing_it_gets_the_same_values(
 )
 def test_a_line_of_the_journal_that_is_no_report_is_refused(tmp_path, line, changed):
     """Optuna takes any JSON as steps and fitness."""
-    study = opened(tmp_path)
+    study = open_study(tmp_path)
     claim = study.claim()
     study.report(claim, 1, 0.25)
     study.finish(claim, TrialOutcome.scored(0.5))
@@ -99,36 +88,4 @@ def test_a_line_of_the_journal_that_is_no_report_is_refused(tmp_path, line, chan
     assert line in text
     journal.write_text(text.replace(line, changed))
     with pytest.raises(UserError, match=r"journal\.log: damaged \(.*\); restore it, or choose another --name"):
-        opened(tmp_path)
-
-
-def test_a_lock_of_a_killed_process_is_not_waited_for(tmp_path, monkeypatch):
-    """Optuna's own lock stays when its holder is killed, and it never expires if the folder's path is relative."""
-    monkeypatch.chdir(tmp_path)
-    folder = Path("search")
-    folder.mkdir()
-    (folder / "journal.log.lock").symlink_to(folder / "journal.log")
-    assert opened(folder).claim().number == 0
-
-
-def test_without_locks_a_single_process_searches(tmp_path, monkeypatch):
-    """On such a file system, a second process would cut off the journal line that the first one is writing."""
-    mark = tmp_path / ".only-process"
-    with single_process_without_locks(tmp_path), single_process_without_locks(tmp_path):
-        assert not mark.exists()  # the locks of the trials and of the journal are enough
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    second = single_process_without_locks(tmp_path)
-    with single_process_without_locks(tmp_path), refused(f"only one process can search here; ...remove {mark}"), second:
-        pass
-    assert not mark.exists()
-    mark.write_text(f"{2**22 + 1} {this_process().split()[1]}")  # was killed: no process of Linux has this id
-    with single_process_without_locks(tmp_path):
-        assert mark.read_text() == this_process()
-    mark.write_text("1 on-another-node")
-    with refused("..."), single_process_without_locks(tmp_path):
-        pass
-    assert mark.exists()
+        open_study(tmp_path)

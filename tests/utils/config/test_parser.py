@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -347,6 +348,15 @@ def test_help_lists_each_setting_once_by_topic(command: Command):
         assert field.metadata["positional"] or topics.count(field.name) == 1, field.name
     assert "(default: None)" not in text
     assert "(default: )" not in text
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_help_ends_with_a_valid_example_on_one_line(command: Command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    *_, example = build_parser(command.settings).format_help().splitlines()
+    words = shlex.split(example.removeprefix(f"example: {command.typed} "))
+    assert words == shlex.split(command.example)
+    parse_config(command.settings, words)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tools.runs.digests import digests_of_files
+from tools.experiment.digests import digests_of_files
 from utils.config.search_settings import KfoldConfig
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from engine.run.resolve import resolve
-from tools.runs.digests import digests_of_files
+from tools.experiment.digests import digests_of_files
 from utils.config.flags import flag_name
 from utils.config.recipes import read_recipe
 from utils.config.settings import Hyperparameters, TrainConfig, changed_settings, default_of, names_with

@@ -1,4 +1,4 @@
-"""Flags of train.py that a search or a cross-validation rejects."""
+"""Flags of train.py that an experiment rejects."""
 
 from __future__ import annotations
 

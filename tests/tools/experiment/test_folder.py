@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
-from tools.runs.folder import ContinuedFolder
+from tools.experiment.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 

@@ -1,4 +1,4 @@
-"""The folder of a search or a cross-validation, where the same command continues the work."""
+"""The folder of an experiment, in which the same command continues the work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.run.new_folder import check_run_dir
-from tools.runs.stored_settings import StoredSettings
+from tools.experiment.stored_settings import StoredSettings
 from utils.config.search_settings import KfoldConfig
 from utils.errors import Stopped, UserError
 from utils.files.locks import FileLock
@@ -29,7 +29,7 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
 
 
 class ContinuedFolder:
-    """The folder of a search or a cross-validation.
+    """The folder of an experiment.
 
     It contains a file with the settings with which the work was started, the classes, and digests of the data
     (`StoredSettings`).
@@ -56,10 +56,6 @@ class ContinuedFolder:
         if holder:
             raise UserError(f"{self.path}: another process is using this folder ({holder})")
         return lock
-
-    def wait_for_lock(self) -> FileLock:
-        """Waits until no other process holds the folder, and locks it until the end of a ``with`` statement."""
-        return FileLock(self.path / _LOCK).wait("another process that is using this folder")
 
     def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Stores the settings, or compares them with the ones stored in the folder.

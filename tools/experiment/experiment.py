@@ -1,4 +1,4 @@
-"""The data, the fitness and the folder that all trainings of a cross-validation or a search share."""
+"""An experiment: several trainings that are compared, by a search or a cross-validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import Fitness
-from tools.runs.folder import ContinuedFolder
+from tools.experiment.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 
@@ -21,7 +21,7 @@ SPLITS = ("train", "val")  # splits that a training uses; "test" stays apart
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parts that all trainings of a cross-validation or a search share."""
+    """The data, the fitness and the folder that all trainings share."""
 
     folder: ContinuedFolder  # folder of the results
     spec: DatasetSpec

@@ -11,8 +11,8 @@ import pytest
 from tests.helpers.messages import refused
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
-from tools.runs import training
-from tools.runs.training import ERRORS_TXT, Pruning, can_begin, check_has_results, fitness_by_epoch, train
+from tools.experiment import training
+from tools.experiment.training import ERRORS_TXT, Pruning, can_begin, check_has_results, fitness_by_epoch, train
 from utils.child import RunFailed
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig

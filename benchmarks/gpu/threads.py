@@ -1,0 +1,136 @@
+"""Checks of work in several threads: steps of a model with two replicas on one device, and calls of a Predictor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.speed.training_step import StepBuilder, build_step, context_of, make_batches
+from engine.inference.predictor import load
+from tests.helpers.tiny import write_weights
+
+MANY_STEPS = 50
+MANY_CALLS = 200
+SAME_LOSS = 0.05  # relative; each replica has the batch statistics of half a batch
+SEARCHING = 10  # times a plain step, which takes milliseconds; a search for kernels takes seconds
+
+
+class StepSeries(NamedTuple):
+    """Results of a few steps with the model in one or several replicas."""
+
+    losses: Tensor  # (2, P), of the first two steps
+    dtype: torch.dtype  # dtype of the model's maps
+    seconds: float  # seconds per step
+    grown_mb: float  # growth of the process's memory from the 8th step to the last
+
+
+def data_parallel(
+    options: argparse.Namespace, *, build: StepBuilder = build_step, max_ratio: float = SEARCHING
+) -> Iterator[str]:
+    """Compares plain steps with DataParallel steps that use two replicas on one device: with a single replica, torch
+    would call the model directly, without threads. torch may reject two replicas on one device.
+
+    Raises SystemExit if losses or types differ, or if a step takes more than ``max_ratio`` times as long: with new
+    threads in each step, cuDNN would search for its kernels again and again.
+    """
+    plain = series_of_steps(options, replicas=1, build=build)
+    yield described_series("plain", plain)
+    try:
+        twice = series_of_steps(options, replicas=2, build=build)
+    except RuntimeError as error:
+        if not is_refused_by_torch(error):
+            raise
+        yield f"the model twice on one device: refused, {str(error).splitlines()[0]}"
+        return
+    yield described_series("the model twice on one device", twice)
+    ratio = twice.seconds / plain.seconds
+    yield f"the model twice on one device: {ratio:.2f} times the time of a plain step"
+    problems = []
+    if twice.dtype != plain.dtype:
+        problems.append(f"the replicas compute in {twice.dtype}, the plain model in {plain.dtype}")
+    if not torch.allclose(plain.losses, twice.losses, rtol=SAME_LOSS):
+        problems.append(f"losses differ by more than {SAME_LOSS:.0%}")
+    if ratio > max_ratio:
+        problems.append(f"a step takes {ratio:.1f} times as long as a plain one")
+    if problems:
+        sys.exit(f"the model twice on one device: {'; '.join(problems)}")
+
+
+def is_refused_by_torch(error: RuntimeError) -> bool:
+    """Returns whether ``error`` comes from torch's replication, not from code that runs in the replicas."""
+    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+    return Path(raised_in).parts[-4:-1] == ("torch", "nn", "parallel")
+
+
+def series_of_steps(options: argparse.Namespace, *, replicas: int, build: StepBuilder) -> StepSeries:
+    take_step = build(options.model, images=options.batch_size, ctx=context_of(options.device, replicas=replicas))
+    dtypes = set()
+    take_step.criterion.register_forward_pre_hook(lambda _, arguments: dtypes.add(arguments[0][0].dtype))
+    batches = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
+    losses = []
+    seconds = []
+    resident = []
+    for number in range(10 if options.device == "cpu" else MANY_STEPS):
+        began = time.perf_counter()
+        take_step([batches[number % 2]], [options.batch_size], number + 1)
+        (values,) = take_step.reader.pop(leave=0)  # waits for the step
+        seconds.append(time.perf_counter() - began)
+        losses.append(values.losses)
+        resident.append(resident_mb())
+    (dtype,) = dtypes
+    return StepSeries(torch.tensor(losses[:2]), dtype, statistics.median(seconds[2:]), resident[-1] - resident[7])
+
+
+def described_series(name: str, series: StepSeries) -> str:
+    losses = [[round(value, 3) for value in step] for step in series.losses.tolist()]
+    return (
+        f"{name}: losses of two steps {losses}, maps {series.dtype}, {1000 * series.seconds:.1f} ms a step, "
+        f"{series.grown_mb:+.0f} MB after the 8th step"
+    )
+
+
+def resident_mb() -> float:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def predictor_threads(options: argparse.Namespace) -> Iterator[str]:
+    """Measures the time and memory growth of 200 calls of a `Predictor`: all from one thread, then each from a new
+    thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        predictor = load(write_weights(Path(folder) / "best.pt", ("a", "b")), device=options.device, conf=0.0)
+    image = np.random.default_rng(0).integers(0, 256, (options.imgsz, options.imgsz, 3), np.uint8)
+    expected = predictor(image, color="rgb")[0].boxes.data
+    seconds = {}
+    for name, start in {"one thread": lambda call: call(), "a thread each": in_a_thread}.items():
+        before = resident_mb()
+        began = time.perf_counter()
+        results: list[torch.Tensor] = []
+        for _ in range(MANY_CALLS):
+            start(lambda: results.append(predictor(image, color="rgb")[0].boxes.data))  # noqa: B023
+        seconds[name] = (time.perf_counter() - began) / MANY_CALLS
+        yield f"{name}: {seconds[name] * 1e3:.1f} ms a call, {resident_mb() - before:+.0f} MB in {MANY_CALLS} calls"
+        if not all(torch.equal(boxes, expected) for boxes in results):
+            sys.exit(f"{name}: detections differ")
+    # On a CPU each new thread starts threads of OpenMP, which takes milliseconds.
+    if options.device != "cpu" and seconds["a thread each"] > 2 * seconds["one thread"]:
+        sys.exit("calls from new threads take more than twice as long")
+
+
+def in_a_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
