@@ -202,7 +202,7 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
     unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED)
     assert (unused["kind"], not_trained["kind"]) == (UNUSED, NOT_TRAINED)
-    assert unused["text"] == "2 of 5 classes without a box in train, val: 2: cow, 4: pig"
+    assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
     assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
     rng = np.random.default_rng(9)
     data.describe(NAMES)
