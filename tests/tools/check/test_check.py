@@ -28,6 +28,7 @@ from tools.check.issue_kinds import (
     DOUBLED,
     IMBALANCE,
     MISSING_SPLIT,
+    NO_OBJECTS,
     NOT_CHECKED,
     NOT_TRAINED,
     REFUSED,
@@ -135,7 +136,7 @@ def test_what_training_refuses_is_an_issue(data, capsys):
         assert str(trained.value) in [issue["text"] for issue in refused if issue["split"] == split]
     shutil.rmtree(data.root / "images/val")
     out = check(capsys, data.yaml)[1]
-    assert "split that is refused: 2 (training, or scoring on it, ends with this message)" in out
+    assert "refused split: 2 (training, or scoring on it, ends with this message)" in out
     assert "warning: " not in out
     page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
     assert REFUSED in {row[0] for table in page.tables.values() for row in table}
@@ -148,6 +149,15 @@ def test_a_training_split_without_objects_is_refused(data, capsys):
     assert [issue["split"] for issue in refused] == ["train"]
     assert "no object" in refused[0]["text"]
     assert refused[0]["text"].endswith("there is nothing to train on")
+
+
+def test_another_split_without_objects_is_an_issue(data, capsys):
+    for name in ("val/0", "val/1"):
+        data.write(name, "")
+    (issue,) = issues_of(capsys, data)
+    assert issue == {"kind": NO_OBJECTS, "split": "val", "text": "2 images and no object"}
+    shutil.rmtree(data.root / "labels/val")  # training refuses the split
+    assert NO_OBJECTS not in {issue["kind"] for issue in issues_of(capsys, data)}
 
 
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
@@ -295,7 +305,7 @@ def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data
     assert reason in unread["text"]
     status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
-    assert "split that cannot be read: 1 (the other splits are checked)" in out
+    assert "unreadable split: 1 (the other splits are checked)" in out
     assert reason in error_of(capsys, main, data.yaml, "--split", "val")
 
 
