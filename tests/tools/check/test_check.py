@@ -412,6 +412,20 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, h
     assert data.content() == before
 
 
+def test_out_is_not_among_the_labels(data, tmp_path):
+    (data.root / "voc").mkdir()
+    content = {"train": "images/train", "val": "images/val", "names": NAMES, "annotations": {"val": "voc"}}
+    voc = tmp_path / "voc.yaml"
+    voc.write_text(yaml.safe_dump({"path": str(data.root), **content}), encoding="utf-8")
+    joined = tmp_path / "joined.yaml"
+    joined.write_text(yaml.safe_dump({"train": [str(voc)], "val": [str(voc)]}), encoding="utf-8")
+    (tmp_path / "link").symlink_to(data.root / "labels")
+    for described, out in ((data.yaml, "labels/val"), (data.yaml, "../link/val/page"), (voc, "voc"), (joined, "voc")):
+        with pytest.raises(UserError, match=r"which has labels of .*; name another folder"):
+            make_out(load_dataset_spec(described), data.root / out)
+    make_out(load_dataset_spec(data.yaml), data.root / "labels/page")
+
+
 def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_path, monkeypatch):
     """The YAML is in the working folder, and the images are below it, or elsewhere."""
     text = data.yaml.read_text(encoding="utf-8").replace("images/", "set/images/")
