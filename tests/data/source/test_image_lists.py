@@ -10,6 +10,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import matches, refused
 from tests.helpers.three_formats import write_image
+from tests.helpers.tiny import write_dataset
 from utils.errors import UserError
 
 RELATIVE = "give paths of images relative to .../set: '{}' if this image is meant"
@@ -290,3 +291,21 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     (root / "images/0.png").symlink_to("nowhere.png")
     with refused("set/train.txt: no images found for 'train' (...)"):
         split_names(root, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder.png", "folder.png: a folder, not a file"),
+        (".hidden.png", ".hidden.png not found, because names that begin with a dot are hidden; rename the image"),
+    ],
+)
+def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
+    data = write_dataset(tmp_path, train=2, val=1)
+    (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/.hidden.png").touch()
+    (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
+    data.write_text("train: train.txt\nnames: [light, dark]\n")
+    (finding,) = list_split(load_dataset_spec(data), "train").findings
+    assert finding.where == "train.txt:2"
+    assert finding.text == f"images/train/{message}"
