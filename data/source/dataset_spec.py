@@ -45,7 +45,7 @@ class DataSource:
     known_root: str = ""  # the data set's folder in an earlier run, for a relative ``path`` that is not found
     stored_in: str = ""  # checkpoint or exported file that names ``data``, for messages; empty for the command line
     val_images: tuple[str, ...] = ()  # training images that serve as the split "val" if the data set has none
-    output: str = ""  # folder that the command writes, which must not be searched for images; empty: none
+    output: str = ""  # folder for the command's plots, which must not be searched for images; empty: no plots
     continues_output: bool = False  # whether a run continues there: searching it then causes only a warning
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +40,19 @@ def find_labels(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabe
         splits: the folder or list of images of each split.
         names: value of the key ``names`` in the folder's YAML; None without one.
     """
-    return _find_annotations(folder, splits, names) or _find_yolo(folder, splits, names)
+    json_folder = folder / "annotations"
+    labels = _find_annotations(folder, json_folder, splits, names) or _find_yolo(folder, splits, names)
+    if labels is None and not json_folder.is_dir():
+        labels = _find_annotations(folder, folder / "Annotations", splits, names)
+    return labels
 
 
-def _find_annotations(folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
+def _find_annotations(folder: Path, json_folder: Path, splits: dict[str, Path], names: Any) -> FolderLabels | None:
     """Finds COCO JSON or Pascal VOC for each split. Returns None if no split has either. Without ``names``, the classes
     of Pascal VOC are the names of all its objects."""
     annotations: dict[str, Path] = {}
     for split, images in splits.items():
-        path = _find_coco(folder, split, images) or _voc_folder(folder, images)
+        path = _find_coco((json_folder, folder), split, images) or _voc_folder(folder, images)
         if path is not None:
             annotations[split] = path
     if not annotations:
@@ -81,11 +85,11 @@ class _Json(NamedTuple):
     has_boxes: bool
 
 
-def _find_coco(folder: Path, split: str, images: Path) -> Path | None:
+def _find_coco(folders: Sequence[Path], split: str, images: Path) -> Path | None:
     """Returns a COCO JSON of the split whose images are in the folder ``images``, preferably one with boxes, or None if
-    there is none."""
+    there is none. ``folders``: searched besides the folder of the images."""
     without_boxes: Path | None = None  # such as image_info_test2017.json
-    for paths in _json_candidates(folder, split, images):
+    for paths in _json_candidates(folders, split, images):
         coco = [path for path in paths if _summary_of(path).is_coco]
         with_boxes = [path for path in coco if _summary_of(path).has_boxes]
         if with_boxes:
@@ -96,15 +100,14 @@ def _find_coco(folder: Path, split: str, images: Path) -> Path | None:
     return without_boxes
 
 
-def _json_candidates(folder: Path, split: str, images: Path) -> list[list[Path]]:
-    """Returns the JSON files that may belong to a split: those next to its images, those named after the split, and
-    those named after no split."""
+def _json_candidates(folders: Sequence[Path], split: str, images: Path) -> list[list[Path]]:
+    """Returns the JSON files that may belong to a split: those next to its images, those in ``folders`` that are named
+    after the split, and those named after no split."""
     nearby = sorted(images.glob("*.json"))
     if not nearby and images.name in IMAGE_FOLDERS:
         nearby = sorted(images.parent.glob("*.json"))
     nearby = [path for path in nearby if _split_in(path) in (split, "")]
     nearby.sort(key=lambda path: _split_in(path) != split)  # files that name the split first
-    folders = (folder / "annotations", folder / "Annotations", folder)
     in_folder = [path for searched in folders for path in sorted(searched.glob("*.json"))]
     of_split = [path for path in in_folder if _split_in(path) == split]
     of_no_split = [path for path in in_folder if _split_in(path) == ""]

@@ -25,8 +25,10 @@ def find_splits(folder: Path) -> dict[str, Path]:
 
 
 def split_parents(folder: Path) -> list[Path]:
-    """Returns the existing folders in which folders may be named after splits: ``folder`` and its image folders."""
-    return [parent for parent in (folder, folder / "images", folder / "Images") if parent.is_dir()]
+    """Returns the folders in which folders may be named after splits: ``folder`` and its ``images`` or, if there is no
+    such folder, ``Images``."""
+    images = next((folder / name for name in ("images", "Images") if (folder / name).is_dir()), None)
+    return [folder] if images is None else [folder, images]
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:

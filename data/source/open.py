@@ -72,13 +72,15 @@ def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:
 
 
 def _check_output(source: DataSource, spec: DatasetSpec) -> None:
-    """Raises UserError if the folder that the command writes is searched for images of ``spec``. Logs a warning instead
+    """Raises UserError if the folder for the command's plots is searched for images of ``spec``. Logs a warning instead
     if a run continues there."""
     problem = problem_of_output(Path(source.output), spec) if source.output else ""
-    if problem and source.continues_output:
-        get_logger().warning("%s: %s; move the run to another folder, and continue it there", source.output, problem)
-    elif problem:
-        raise UserError(f"{source.output}: {problem}; name another folder with --project")
+    if not problem:
+        return
+    message = f"{source.output}: {problem}; plots there would become images of the data set"
+    if not source.continues_output:
+        raise UserError(f"{message}; name another folder with --project, or use --noplots")
+    get_logger().warning("%s; move the run to another folder, and continue it there", message)
 
 
 def _plan_copy(source: DataSource, stored_note: str) -> StagePlan:

@@ -1,4 +1,4 @@
-"""Finds output folders in which a data set would find images: the plots of a run would become images of the next."""
+"""Finds output folders that a data set searches for images: the plots of a run would become images of the next."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from utils.errors import UserError
 
 
 def problem_of_output(path: Path, spec: DatasetSpec) -> str:
-    """Returns why ``path`` must not receive files, for messages, or "" if ``spec`` searches no folder around it."""
+    """Returns the folder around ``path`` that ``spec`` searches, for messages, or "" if there is none."""
     folder = _searched_folder(path, spec)
     if folder is None:
         return ""
-    return f"is in {folder}, which {spec.source} searches for images; plots there would become images of the data set"
+    return f"is in {folder}, which {spec.source} searches for images"
 
 
 def _searched_folder(path: Path, spec: DatasetSpec) -> Path | None:

@@ -86,7 +86,7 @@ def open_model_and_data(config: ValConfig, ctx: DistributedContext) -> tuple[Inf
         classes=classes,
         stage=config.stage,
         cache_dir=config.cache_dir,
-        output=str(Path(config.project, config.name)),
+        output="" if config.noplots else str(Path(config.project, config.name)),
     )
     spec = open_model_data(model, source, ctx, single_cls=config.single_cls)
     check_same_model(ctx, model, model.state_dict().values())

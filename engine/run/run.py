@@ -123,7 +123,7 @@ class NewRun(_Plan):
     @property
     def data_source(self) -> DataSource:
         config = self.settings.config
-        output = str(self.folder or config.folder)
+        output = "" if config.noplots else str(self.folder or config.folder)
         return replace(DataSource.of_training(config), output=output, continues_output=self.folder is not None)
 
     @property
@@ -166,8 +166,9 @@ class ContinuedRun(_Plan):
 
     @property
     def data_source(self) -> DataSource:
-        source = DataSource.of_training(self.settings.config)
-        source = replace(source, output=str(self.folder), continues_output=True)
+        config = self.settings.config
+        output = "" if config.noplots else str(self.folder)
+        source = replace(DataSource.of_training(config), output=output, continues_output=True)
         if not self.known_root:
             return source
         return replace(source, known_root=self.known_root, stored_in=str(self.started_from.path))

@@ -198,10 +198,7 @@ def test_mistakes_end_in_one_line(source: Path, tmp_path: Path):
     for given, message in (
         ([str(out), "--cache-dir", str(tmp_path / "cache")], "out: exists; remove it, or choose another name"),
         ([str(dangling)], "dangling: exists; remove it, or choose another name"),
-        (
-            [str(tmp_path / "set/images/train/o")],
-            "searches for images; plots there would become images of the data set; name another folder",
-        ),
+        ([str(tmp_path / "set/images/train/o")], "searches for images; name another folder"),
         ([str(tmp_path / "o"), "--megabytes", "0"], "--megabytes: must be at least 1, got 0"),
         (["--data"], "unrecognized arguments: --data (has no flag here: python -m tools.shard DATA OUT); ..."),
         ([str(tmp_path / "o"), "--workers", "0"], "--workers: must be at least 1, got 0"),

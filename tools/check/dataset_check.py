@@ -16,7 +16,14 @@ from tools.check.checks.box_sizes import box_sizes
 from tools.check.checks.class_use import class_use
 from tools.check.checks.duplicates import image_issues
 from tools.check.checks.examine_labels import examine_labels
-from tools.check.checks.scan import missing_splits, refused_splits, scan_dataset, scan_issues, scan_readable
+from tools.check.checks.scan import (
+    missing_splits,
+    refused_splits,
+    scan_dataset,
+    scan_issues,
+    scan_readable,
+    without_objects,
+)
 from tools.check.out_folder import make_out
 from tools.check.result import CheckResult, LabelErrors
 from utils.config.settings import TrainConfig, ValConfig
@@ -89,6 +96,7 @@ def _scan(config: CheckConfig, spec: DatasetSpec, workers: int) -> tuple[list[Ch
 def _data_issues(splits: list[CheckedSplit], imgsz: int, workers: int) -> list[Issue]:
     """Returns the issues that can be found without a model."""
     issues = refused_splits(splits)
+    issues += without_objects(splits)
     issues += [issue for split in splits for issue in scan_issues(split)]
     issues += image_issues(splits, max(workers, 1))
     issues += [issue for split in splits for issue in box_pairs(split)]

@@ -9,8 +9,9 @@ from engine.issues.issue import BADLY_PLACED, MISSING_LABEL, SPURIOUS, WRONG_CLA
 
 # Kinds of issues besides scan findings (`data.labels.findings`) and label errors (`engine.issues.issue`).
 MISSING_SPLIT = "missing split"
-NOT_CHECKED = "split that cannot be read"
-REFUSED = "split that is refused"
+NOT_CHECKED = "unreadable split"
+REFUSED = "refused split"
+NO_OBJECTS = "split without objects"
 DAMAGED = "damaged image"
 COPIED = "copies of one image across splits"
 ACROSS = "near-duplicates across splits"
@@ -40,6 +41,7 @@ ADVICE = {
     ),
     REFUSED: Advice("training, or scoring on it, ends with this message", "see the message"),
     NOT_CHECKED: Advice("the other splits are checked", "restore its files, or name the other splits with --split"),
+    NO_OBJECTS: Advice("nothing can be scored; if it is 'val', training writes no best.pt", "label its objects"),
     DAMAGED: Advice("decoders repair such files in their own way", "get a better copy, or delete image and label"),
     scan_kinds.BAD_IMAGE: Advice("training leaves these files out", "get a better copy, or delete it"),
     scan_kinds.MISSING_IMAGE: Advice("training leaves these out", "correct the list, or restore the file"),

@@ -1,10 +1,13 @@
-"""Chooses the folder of the page, which is never among the images of the data set."""
+"""Chooses the folder of the page, which is never among the images or labels of the data set."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from data.source.dataset_spec import DatasetSpec
+from data.labels.yolo import label_folders
+from data.source.dataset_spec import DatasetSpec, FilesSplit, joined_parts
 from data.source.searched_folders import problem_of_output
 from engine.run.new_folder import increment_path
 from utils.errors import UserError, os_reason
@@ -14,8 +17,9 @@ PROJECT = "runs/check"
 
 
 def make_out(spec: DatasetSpec, out: Path) -> None:
-    """Creates the folder ``--out``. Raises UserError if it cannot be created, or ``spec`` searches it for images."""
-    problem = problem_of_output(out, spec)
+    """Creates the folder ``--out``. Raises UserError if it cannot be created, or is among the images or labels
+    of ``spec``."""
+    problem = problem_of_output(out, spec) or _problem_of_labels(out, spec)
     if problem:
         raise UserError(f"--out {out}: {problem}; name another folder")
     try:
@@ -29,3 +33,24 @@ def new_folder(spec: DatasetSpec) -> Path:
     for images."""
     is_searched = problem_of_output(Path(PROJECT), spec) != ""
     return increment_path(cache_folder() / "check" if is_searched else PROJECT, "exp")
+
+
+def _problem_of_labels(out: Path, spec: DatasetSpec) -> str:
+    """Returns why the page must not be in ``out``, for messages, or "" if ``spec`` has no labels around it."""
+    real = Path(os.path.realpath(out))
+    for folder in _label_folders(spec):
+        if real.is_relative_to(os.path.realpath(folder)):
+            return f"is in {folder}, which has labels of {spec.source}"
+    return ""
+
+
+def _label_folders(spec: DatasetSpec) -> Iterator[Path]:
+    """Yields the usual folders of the label files, with those of joined data sets. They need not exist."""
+    splits = [*spec.splits.values(), *spec.left_out.values()]
+    for split in splits:
+        if isinstance(split, FilesSplit) and split.annotations is not None:
+            yield split.annotations
+        elif isinstance(split, FilesSplit):
+            yield from (Path(label_folders(str(path))[0]) for path in split.images if path.is_dir())
+    for part in joined_parts(splits):
+        yield from _label_folders(part)

@@ -37,6 +37,7 @@ class Format(NamedTuple):
     fits: Callable[[str], bool]  # whether a file with this beginning has the format
     read: Callable[[Path, Annotations], None]  # adds the objects of a file; raises UserError
     is_per_image: bool = False  # whether each image has an annotation file of its name
+    may_be_blank: bool = False  # whether the annotation file of an image without objects is blank
     check: Callable[[Path, list[Path]], None] | None = None  # raises UserError if ``source`` is not one export
 
 
@@ -53,7 +54,7 @@ FORMATS = {
     "vott": Format("VoTT", (".json",), _has_key("assets?"), read_vott),
     "createml": Format("CreateML", (".json",), _has_key("coordinates"), read_createml),
     "csv": Format("CSV", (".csv",), is_csv, read_csv),
-    "kitti": Format("KITTI", (".txt",), is_kitti, read_kitti, is_per_image=True),
+    "kitti": Format("KITTI", (".txt",), is_kitti, read_kitti, is_per_image=True, may_be_blank=True),
     "huggingface": Format(
         "Hugging Face parquet",
         (".parquet",),

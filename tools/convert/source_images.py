@@ -41,6 +41,10 @@ class SourceImages:
             raise UserError(f"{prefix}: {reason}")
         return matches[0]
 
+    def find_of_file(self, file: Path) -> Path:
+        """Returns the image after which an annotation file is named, as `find` does."""
+        return self.find(file.stem, str(file), near=file)
+
     def _not_found(self, name: str) -> str:
         """Returns the reason why an image is not found: that of its file, if there is one, else with a similar name or
         an example."""

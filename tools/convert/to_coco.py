@@ -17,7 +17,7 @@ from data.source.diagnosis.other_exports import EXPORT_SUFFIXES, first_unread_ex
 from data.source.open import ARCHIVES
 from tools.convert.annotations import Annotations
 from tools.convert.csv_table import unknown_columns
-from tools.convert.formats import FORMATS, detect
+from tools.convert.formats import FORMATS, Format, detect
 from tools.convert.source_images import files_below
 from tools.convert.write_dataset import WrittenDataset, write_dataset
 from tools.train_line import train_line
@@ -49,7 +49,7 @@ def convert(source: Path, out: Path, name: str = "auto", *, max_bad: float = Tra
     with _all_or_nothing(out.parent, out.stem) as folder:
         annotations = Annotations(source, extracted=folder / out.stem)
         if reader.is_per_image and source.is_dir():
-            files = _with_unrecognized(files, source, reader.suffixes, annotations)
+            files = _with_unrecognized(files, source, reader, annotations)
         for file in files:
             reader.read(file, annotations)
         if not annotations.num_objects:
@@ -73,23 +73,27 @@ def _check_paths(source: Path, out: Path) -> None:
         _check_new(path)
 
 
-def _with_unrecognized(
-    files: Sequence[Path], source: Path, suffixes: Sequence[str], annotations: Annotations
-) -> list[Path]:
-    """Returns ``files``, which are named after images, and the unrecognized files that seem to be of their format, in
-    order: those next to them, and those in folders where all are blank, as in a split without objects. They are also
-    named after an image. Reading a damaged one raises an error."""
+def _with_unrecognized(files: Sequence[Path], source: Path, reader: Format, annotations: Annotations) -> list[Path]:
+    """Returns ``files`` and the unrecognized files that seem to be of their format, in order. All are named after
+    images.
+
+    These are the files next to recognized ones; reading a damaged one raises an error. If blank files are valid, these
+    are also the files in folders where all are blank, as in a split without objects, unless an image of them has
+    another file.
+    """
     recognized = set(files)
+    images = annotations.source_images
     files_of_folder: dict[Path, list[Path]] = {}
-    for file in files_below(source, suffixes):
-        if file in recognized or annotations.source_images.has_stem(file.stem):
+    for file in files_below(source, reader.suffixes):
+        if file in recognized or images.has_stem(file.stem):
             files_of_folder.setdefault(file.parent, []).append(file)
-    return [
-        file
-        for in_folder in files_of_folder.values()
-        if not recognized.isdisjoint(in_folder) or all(map(_is_blank, in_folder))
-        for file in in_folder
-    ]
+    folders = {file.parent for file in recognized}
+    if reader.may_be_blank:
+        labeled = {images.find_of_file(file) for folder in folders for file in files_of_folder[folder]}
+        for folder, in_folder in files_of_folder.items():
+            if all(map(_is_blank, in_folder)) and labeled.isdisjoint(map(images.find_of_file, in_folder)):
+                folders.add(folder)
+    return [file for folder, in_folder in files_of_folder.items() if folder in folders for file in in_folder]
 
 
 def _is_blank(file: Path) -> bool:

@@ -45,7 +45,7 @@ def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[s
         config.data,
         classes=tuple(config.classes),
         cache_dir=config.cache_dir,
-        output=str(config.folder),
+        output="" if config.noplots else str(config.folder),
         continues_output=(config.folder / settings_name).exists(),
     )
     spec = open_data(source, DistributedContext.single())

@@ -67,7 +67,7 @@ def find_named_images(image_list: ImageList, split: str, relocated_lists: Reloca
                 images.append(named)
             else:
                 missing.append(row.name)
-                findings.append(_taken(named, first))
+                findings.append(_image_of_another_row(named, first))
         elif not paths and (is_image(row.text, image_list.suffixes) or not has_suffixes):
             missing.append(row.name)
             findings.append(_missing(row, location))
@@ -93,7 +93,7 @@ def _missing(row: Row, location: str) -> Finding:
     return Finding(location, MISSING_IMAGE, f"{row.text} {reason}", lost_images=1)
 
 
-def _taken(named: NamedImage, first: NamedImage) -> Finding:
+def _image_of_another_row(named: NamedImage, first: NamedImage) -> Finding:
     """Returns the finding about a row whose image is missing: the image ``named`` is that of the ``first`` row."""
     text = f"{named.row.text} not found; {named.image.name} is read for {first.row.text} ({first.location})"
     return Finding(named.location, MISSING_IMAGE, text, lost_images=1)
@@ -133,3 +133,13 @@ def _shared_images_warning(image_list: ImageList, shared: Sequence[SharedImages]
     advice = f"if other images of these names are meant, give paths of images relative to {image_list.root}"
     problem = f"some of its images (first: {first}) are also in other lists, whose rows could mean the same files"
     return f"{image_list.file}: {problem}: {counts}; {advice}"
+
+
+def repeated_rows_warning(image_list: ImageList, repeated: Sequence[tuple[NamedImage, NamedImage]]) -> str:
+    """Returns a warning about rows of a list that are read as images of other lists of the split, although their
+    folders differ. ``repeated``: the row of another list and that of this one."""
+    first, second = repeated[0]
+    count = f"{len(repeated):,} of {len(image_list.rows):,} rows are read as images that other lists of the split name"
+    example = f"{second.row.text} ({second.location}) and {first.row.text} ({first.location}) are {first.image.name}"
+    advice = f"if different images are meant, give paths of images relative to {image_list.root}"
+    return f"{image_list.file}: {count} by other folders (first: {example}); each is used once; {advice}"

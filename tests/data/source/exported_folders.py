@@ -199,10 +199,27 @@ def capital_voc(source: Path, folder: Path) -> None:
         path.rename(path.with_suffix(".XML"))
 
 
+def beside_capitalized_folders(source: Path, folder: Path) -> None:
+    """The folders with lower-case names count, not the originals and the old annotations in capitalized ones."""
+    label_img(source, folder)
+    (folder / "Annotations").mkdir()
+    for split in SAME:
+        copy_set(source, folder / "Images" / "{}", folder, called={split: split})
+        image = next((folder / "Images" / split).iterdir())
+        image.rename(image.with_stem("original"))
+        content = {
+            "images": [{"id": 0, "file_name": image.name}],
+            "annotations": [{"id": 0, "image_id": 0, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+            "categories": [{"id": 1, "name": "old"}],
+        }
+        (folder / f"Annotations/old_{split}.json").write_text(json.dumps(content))
+
+
 EXPORTS = [
     roboflow_coco, coco_2017, coco_of_two_tasks, datumaro_coco, roboflow_voc, voc_2012, voc_devkit, fiftyone_voc,
     darknet, cvat_yolo, label_img,
     ultralytics, supervision, two_names_of_one_folder, capital_yolo, capital_coco, capital_voc,
+    beside_capitalized_folders,
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 from tests.helpers.messages import matches, refused
 from tests.helpers.three_formats import write_image
+from tests.helpers.tiny import write_dataset
 from utils.errors import UserError
 
 RELATIVE = "give paths of images relative to .../set: '{}' if this image is meant"
@@ -134,16 +135,27 @@ def test_an_image_that_a_list_repeats_for_another_folder_is_missing(tmp_path):
     ]
 
 
-def test_lists_of_one_split_from_two_machines_may_share_an_image(tmp_path):
+@pytest.mark.parametrize(
+    ("first", "second"), [("/home/me/set/images/", "D:\\data\\set\\images\\"), ("/x/cam1/images/", "/x/cam2/images/")]
+)
+def test_lists_of_one_split_with_other_leading_folders_share_an_image_with_a_warning(tmp_path, lines, first, second):
+    """The lists may be from two machines, or name images of two folders, of which one is missing."""
     images = [f"images/{number}.png" for number in range(3)]
-    lists = {"a.txt": ["/home/me/set/images/0.png", "/home/me/set/images/1.png"]}
-    lists["b.txt"] = ["D:\\data\\set\\images\\1.png", "D:\\data\\set\\images\\2.png"]
+    lists = {"a.txt": [f"{first}0.png", f"{first}1.png"], "b.txt": [f"{second}1.png", f"{second}2.png"]}
     write_lists(tmp_path / "set", images, {"train": "[a.txt, b.txt]"}, lists)
     listing = list_split(load_dataset_spec(tmp_path / "set/d.yaml"), "train")
     assert [image.name for image in listing.images] == images
-    assert [str(finding) for finding in listing.findings if finding.kind != NO_LABEL] == [
-        "b.txt:1: image listed twice: images/1.png is listed twice; used once"
+    own = lists["b.txt"][0]
+    other = lists["a.txt"][1]
+    assert [(str(finding), finding.lost_images) for finding in listing.findings if finding.kind != NO_LABEL] == [
+        (f"b.txt:1: image listed twice: {own} and {other} (a.txt:2) are both read as images/1.png; used once", 0)
     ]
+    assert matches(
+        lines.messages[-1],
+        "set/b.txt: 1 of 2 rows are read as images that other lists of the split name by other folders (first: "
+        f"{own} (b.txt:1) and {other} (a.txt:2) are images/1.png); each is used once; if different images are meant, "
+        "give paths of images relative to .../set",
+    )
 
 
 def test_a_list_whose_images_are_not_found_may_mean_those_of_another(tmp_path, lines):
@@ -279,3 +291,21 @@ def test_a_relocated_list_whose_only_image_is_a_broken_link_has_no_images(tmp_pa
     (root / "images/0.png").symlink_to("nowhere.png")
     with refused("set/train.txt: no images found for 'train' (...)"):
         split_names(root, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder.png", "folder.png: a folder, not a file"),
+        (".hidden.png", ".hidden.png not found, because names that begin with a dot are hidden; rename the image"),
+    ],
+)
+def test_a_row_that_names_no_image_says_why(tmp_path, name, message):
+    data = write_dataset(tmp_path, train=2, val=1)
+    (tmp_path / "images/train/folder.png").mkdir()
+    (tmp_path / "images/train/.hidden.png").touch()
+    (tmp_path / "train.txt").write_text(f"images/train/000.png\nimages/train/{name}\n")
+    data.write_text("train: train.txt\nnames: [light, dark]\n")
+    (finding,) = list_split(load_dataset_spec(data), "train").findings
+    assert finding.where == "train.txt:2"
+    assert finding.text == f"images/train/{message}"

@@ -13,10 +13,11 @@ import train
 import val
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
+from data.source.files import list_split
 from data.source.open import open_data
 from data.source.searched_folders import problem_of_output
 from tests.helpers.messages import refused
-from tests.helpers.scripts import SMALL, error_of
+from tests.helpers.scripts import PLAIN, SMALL, call, error_of
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_dataset, write_weights
 from tools.kfold.__main__ import main as kfold
@@ -107,7 +108,7 @@ def test_a_run_that_lies_there_continues_with_a_warning(tmp_path, caplog, is_cop
     stage = str(tmp_path / "stage") if is_copied else ""
     output = str(tmp_path / "set/images/train/runs/exp")
     source = DataSource(str(data), ("train", "val"), stage=stage, output=output)
-    with refused(f"/set/images/train/runs/exp: {PROBLEM}; name another folder with --project"):
+    with refused(f"/set/images/train/runs/exp: {PROBLEM}; name another folder with --project, or use --noplots"):
         open_data(source, DistributedContext.single())
     source = DataSource(str(data), ("train", "val"), stage=stage, output=output, continues_output=True)
     with caplog.at_level(logging.WARNING):
@@ -118,13 +119,13 @@ def test_a_run_that_lies_there_continues_with_a_warning(tmp_path, caplog, is_cop
 @pytest.mark.parametrize(
     ("main", "flags"),
     [
-        (train.main, ["--model", "yolov8n", *SMALL]),
-        (kfold, ["--model", "yolov8n", "--folds", "2", *SMALL]),
-        (search, ["--model", "yolov8n", "--trials", "2", *SMALL]),
-        (val.main, ["--weights", "best.pt", "--device", "cpu", "--noplots"]),
+        (train.main, ["--model", "yolov8n", *SMALL, "--no-noplots"]),
+        (kfold, ["--model", "yolov8n", "--folds", "2", *SMALL, "--no-noplots"]),
+        (search, ["--model", "yolov8n", "--trials", "2", *SMALL, "--no-noplots"]),
+        (val.main, ["--weights", "best.pt", "--device", "cpu"]),
     ],
 )
-def test_each_command_refuses_before_it_writes(flat, monkeypatch, capsys, main, flags):
+def test_each_command_with_plots_refuses_before_it_writes(flat, monkeypatch, capsys, main, flags):
     monkeypatch.chdir(flat.parent)
     if main is val.main:
         write_weights(Path("best.pt"), ["light", "dark"])
@@ -133,3 +134,12 @@ def test_each_command_refuses_before_it_writes(flat, monkeypatch, capsys, main, 
     assert f"is in {flat.parent}, which " in error
     assert "with --project" in error
     assert set(flat.parent.rglob("*")) == before
+
+
+def test_results_without_plots_add_no_image(flat, monkeypatch):
+    monkeypatch.chdir(flat.parent)
+    before = list_split(load_dataset_spec(flat), "val").images
+    weights = write_weights(Path("best.pt"), ["light", "dark"])
+    call(val.main, "--data", "data.yaml", "--weights", weights, *PLAIN)
+    assert Path("runs/val/exp").is_dir()
+    assert list_split(load_dataset_spec(flat), "val").images == before

@@ -28,6 +28,7 @@ from tools.check.issue_kinds import (
     DOUBLED,
     IMBALANCE,
     MISSING_SPLIT,
+    NO_OBJECTS,
     NOT_CHECKED,
     NOT_TRAINED,
     REFUSED,
@@ -135,7 +136,7 @@ def test_what_training_refuses_is_an_issue(data, capsys):
         assert str(trained.value) in [issue["text"] for issue in refused if issue["split"] == split]
     shutil.rmtree(data.root / "images/val")
     out = check(capsys, data.yaml)[1]
-    assert "split that is refused: 2 (training, or scoring on it, ends with this message)" in out
+    assert "refused split: 2 (training, or scoring on it, ends with this message)" in out
     assert "warning: " not in out
     page = check_self_contained(Path(out.splitlines()[-1].removeprefix("report: ")).read_text(encoding="utf-8"))
     assert REFUSED in {row[0] for table in page.tables.values() for row in table}
@@ -148,6 +149,15 @@ def test_a_training_split_without_objects_is_refused(data, capsys):
     assert [issue["split"] for issue in refused] == ["train"]
     assert "no object" in refused[0]["text"]
     assert refused[0]["text"].endswith("there is nothing to train on")
+
+
+def test_another_split_without_objects_is_an_issue(data, capsys):
+    for name in ("val/0", "val/1"):
+        data.write(name, "")
+    (issue,) = issues_of(capsys, data)
+    assert issue == {"kind": NO_OBJECTS, "split": "val", "text": "2 images and no object"}
+    shutil.rmtree(data.root / "labels/val")  # training refuses the split
+    assert NO_OBJECTS not in {issue["kind"] for issue in issues_of(capsys, data)}
 
 
 def test_small_and_tiny_boxes_depend_on_imgsz(data, capsys):
@@ -202,7 +212,7 @@ def test_classes_that_are_unused_or_unevenly_distributed(data, capsys):
     data.write("val/0", ROWS + "3 0.5 0.2 0.2 0.2\n")
     unused, not_trained = sorted(issues_of(capsys, data), key=lambda issue: issue["kind"] == NOT_TRAINED)
     assert (unused["kind"], not_trained["kind"]) == (UNUSED, NOT_TRAINED)
-    assert unused["text"] == "2 of 5 classes without a box in train, val: 2: cow, 4: pig"
+    assert unused["text"] == "2 of 5 classes have no box in train, val: cow (2), pig (4)"
     assert not_trained["text"].startswith("'hen': 0 boxes in 0 of 4 images of train")
     rng = np.random.default_rng(9)
     data.describe(NAMES)
@@ -295,7 +305,7 @@ def test_a_split_that_cannot_be_read_is_an_issue_and_the_others_are_checked(data
     assert reason in unread["text"]
     status, out = check(capsys, data.yaml, "--noplots")
     assert status == 1
-    assert "split that cannot be read: 1 (the other splits are checked)" in out
+    assert "unreadable split: 1 (the other splits are checked)" in out
     assert reason in error_of(capsys, main, data.yaml, "--split", "val")
 
 
@@ -400,6 +410,20 @@ def test_the_page_is_not_written_among_the_images(data, tmp_path, monkeypatch, h
     with pytest.raises(UserError, match=r"--out page: is in .* searches for images"):
         make_out(spec, Path("page"))
     assert data.content() == before
+
+
+def test_out_is_not_among_the_labels(data, tmp_path):
+    (data.root / "voc").mkdir()
+    content = {"train": "images/train", "val": "images/val", "names": NAMES, "annotations": {"val": "voc"}}
+    voc = tmp_path / "voc.yaml"
+    voc.write_text(yaml.safe_dump({"path": str(data.root), **content}), encoding="utf-8")
+    joined = tmp_path / "joined.yaml"
+    joined.write_text(yaml.safe_dump({"train": [str(voc)], "val": [str(voc)]}), encoding="utf-8")
+    (tmp_path / "link").symlink_to(data.root / "labels")
+    for described, out in ((data.yaml, "labels/val"), (data.yaml, "../link/val/page"), (voc, "voc"), (joined, "voc")):
+        with pytest.raises(UserError, match=r"which has labels of .*; name another folder"):
+            make_out(load_dataset_spec(described), data.root / out)
+    make_out(load_dataset_spec(data.yaml), data.root / "labels/page")
 
 
 def test_what_lies_around_the_images_and_labels_is_not_the_data_set(data, tmp_path, monkeypatch):

@@ -263,3 +263,23 @@ def test_a_split_of_empty_label_files_is_one_of_backgrounds(images, tmp_path):
     entries = json.loads((tmp_path / "out-val.json").read_text())
     assert [entry["file_name"] for entry in entries["images"]] == ["one.png", "two.png"]
     assert entries["annotations"] == []
+
+
+def test_blank_files_next_to_none_of_kitti_are_no_labels_of_labeled_images(images, tmp_path):
+    write_kitti(images)
+    before = convert(images, tmp_path / "before.json")
+    (images / "notes").mkdir()
+    for name in ("one", "three"):  # label_2/three.txt is blank, too
+        (images / "notes" / f"{name}.txt").write_text("\n")
+    assert convert(images, tmp_path / "out.json")[:-1] == before[:-1]
+    assert json.loads((tmp_path / "out.json").read_text()) == json.loads((tmp_path / "before.json").read_text())
+
+
+def test_blank_files_are_no_labels_of_labelme(images, tmp_path):
+    write_labelme(images)
+    (images / "new").mkdir()
+    shutil.copy(images / "one.png", images / "new" / "four.png")
+    (images / "new" / "four.json").touch()
+    lines = convert(images, tmp_path / "out.json")
+    assert "1 image without usable labels: left out of training" in lines
+    assert len(json.loads((tmp_path / "out.json").read_text())["images"]) == 3

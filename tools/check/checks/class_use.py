@@ -29,11 +29,12 @@ def class_use(splits: Sequence[CheckedSplit]) -> list[Issue]:
     counts = [_ClassCounts(split, len(names)) for split in splits]
     total = np.sum([split_counts.boxes for split_counts in counts], axis=0)
     issues = []
-    unused = [f"{c}: {names[c]}" for c in np.flatnonzero(total == 0)]
+    unused = [f"{names[c]} ({c})" for c in np.flatnonzero(total == 0)]
     if unused:
+        verb = "has" if len(names) == 1 else "have"
+        count = f"{len(unused):,} of {counted(len(names), 'class')} {verb} no box"
         split_names = ", ".join(split.name for split in splits)
-        count = f"{len(unused):,} of {counted(len(names), 'class')}"
-        issues.append(Issue(UNUSED, f"{count} without a box in {split_names}: {listed(unused, MAX_NAMED_CLASSES)}"))
+        issues.append(Issue(UNUSED, f"{count} in {split_names}: {listed(unused, MAX_NAMED_CLASSES)}"))
     train = next((split_counts for split_counts in counts if split_counts.split == "train"), None)
     for other in counts:
         if train is not None and other is not train:

@@ -12,8 +12,9 @@ from data.index.load import scan_for_check
 from data.labels.findings import NO_LABEL, UNKNOWN_CLASS, Finding
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from engine.issues.issue import CheckedSplit, Issue, LabelBox, learned_names
-from tools.check.issue_kinds import MISSING_SPLIT, NOT_CHECKED, REFUSED
+from tools.check.issue_kinds import MISSING_SPLIT, NO_OBJECTS, NOT_CHECKED, REFUSED
 from utils.errors import UserError
+from utils.strings import counted
 
 
 def scan_dataset(spec: DatasetSpec, splits: tuple[str, ...], *, workers: int) -> list[CheckedSplit]:
@@ -50,6 +51,16 @@ def missing_splits(spec: DatasetSpec) -> list[Issue]:
 def refused_splits(splits: Iterable[CheckedSplit]) -> list[Issue]:
     """Returns an issue for each message with which training or scoring refuses one of ``splits``."""
     return [Issue(REFUSED, refusal, split.name) for split in splits for refusal in split.refusals]
+
+
+def without_objects(splits: Iterable[CheckedSplit]) -> list[Issue]:
+    """Returns an issue for each split other than train that has no objects; for train, this is a refusal. Splits that
+    are refused, as those that have lost their objects, are left out."""
+    return [
+        Issue(NO_OBJECTS, f"{counted(len(split.index), 'image')} and no object", split.name)
+        for split in splits
+        if split.index.crowd.all() and not split.refusals
+    ]
 
 
 def _scan_split(spec: DatasetSpec, split: str, workers: int) -> CheckedSplit:
