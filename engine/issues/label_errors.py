@@ -191,7 +191,7 @@ def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion
     moved_to = np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
     deviations = _deviations_below(matched.overlap[rows], truth.classes[rows])
-    overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
+    overlaps_less = _fraction_at_most(matched.overlap[rows], truth.classes[rows])
     # People also draw boxes loosely.
     offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
     if_moved = table.scores[moved_to[rows]] * offset_likelihood
@@ -207,7 +207,7 @@ def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
     is_any = np.ones(len(pair_support), bool)
     support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
-    supported_less = _fraction_below(np.maximum(support, FAINT), truth.classes)
+    supported_less = _fraction_at_most(np.maximum(support, FAINT), truth.classes)
     spurious = _posterior((1 - support) ** 2, np.maximum(supported_less, support))
     spurious = spurious * trust.class_and_presence[truth.classes]
     return _Suspicion(spurious, np.full(len(truth.classes), -1))
@@ -318,7 +318,7 @@ def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return result
 
 
-def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def _fraction_at_most(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
     result = np.ones(len(values))
     for rows in _rows_by_class(classes):
