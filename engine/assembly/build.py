@@ -92,9 +92,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     if run.started_from is not None and will_score:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
-    validator = build_validator(
-        run, step, validation, control, description=description, plan=plan, pending=position.pending
-    )
+    validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
@@ -106,6 +104,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
         loader=train_loader,
         steps=batches.steps,
         progress=progress,
+        pending=position.pending,
         control=control,
         checkpointer=checkpointer,
         validator=validator,
