@@ -18,7 +18,7 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from engine.run.resume_settings import as_flag
 from engine.run.run import Remaining, TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
@@ -203,7 +203,7 @@ class Trainer:
         self.call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
-            note_reported(self.run.folder, self.run.run_id, self.progress.epoch)
+            record_reported(self.run.folder, self.run.run_id, self.progress.epoch)
         return TrainingOutcome(self.run, failure)
 
     def _has_ended(self) -> bool:
@@ -363,7 +363,7 @@ class Trainer:
         for model in (self.step.model, self.step.ema.module):
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
-        self.progress.note_averaged_buffers()
+        self.progress.record_averaged_buffers()
 
     def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""

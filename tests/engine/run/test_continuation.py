@@ -16,7 +16,7 @@ from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
 from engine.run import restore
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from engine.run.ended_run import adds_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
@@ -44,7 +44,7 @@ def report(folder: Path, config: TrainConfig, epochs: int) -> None:
     """Makes ``folder`` that of the run "run" with ``config``, which has written its report after ``epochs``."""
     stored = {"run_id": "run", **asdict(RunSettings(config, Hyperparameters()))}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_reported(folder, "run", epochs)
+    record_reported(folder, "run", epochs)
 
 
 @pytest.fixture

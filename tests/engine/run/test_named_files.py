@@ -21,7 +21,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import Progress
 from engine.run import compare_files, resolve
 from engine.run import plan as plan_module
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings
 from tests.helpers.run_checkpoints import save_checkpoint
@@ -62,7 +62,7 @@ def end_run(settings: RunSettings, *, has_last: bool) -> None:
     if not has_last:
         (folder / "last.pt").unlink()
     (folder / "settings.yaml").write_text(yaml.safe_dump({"run_id": "exp", **asdict(settings)}))
-    note_reported(folder, "exp", 3)
+    record_reported(folder, "exp", 3)
 
 
 def begin_run(settings: RunSettings) -> None:
