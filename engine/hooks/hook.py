@@ -152,7 +152,7 @@ class Hooks:
         action = Action.CONTINUE
         for hook in self._hooks:
             action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE
-            if action.breaks_off:
+            if action.skips_rest:
                 break
         return action
 

@@ -28,8 +28,8 @@ class Action(enum.Flag):
     CONTINUE = 0
     SAVE = enum.auto()  # save the run at once
     END = enum.auto()  # take no more steps
-    BREAK_OFF = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
-    STOP = SAVE | END | BREAK_OFF  # for a signal or a request: a resumed run continues here
+    SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
+    STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
 
     @property
     def saves(self) -> bool:
@@ -42,9 +42,9 @@ class Action(enum.Flag):
         return Action.END in self
 
     @property
-    def breaks_off(self) -> bool:
+    def skips_rest(self) -> bool:
         """True if nothing else is done at this point, not even the end-of-epoch work."""
-        return Action.BREAK_OFF in self
+        return Action.SKIP_REST in self
 
 
 class RunControl:

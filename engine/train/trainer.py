@@ -171,7 +171,7 @@ class Trainer:
         if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
-            if self._follow(self.validator.validate(epoch)).breaks_off:
+            if self._follow(self.validator.validate(epoch)).skips_rest:
                 return
         self.call_hooks("report", epoch)
 
@@ -187,9 +187,9 @@ class Trainer:
 
     def _finish_training(self) -> None:
         """Completes the run after the last step, unless a signal leaves that to a resumed run."""
-        if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
+        if self._conclude_pending(saves_last=True).skips_rest:  # the last epoch, if a callback has ended the run
             return
-        if self._follow(self.control.begin_finalizing()).breaks_off:
+        if self._follow(self.control.begin_finalizing()).skips_rest:
             return
         self.call_hooks("after_training")
 
@@ -282,11 +282,11 @@ class Trainer:
         self._average_over_ranks()
         row = self.results.training_row(self.step, self.schedule, self.progress)
         epoch = Epoch(self.progress.epoch + 1, row)
-        if self.call_hooks("after_last_step", epoch).breaks_off:
+        if self.call_hooks("after_last_step", epoch).skips_rest:
             return
-        if self._conclude_pending(saves_last=False).breaks_off:  # its scores decide whether this epoch may be the last
+        if self._conclude_pending(saves_last=False).skips_rest:  # its scores decide whether this epoch may be the last
             return
-        if self._validate(epoch).breaks_off:
+        if self._validate(epoch).skips_rest:
             return
         self.progress.complete_epoch()
         if self.pending is None:
@@ -345,7 +345,7 @@ class Trainer:
         if not self.validator.has_scores():
             self.call_hooks("before_validation")
         action = self._follow(self.validator.collect(pending, epoch, is_closing=self.is_closing))
-        if action.breaks_off:
+        if action.skips_rest:
             return action
         self.pending = None
         self._record(epoch)

@@ -108,7 +108,7 @@ class RemoteValidator:
         if broadcast_object(self._ctx, epoch.result is not None):
             return Action.CONTINUE
         action = self._control.after_validation()
-        if action.breaks_off:
+        if action.skips_rest:
             return action
         return self._local.collect(pending, epoch, is_closing=is_closing)
 
