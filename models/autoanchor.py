@@ -95,7 +95,7 @@ def check_anchors(
     Args:
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
         head: predicts boxes relative to anchors.
-        anchor_t: ratio of sides from which on a box does not match.
+        anchor_t: a box matches if neither side differs by this factor or more.
         refit: whether anchors may be changed.
         seed: seed of the fit's random numbers.
 
