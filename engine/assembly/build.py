@@ -90,7 +90,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The folder, which is the first thing written, and the objects that write into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
-    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
+    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
     will_score = plan.remaining is not Remaining.REPORT or position.pending is not None
     if run.started_from is not None and will_score:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
