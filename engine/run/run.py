@@ -87,7 +87,7 @@ class StartedFrom:
 
 
 class Remaining(enum.Enum):
-    """What is left of a run when a command starts it. Each value includes those after it."""
+    """The first piece of work that is left of a run when a command starts it; the later ones follow from it."""
 
     STEPS = "steps"
     SCORES = "scores"  # all steps have been taken, but the last epoch has not been scored

@@ -127,7 +127,7 @@ class Trainer:
             raise
 
     def _train(self) -> None:
-        """Trains, and ends the run as the ranks have agreed. All files are written afterwards."""
+        """Trains, then ends the run as the ranks have agreed, with all files written."""
         try:
             self._start()
             if not self.control.is_aborted():
