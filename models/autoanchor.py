@@ -21,7 +21,7 @@ _TARGET_RECALL = 0.98  # anchors that reach it are kept
 _MIN_SIDE_PX = 2.0  # thinner boxes are not used for fitting: most are slivers left by cropping
 _MAX_FIT_BOXES = 10_000
 _KMEANS_ROUNDS = 30
-_GENERATIONS = 1000
+_CLIMB_STEPS = 1000
 
 
 def closeness(boxes_wh: np.ndarray, anchors_wh: np.ndarray) -> np.ndarray:
@@ -61,17 +61,17 @@ def _cluster(boxes_wh: np.ndarray, count: int, rng: np.random.Generator) -> np.n
     return np.exp(centers)
 
 
-def _evolve(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
+def _climb(boxes_wh: np.ndarray, anchors_wh: np.ndarray, anchor_t: float, rng: np.random.Generator) -> np.ndarray:
     """Improves the fitness by hill climbing: scales some sides at random and keeps the result if it is not worse."""
     best = anchors_wh
     _, best_fitness = recall_and_fitness(boxes_wh, best, anchor_t)
-    for _ in range(_GENERATIONS):
+    for _ in range(_CLIMB_STEPS):
         is_scaled = rng.random(best.shape) < 0.3
         scale = np.exp(rng.normal(0.0, 0.1, best.shape) * is_scaled)
-        child = np.maximum(best * scale, _MIN_SIDE_PX)
-        _, fitness = recall_and_fitness(boxes_wh, child, anchor_t)
+        candidate = np.maximum(best * scale, _MIN_SIDE_PX)
+        _, fitness = recall_and_fitness(boxes_wh, candidate, anchor_t)
         if fitness >= best_fitness:
-            best = child
+            best = candidate
             best_fitness = fitness
     return best
 
@@ -81,7 +81,7 @@ def fit_anchors(boxes_wh: np.ndarray, count: int, *, anchor_t: float, seed: int 
     rng = keyed_generator(seed, Stream.ANCHORS)
     if len(boxes_wh) > _MAX_FIT_BOXES:
         boxes_wh = boxes_wh[rng.choice(len(boxes_wh), _MAX_FIT_BOXES, replace=False)]
-    anchors = _evolve(boxes_wh, _cluster(boxes_wh, count, rng), anchor_t, rng)
+    anchors = _climb(boxes_wh, _cluster(boxes_wh, count, rng), anchor_t, rng)
     return anchors[anchors.prod(-1).argsort(kind="stable")]
 
 
@@ -95,7 +95,7 @@ def check_anchors(
     Args:
         boxes_wh_px_at_imgsz: sides of the training boxes (M, 2), pixels at the training size.
         head: predicts boxes relative to anchors.
-        anchor_t: ratio of sides from which on a box does not match.
+        anchor_t: a box matches if neither side differs by this factor or more.
         refit: whether anchors may be changed.
         seed: seed of the fit's random numbers.
 

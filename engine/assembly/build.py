@@ -45,36 +45,39 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     Raises UserError for settings, data, a model or weights that do not allow a run.
     """
     # Checks that need only the settings and the processes.
-    planned = plan.settings  # some are still to be chosen, see `NewRun`
-    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, planned.config)))
-    check_settings(ctx, planned)
+    settings = plan.settings  # some are open (see `NewRun`), and filled in below as soon as they can be chosen
+    # The advice names the batch size of the settings at the time of the error.
+    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, settings.config)))
+    check_settings(ctx, settings)
     hook_resources = open_hook_resources(ctx, plan)
-    prepare_process(ctx, planned, plan.startup_messages)
+    prepare_process(ctx, settings, plan.startup_messages)
 
     # The data, the model, and the loss, which depends on both.
     data = open_run_data(ctx, plan)
     checkpoint = read_run_checkpoint(ctx, plan)  # None: a new run
-    starting_model = build_run_model(ctx, planned, data, checkpoint)
+    starting_model = build_run_model(ctx, settings, data, checkpoint)
     model = starting_model.model
-    samples = open_train_samples(ctx, planned.config, planned.hyp, data.spec, stride=model.stride)
+    samples = open_train_samples(ctx, settings.config, settings.hyp, data.spec, stride=model.stride)
     train_index = samples.reader.index  # index of whole images; `sample_index` has their tiles, if the data has any
     criterion = build_run_criterion(
-        ctx, planned, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
+        ctx, settings, model, train_index, data.build_teacher(model), fits_anchors=checkpoint is None
     )
 
     # The loaders, which need the batch size.
-    sized = choose_batch_size(ctx, planned, model, criterion, samples)
-    stack.enter_context(limits_as_user_errors(lambda: advice_on_memory(ctx, sized.config)))  # names the size chosen
-    warn_of_unused_settings(ctx, sized, model.head, channels=model.channels, tile=data.spec.tile)
-    train_loader = build_train_loader(ctx, sized.config, sized.hyp, data.spec, stride=model.stride, samples=samples)
-    validation = build_validation(ctx, sized, data.spec, model, criterion)
-    data.check_splits(ctx, train_index, validation.loader.index, imgsz=sized.config.imgsz, stride=model.stride)
+    settings = choose_batch_size(ctx, settings, model, criterion, samples)
+    warn_of_unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
+    train_loader = build_train_loader(
+        ctx, settings.config, settings.hyp, data.spec, stride=model.stride, samples=samples
+    )
+    validation = build_validation(ctx, settings, data.spec, model, criterion)
+    data.check_splits(ctx, train_index, validation.loader.index, imgsz=settings.config.imgsz, stride=model.stride)
 
     # The steps, whose number decides the last open settings.
-    batches = StepBatches.of(train_loader, sized.config)
-    settings = choose_remaining(ctx, sized, samples, model, batches.steps)
+    batches = StepBatches.of(train_loader, settings.config)
+    steps = batches.steps
+    settings = choose_remaining(ctx, settings, samples, model, steps)
     try_export(ctx, settings.config, model)
-    loaded = loaded_parameters(starting_model.pretrained, settings, batches.steps, checkpoint)
+    loaded = loaded_parameters(starting_model.pretrained, settings, steps, checkpoint)
     step = build_step(ctx, settings, model, criterion, batches, loaded)
 
     # The state of the checkpoint, if there is one.
@@ -87,25 +90,24 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The folder, which is the first thing written, and the objects that write into it.
     run = claim_folder(ctx, plan, settings, stack, progress)
     description = describe_run(run, data, starting_model, loaded, identity)
-    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, period=settings.config.save_period)
+    checkpointer = Checkpointer(run.folder, ctx=ctx, description=description, save_period=settings.config.save_period)
     will_score = plan.remaining is not Remaining.REPORT or position.pending is not None
     if run.started_from is not None and will_score:
         keep_best_epoch(ctx, run.started_from.description, checkpointer, progress)
     control = RunControl(ctx, watchdog)
-    validator = build_validator(
-        run, step, validation, control, description=description, plan=plan, pending=position.pending
-    )
+    validator = build_validator(run, step, validation, control, description=description, plan=plan)
     stack.callback(validator.close)
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(plan, settings, step, batches.steps, changes=position.messages)
+    log_start(plan, settings, step, steps, changes=position.messages)
     return Trainer(
         run=run,
         step=step,
         loader=train_loader,
-        steps=batches.steps,
+        steps=steps,
         progress=progress,
+        pending=position.pending,
         control=control,
         checkpointer=checkpointer,
         validator=validator,

@@ -137,8 +137,9 @@ def choose_step_settings(ctx: DistributedContext, settings: RunSettings, batches
         compilation = plan_compilation(
             config, ctx, images=batches.images, shards=shards, has_regions=batches.has_regions
         )
-    has_one_size = not (config.deterministic or config.multi_scale or config.rect)
-    searches = has_one_size and steps.known_total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
+    has_one_size = not (config.multi_scale or config.rect)
+    may_search = has_one_size and not config.deterministic
+    searches = may_search and steps.known_total * steps.accumulate >= CUDNN_BENCHMARK_MIN_BATCHES
     return StepSettings(
         amp_dtype=broadcast_object(ctx, resolve_amp(config.amp, ctx.device)),
         clip_norm=settings.hyp.clip_norm,

@@ -76,11 +76,7 @@ class TeacherFile:
         """Raises UserError if ``model`` cannot learn from the teacher; logs what it learns."""
         flag = self.flag
         detector = self.detector
-        if not model.head.distills:
-            raise UserError(
-                f"{flag}: {model.spec['name']} has anchors or objectness; only models with anchor-free heads without "
-                "objectness can be taught (YOLOv8, YOLOv9, YOLO11, YOLO26)"
-            )
+        _check_distills(model, f"{flag}: {model.spec['name']}", "be taught")
         if detector.strides != model.strides:
             teacher_strides = listed([str(stride) for stride in detector.strides])
             model_strides = listed([str(stride) for stride in model.strides])
@@ -153,11 +149,7 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
     path = fetch_weights(source, ctx=ctx, offline=config.offline)
     stored = read_weights(path)
     detector = detector_of(stored)
-    if not detector.head.distills:
-        raise UserError(
-            f"{flag}: {source} has anchors or objectness; only models with anchor-free heads without objectness can "
-            "teach (YOLOv8, YOLOv9, YOLO11, YOLO26)"
-        )
+    _check_distills(detector, f"{flag}: {source}", "teach")
     if len({class_key(name) for name in detector.names}) < len(detector.names):
         raise UserError(f"{flag}: {source} has several classes with the same name: {listed(detector.names)}")
     teacher = TeacherFile(
@@ -171,6 +163,15 @@ def open_teacher(ctx: DistributedContext, config: TrainConfig, started_from: Sta
     if started_from is not None:
         _check_is_same(teacher, config, started_from, source)
     return teacher
+
+
+def _check_distills(model: Detector, location: str, role: str) -> None:
+    """Raises UserError, which begins with ``location``, unless a model of this kind can take the ``role``."""
+    if not model.head.distills:
+        raise UserError(
+            f"{location} has anchors or objectness; only models with anchor-free heads without objectness can {role} "
+            "(YOLOv8, YOLOv9, YOLO11, YOLO26)"
+        )
 
 
 def _source_of_resumed(config: TrainConfig, started_from: StartedFrom, source: str) -> str:

@@ -24,16 +24,18 @@ class Checkpointer:
     """Writes checkpoints. Every rank has one and makes the same calls; only rank 0 writes.
 
     Attributes:
-        period: epochN.pt is kept every ``period`` epochs; 0: never.
+        save_period: epochN.pt is kept every ``save_period`` epochs; 0: never.
         replaces_earlier: on rank 0, True if an earlier run in ``folder`` (``--exist-ok``) had left last.pt when this
             object was created.
     """
 
-    def __init__(self, folder: Path, *, ctx: DistributedContext, description: RunDescription, period: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *, ctx: DistributedContext, description: RunDescription, save_period: int = 0
+    ) -> None:
         self.folder = folder
         self.ctx = ctx
         self.description = description
-        self.period = period
+        self.save_period = save_period
         self.last = folder / "last.pt"
         self.best = folder / "best.pt"
         self.replaces_earlier = ctx.is_main and is_of_earlier_run(self.last)
@@ -79,7 +81,7 @@ class Checkpointer:
         # last.pt comes last: a run that resumes from an older one writes the others again.
         if is_best:
             files[self.best] = weights_part(content)
-        if self._is_kept(header.progress.epoch):
+        if self._is_periodic(header.progress.epoch):
             files[self.periodic(header.progress.epoch)] = content
         files[self.last] = content
         self._writer.submit(files)
@@ -106,7 +108,7 @@ class Checkpointer:
             content = plain_content(self.description) | {"ema": pending.ema} | scores
             self._writer.submit({self.best: weights_part(content)})
         epoch = pending.progress.epoch
-        if self._is_kept(epoch):
+        if self._is_periodic(epoch):
             self.flush()  # so that the file is there
             self._add_scores(self.periodic(epoch), scores)
 
@@ -122,12 +124,12 @@ class Checkpointer:
         self._writer.submit({self.best: weights_part(read_checkpoint(periodic))})
 
     def periodic(self, epoch: int) -> Path:
-        """Returns the path of the checkpoint that ``period`` keeps after ``epoch``."""
+        """Returns the path of the checkpoint that ``save_period`` keeps after ``epoch``."""
         return self.folder / f"epoch{epoch}.pt"
 
-    def _is_kept(self, epoch: int) -> bool:
+    def _is_periodic(self, epoch: int) -> bool:
         """Returns True if ``epoch`` has an epochN.pt."""
-        return self.period > 0 and epoch % self.period == 0
+        return self.save_period > 0 and epoch % self.save_period == 0
 
     def _write_checkpoint(self, content: dict[str, Any], path: Path) -> None:
         averages = [tensor for tensor in content["ema"].values() if tensor.is_floating_point()]

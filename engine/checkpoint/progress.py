@@ -107,7 +107,7 @@ class Progress:
         sums = self.loss_sums or [math.nan] * len(names)
         return {name: value / max(self.finite_steps, 1) for name, value in zip(names, sums)}
 
-    def note_averaged_buffers(self) -> None:
+    def record_averaged_buffers(self) -> None:
         """Records that all ranks have the same model: the steps of the epoch are done."""
         self.buffers_averaged = True
 

@@ -19,11 +19,9 @@ from utils.config.settings import AUTO, DetectConfig, TrainConfig
 from utils.errors import UserError, all_mistakes
 
 
-def check_training_files(config: TrainConfig, *, divides: bool = False, has_recipe: bool = True) -> None:
-    """Raises UserError for a data set, a model or starting weights that are missing, or YAMLs that cannot be read.
-
-    ``divides``: the command chooses the validation images itself; ``has_recipe``: ``--hyp`` names a recipe.
-    """
+def check_training_files(config: TrainConfig) -> None:
+    """Raises UserError for the files of train.py, as `check_new_run` does, and for a missing checkpoint. The files of a
+    run that continues are checked later."""
     continues = config.resume is not None
     if config.resume == AUTO:
         # A run that has ended may have neither data nor last.pt any more. If an earlier run has left these files, the
@@ -33,7 +31,21 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         raise UserError(f"{config.resume}: no such checkpoint")
     if continues:  # the checkpoint names the files
         return
-    splits = ("train",) if divides or config.val_fraction else ("train", "val")
+    check_new_run(config, ("train",) if config.val_fraction else ("train", "val"))
+
+
+def check_new_run(config: TrainConfig, splits: Sequence[str]) -> None:
+    """Raises UserError for a data set without ``splits``, a model or starting weights that are missing, or YAMLs that
+    cannot be read."""
+    with all_mistakes() as mistakes:
+        with mistakes.collecting():
+            check_model_and_data(config, splits)
+        with mistakes.collecting():
+            read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
+
+
+def check_model_and_data(config: TrainConfig, splits: Sequence[str]) -> None:
+    """Raises UserError as `check_new_run` does, but does not read the recipe."""
     with all_mistakes() as mistakes:
         with mistakes.collecting():
             check_data(config.data, splits, config.classes)
@@ -43,9 +55,6 @@ def check_training_files(config: TrainConfig, *, divides: bool = False, has_reci
         with mistakes.collecting():
             if config.weights:
                 _check_weights(config.weights)
-        with mistakes.collecting():
-            if has_recipe:
-                read_recipe(config.hyp, config.override, pretrained=bool(config.weights), keep_old=config.keep_old)
 
 
 def check_scoring_files(weights: str, data: str, splits: Sequence[str] = (), classes: Sequence[str] = ()) -> None:

@@ -153,8 +153,9 @@ class Fitness:
 
     @classmethod
     def parse(cls, value: str, names: Sequence[str]) -> Fitness:
-        """Parses ``--fitness``: a metric in any case, ``METRIC:CLASS``, or a class, which means its AP. A class is
-        given by name or number. Raises UserError for a metric or a class that does not exist."""
+        """Parses ``--fitness``: a metric in any case, ``METRIC:CLASS``, or the name of a class, which means its AP.
+        After ``METRIC:``, a class is given by name or number. Raises UserError for a metric or a class that does not
+        exist."""
         titles = {metric.name: metric.title for metric in METRICS}
         metrics = {name.lower(): name for name in titles}
         metric = metrics.get(value.lower())

@@ -94,8 +94,8 @@ class Hook:
     record            N    when an epoch has its scores and its row, before its files are saved
     report            N    when its files are saved: for what takes long or may fail, such as plots
     after_epoch       N    at the end of every epoch, when the run is saved
-    after_steps       any  after the last step of this process, also if a signal or a hook's failure has ended the run,
-                           but not if a hook fails in ``start``
+    after_steps       any  after the last step of this process, also if a signal or a callback's failure has ended the
+                           run, but not if a callback fails in ``start``
     after_training    any  when no validation is left either; not after a signal or an error
     finish            any  when all checkpoints are written; not after a signal or an error
     after_save        any  after each save of the run
@@ -152,7 +152,7 @@ class Hooks:
         action = Action.CONTINUE
         for hook in self._hooks:
             action |= getattr(hook, point)(trainer, *args) or Action.CONTINUE
-            if action.breaks_off:
+            if action.skips_rest:
                 break
         return action
 

@@ -16,15 +16,13 @@ from engine.formats.model_format import Session
 from engine.formats.registry import format_of, load_format
 from engine.formats.runtimes import check_input_size
 from engine.inference.model import InferenceModel
-from utils.boxes import cxcywh_to_xyxy
+from engine.inference.output_layout import LayoutKind, OutputLayout
 from utils.config.export_formats import EXPORT_FORMATS, titles_of_programs
 from utils.errors import UserError, errors_of
-from utils.logger import get_logger
 from utils.pixels import PixelFormat
 from utils.process.limits import explain_limit
 from utils.strings import counted
 
-FIRST_CANDIDATES = 300  # rows of an end-to-end output, by convention
 FOREIGN_IOU = 0.7  # NMS threshold in validation for files that state none
 
 
@@ -86,9 +84,11 @@ class ExportedModel(InferenceModel):
         shape = self.input_hw or metadata.imgsz_hw or (640, 640)
         self.imgsz = max(shape)
         check_input_size(path, (self.batch or 1, metadata.channels, *shape))
-        self._layout, self.names = _layout_and_names(self._probe(shape), metadata, path)
+        self._layout = OutputLayout.of(self._probe(shape), metadata, path)
+        self.names = self._layout.names
         # Files of other programs do not state whether their detections need NMS.
-        needs_nms = not metadata.is_ours and self._layout != "rows" and not metadata.end2end
+        is_raw = self._layout.kind is not LayoutKind.DETECTIONS
+        needs_nms = is_raw and not metadata.is_ours and not metadata.end2end
         self.nms_iou = FOREIGN_IOU if needs_nms else metadata.nms_iou
         self.has_builtin_voting = metadata.box_voting
         self.validation_iou = metadata.validation_iou or FOREIGN_IOU
@@ -135,56 +135,5 @@ class ExportedModel(InferenceModel):
         return output
 
     def decode(self, raw: list[Tensor]) -> tuple[Tensor, Tensor]:
-        output = raw[0].float()
-        if self._layout == "rows":  # x1, y1, x2, y2, score, class
-            boxes, scores, classes = output.split((4, 1, 1), -1)
-            unknown = ~((classes > -0.5) & (classes < self.num_classes - 0.5)) & (scores > 0)
-            if unknown.any():
-                number, last = classes[unknown][0].item(), self.num_classes - 1
-                raise UserError(f"{self.path}: predicts class {number:g}, but its classes are 0 to {last}")
-            columns = scores.new_zeros((*scores.shape[:2], self.num_classes))
-            numbers = classes.nan_to_num().round().long().clamp(0, self.num_classes - 1)
-            return boxes, columns.scatter(-1, numbers, scores)
-        if self._layout == "objectness":  # cx, cy, w, h, objectness, classes
-            boxes, objectness, classes = output.split((4, 1, self.num_classes), -1)
-            return cxcywh_to_xyxy(boxes), objectness * classes
-        boxes, scores = output.transpose(1, 2).split((4, self.num_classes), -1)
-        return cxcywh_to_xyxy(boxes), scores.contiguous()
-
-
-def _layout_and_names(shape: tuple[int, ...], metadata: ExportMetadata, path: Path) -> tuple[str, tuple[str, ...]]:
-    """Infers the layout of an output of this shape, "columns", "objectness" or "rows", and the class names. Raises
-    UserError for a shape that no detector's output has."""
-    if len(shape) != 3:
-        raise UserError(f"{path}: its output {list(shape)} is not a detector's")
-    _, rows, width = shape
-    layout = _layout_of(rows, width, metadata)
-    if metadata.names is None:
-        names = _numbered_names(layout, rows, width, path)
-    else:
-        names = metadata.names
-    fits = {"rows": width == 6, "columns": rows == 4 + len(names), "objectness": width == 5 + len(names)}
-    if not fits[layout] or not names:
-        raise UserError(f"{path}: its output {list(shape)} does not fit {counted(len(names), 'class')}")
-    return layout, names
-
-
-def _layout_of(rows: int, width: int, metadata: ExportMetadata) -> str:
-    """Infers the layout of an output (B, rows, width)."""
-    if metadata.is_ours:
-        return "rows" if metadata.end2end else "columns"
-    count = None if metadata.names is None else len(metadata.names)
-    if width == 6 and (metadata.end2end or rows == FIRST_CANDIDATES or count != 1):
-        return "rows"
-    has_columns = rows < width if count is None else rows == 4 + count
-    return "columns" if has_columns else "objectness"
-
-
-def _numbered_names(layout: str, rows: int, width: int, path: Path) -> tuple[str, ...]:
-    """Returns numbers as class names, for an output (B, rows, width) of a file without names. Raises UserError if the
-    output does not show how many classes there are."""
-    if layout == "rows":
-        raise UserError(f"{path}: holds no class names, nor their number; export it with its metadata")
-    count = rows - 4 if layout == "columns" else width - 5
-    get_logger().info("%s: no class names in the file; they are numbered (%s)", path, counted(count, "class"))
-    return tuple(str(number) for number in range(count))
+        with errors_of(self.path):
+            return self._layout.decode(raw[0].float())

@@ -57,29 +57,39 @@ def list_files(
     except OSError as error:
         raise UserError(f"{source}: {os_reason(error)}") from None
     if is_file:
-        if path.suffix.lower() == ".txt":
-            return _read_list(path, suffixes), []
-        _check_suffix(path, source, suffixes)
-        return [path], []
+        return _file_or_list(path, source, suffixes), []
     if path.is_dir():
         entries = list(path.iterdir())
-        files, unread = _select_files(entries, suffixes, order)
-        reason = "no image or video in this folder"
+        reason_if_empty = "no image or video in this folder"
         if any(entry.is_dir() for entry in entries):
-            reason += f" (use a glob for its subfolders: {source}/**/*)"
+            reason_if_empty += f" (use a glob for its subfolders: {source}/**/*)"
     elif any(sign in source for sign in "*?["):
-        files, unread = _select_files(_matches(path), suffixes, order)
-        reason = "the pattern matches no image or video"
-    elif path.exists():
-        raise UserError(f"{source}: is a pipe or device, not a file; cameras are named by their numbers: 0, 1, ...")
+        entries = _matches(path)
+        reason_if_empty = "the pattern matches no image or video"
     else:
-        expected = "a source is an image, folder, glob, video, list, webcam or URL"
-        raise UserError(f"{source}: no such file or folder; {expected}")
+        raise _missing_source(path, source)
+    files, unread = _select_files(entries, suffixes, order)
     if not files:
         if unread:
-            reason += f"; {unread_summary(unread)}"
-        raise UserError(f"{source}: {reason}")
+            reason_if_empty += f"; {unread_summary(unread)}"
+        raise UserError(f"{source}: {reason_if_empty}")
     return files, unread
+
+
+def _file_or_list(path: Path, source: str, suffixes: frozenset[str]) -> list[Path]:
+    """Returns the file ``path``, or the files that it lists."""
+    if path.suffix.lower() == ".txt":
+        return _read_list(path, suffixes)
+    _check_suffix(path, source, suffixes)
+    return [path]
+
+
+def _missing_source(path: Path, source: str) -> UserError:
+    """Returns the error for a source that is neither a file nor a folder nor a glob."""
+    if path.exists():
+        return UserError(f"{source}: is a pipe or device, not a file; cameras are named by their numbers: 0, 1, ...")
+    expected = "a source is an image, folder, glob, video, list, webcam or URL"
+    return UserError(f"{source}: no such file or folder; {expected}")
 
 
 def _select_files(

@@ -45,7 +45,8 @@ def video_file_frames(path: Path, options: SourceOptions) -> FrameStream:
 
 
 def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
-    """Yields every n-th frame; the others are not decoded. A video that ends early is a problem."""
+    """Yields every n-th frame; the others are not decoded. A video without a frame, or that ends early, is a
+    problem."""
     fps = _fps(capture)
     total = _length(capture)
     index = 0
@@ -64,7 +65,10 @@ def _video_frames(path: str, capture: cv2.VideoCapture, options: SourceOptions) 
             index += 1
     finally:
         capture.release()
-    if total is not None and index < MIN_READ_FRACTION * total:
+    if not taken:
+        reason = f"{path}: no frame can be read (damaged, or a codec that this OpenCV lacks)"
+        yield FileProblem(path, reason, is_skipped=True)
+    elif total is not None and index < MIN_READ_FRACTION * total:
         reason = f"{path}: ends after {index} of {total} frames (damaged, or OpenCV cannot read the rest)"
         yield FileProblem(path, reason, is_skipped=False)
 

@@ -36,13 +36,13 @@ from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 from utils.strings import counted, listed
 
-SAME_OBJECT = 0.5  # IoU from which a detection and a label are about one object
-NEAR_OBJECT = 0.25  # IoU from which a label may be a badly placed box of the detected object
-TOUCHING = 0.1  # IoU from which a detection supports a label a little
+SAME_OBJECT = 0.5  # minimum IoU of a detection and a label of one object
+NEAR_OBJECT = 0.25  # minimum IoU at which a label may be a badly placed box of the detected object
+TOUCHING = 0.1  # minimum IoU at which a detection counts as weak support for a label
 MIN_AP = 0.4  # AP50 and AP75 of a class on the split below which its labels are not judged
-GOOD_AP50 = 0.7  # AP50 of a class from which on the model is fully trusted
+GOOD_AP50 = 0.7  # AP50 at which a class is fully trusted
 GOOD_AP75 = 0.9  # the same for positions, by AP75, because AP50 says little about how exactly boxes are placed
-FAINT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
+MIN_SUPPORT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 MIN_DETECTION_SCORE = 0.01  # even detections with low scores show that the model sees something
 ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly the order within one
 MIN_MISPLACED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
@@ -191,7 +191,7 @@ def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion
     moved_to = np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
     deviations = _deviations_below(matched.overlap[rows], truth.classes[rows])
-    overlaps_less = _fraction_below(matched.overlap[rows], truth.classes[rows])
+    overlaps_less = _fraction_at_most(matched.overlap[rows], truth.classes[rows])
     # People also draw boxes loosely.
     offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
     if_moved = table.scores[moved_to[rows]] * offset_likelihood
@@ -207,7 +207,7 @@ def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
     is_any = np.ones(len(pair_support), bool)
     support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
-    supported_less = _fraction_below(np.maximum(support, FAINT), truth.classes)
+    supported_less = _fraction_at_most(np.maximum(support, MIN_SUPPORT), truth.classes)
     spurious = _posterior((1 - support) ** 2, np.maximum(supported_less, support))
     spurious = spurious * trust.class_and_presence[truth.classes]
     return _Suspicion(spurious, np.full(len(truth.classes), -1))
@@ -318,7 +318,7 @@ def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return result
 
 
-def _fraction_below(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+def _fraction_at_most(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
     result = np.ones(len(values))
     for rows in _rows_by_class(classes):

@@ -12,10 +12,10 @@ from engine.optim.schedule import Schedule
 
 
 class RowRates(NamedTuple):
-    """A parameter of which only some rows come from weights: each row takes a fraction of the group's step."""
+    """A parameter of which only some rows come from weights: each row has its own step size."""
 
     parameter: nn.Parameter
-    factors: Tensor  # (rows, 1, ...), between 0 and 1
+    factors: Tensor  # (rows, 1, ...), relative to the group's step
 
 
 class OptimizerSet:

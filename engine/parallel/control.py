@@ -28,8 +28,8 @@ class Action(enum.Flag):
     CONTINUE = 0
     SAVE = enum.auto()  # save the run at once
     END = enum.auto()  # take no more steps
-    BREAK_OFF = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
-    STOP = SAVE | END | BREAK_OFF  # for a signal or a request: a resumed run continues here
+    SKIP_REST = enum.auto()  # leave the rest of the end-of-epoch work to a resumed run
+    STOP = SAVE | END | SKIP_REST  # for a signal or a request: a resumed run continues here
 
     @property
     def saves(self) -> bool:
@@ -42,9 +42,9 @@ class Action(enum.Flag):
         return Action.END in self
 
     @property
-    def breaks_off(self) -> bool:
+    def skips_rest(self) -> bool:
         """True if nothing else is done at this point, not even the end-of-epoch work."""
-        return Action.BREAK_OFF in self
+        return Action.SKIP_REST in self
 
 
 class RunControl:
@@ -58,14 +58,14 @@ class RunControl:
     def __init__(self, ctx: DistributedContext, watchdog: Watchdog) -> None:
         self.exit_code = 0  # exit code of the signal that has stopped the ranks, or 0
         self.is_finalizing = False  # see `begin_finalizing`
-        self.ended_by_callback = False  # the ranks have followed `request_stop`, and no hook has failed
+        self.ended_by_callback = False  # the ranks have followed `request_stop`, and no callback has failed
         self._ctx = ctx
         self._watchdog = watchdog
         self._signals = watchdog.signals
         # Requests of this rank:
         self._save_requested = False
         self._stop_requested = False
-        self._failure = ""  # message of a hook that failed on this rank
+        self._failure = ""  # message of a callback that failed on this rank
         self._cause: BaseException | None = None  # the error behind it
         self._polled_at = 0.0
         self._validation_stopped = False
@@ -102,15 +102,15 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if the hook fails in ``finish``,
-        `late_failure` returns it."""
+        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if ``on_end`` of a
+        callback fails, `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
 
     def is_aborted(self) -> bool:
-        """Returns True if the ranks have stopped at a signal, or if a hook has failed on any of them: another
-        command does the rest. Every rank must call this."""
+        """Returns True if the ranks have stopped at a signal, or if a callback has failed on any of them:
+        another command does the rest. Every rank must call this."""
         return self.exit_code != 0 or self._has_failed()
 
     def flags(self) -> StepFlags:
@@ -184,8 +184,8 @@ class RunControl:
             position: progress text, such as ``2 epochs``.
             continuation: what to do next, such as ``continue with: --resume last.pt``.
 
-        Raises Stopped if a signal to any rank has stopped the run, UserError if a hook has failed on this rank, and
-        `PeerFailure` if one has failed on another rank only.
+        Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank,
+        and `PeerFailure` if one has failed on another rank only.
         """
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
@@ -196,7 +196,7 @@ class RunControl:
             raise _failure_error(self._failure, continuation) from self._cause
 
     def late_failure(self, continuation: str) -> UserError | None:
-        """Returns the error of a hook that failed in ``finish``, on any rank; None if there is none, and on all ranks
+        """Returns the error of a callback's ``on_end``, on any rank; None if there is none, and on all ranks
         but 0. Every rank must call this. ``continuation``: see `raise_if_aborted`."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
@@ -217,7 +217,7 @@ class RunControl:
         raise Stopped(self._signals.code) from None
 
     def _follow_request(self) -> Action:
-        """Stops the run as a rank has requested, or because a hook has failed on one. Every rank must call this."""
+        """Stops the run as a rank has requested, or because a callback has failed on one. Every rank must call this."""
         self.ended_by_callback |= not self._has_failed()
         return self._stop(0)
 

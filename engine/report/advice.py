@@ -27,7 +27,7 @@ FEW_BOXES = 50  # training boxes of a class
 IMBALANCED = 10  # ratio of boxes of the most frequent class to the rarest
 WEAK = 0.6  # fraction of the mean AP below which a class is weak
 SMALL_SIDE_PX = 32  # at --imgsz, like the sides of COCO's small objects
-SOME_SMALL = 0.1  # fraction of small boxes from which on they are mentioned
+SOME_SMALL = 0.1  # minimum fraction of small boxes to mention them
 REMEDIES = {
     "class": "classes are confused: see the confusion matrix; compare the labels of these classes, add images of them",
     "location": "boxes are inaccurate: check that labels are tight and consistent",
@@ -162,10 +162,10 @@ def _missed_classes(facts: RunFacts) -> Iterator[str]:
 def _chance(facts: RunFacts) -> Iterator[str]:
     if facts.scored_result is None:
         return
-    chance = facts.chance(facts.scored_result.ap)
-    if chance:
+    halfwidth = facts.interval_halfwidth(facts.scored_result.ap)
+    if halfwidth:
         yield (
-            f"With {counted(facts.objects, 'object')}, AP is known to about ±{chance:.2f}: on other images it may "
+            f"With {counted(facts.objects, 'object')}, AP is known to about ±{halfwidth:.2f}: on other images it may "
             "differ by as much. Epochs are compared on the same images."
         )
 

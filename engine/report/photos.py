@@ -70,8 +70,8 @@ class PhotoFile(NamedTuple):
     def around(self, boxes_xyxy_px: np.ndarray) -> np.ndarray:
         """Returns a window around boxes, float (n, 4), with a margin: int64 (4,), x0, y0, x1, y1.
 
-        If a box exceeds the image, so does the window, by at most a fifth more. Of a box far outside, only the part
-        within a quarter of the image's size is shown. Examples of one box along x, in an image that is 400 wide:
+        If a box exceeds the image, so does the window, by at most a fifth more. A box far outside is clipped
+        to a quarter of the image's size around it. Examples of one box along x, in an image that is 400 wide:
 
             box         in reach    margin   window      limited by
             100 to 200  100 to 200  60       40 to 260

@@ -19,7 +19,7 @@ from engine.run.results_csv import CONFIDENCE_COLUMN
 RISING_AP = 0.005  # smallest rise that more epochs may continue
 FALLING_AP = 0.02  # smallest fall since the best epoch that is mentioned
 FEW_OBJECTS = 100  # with fewer in the validation split, changes of AP may be chance
-SURE = 0.975  # fraction of the draws, as in a two-sided interval of 95 %
+SIGNIFICANT_FRACTION = 0.975  # of the draws of the images, as in a two-sided interval of 95 %
 MIN_IMAGES = 10  # with fewer images, draws do not show the range of chance
 BALANCING = ("repeat_factor", "cls_pw", "image_weights")  # settings that balance classes
 
@@ -74,7 +74,7 @@ class RunFacts:
         """The result, if there are objects to score."""
         return self.result if self.objects else None
 
-    def chance(self, ap: float) -> float:
+    def interval_halfwidth(self, ap: float) -> float:
         """Returns half the width of the 95 % interval of an AP, as if it were the fraction of detected objects; 0 for
         many objects."""
         if not 0 < self.objects < FEW_OBJECTS:
@@ -94,20 +94,20 @@ class RunFacts:
             return False
         newest = values.size - third + int(np.argmax(values[-third:]))
         before = int(np.argmax(values[:-third]))
-        return self._differs(newest, before, margin=RISING_AP)
+        return self._is_significantly_higher(newest, before, margin=RISING_AP)
 
     def has_fallen(self) -> bool:
         """Returns whether the best fitness exceeds the newest by more than `FALLING_AP` and chance."""
         _, values = self.fitness_values()
-        return self._differs(int(np.argmax(values)), len(values) - 1, margin=FALLING_AP)
+        return self._is_significantly_higher(int(np.argmax(values)), len(values) - 1, margin=FALLING_AP)
 
-    def _differs(self, high: int, low: int, *, margin: float) -> bool:
+    def _is_significantly_higher(self, high: int, low: int, *, margin: float) -> bool:
         """Returns whether the fitness in row ``high`` of `fitness_values` exceeds that in row ``low`` by more than
         ``margin`` and chance.
 
         Both are scored on the same images, so the difficulty of the images cancels: the difference is not chance if the
-        AP is higher on `SURE` of the draws of these images. If draws are unknown, or the fitness is not an AP, the
-        interval of one AP decides.
+        AP is higher on `SIGNIFICANT_FRACTION` of the draws of these images. If draws are unknown, or the fitness is not
+        an AP, the interval of one AP decides.
         """
         epochs, values = self.fitness_values()
         difference = float(values[high] - values[low])
@@ -118,8 +118,8 @@ class RunFacts:
         has_enough_images = self.result is not None and self.result.num_images >= MIN_IMAGES
         if self.fitness.metric == "AP" and has_enough_images and high_draws is not None and low_draws is not None:
             is_higher = self._fitness_of_draws(high_draws) > self._fitness_of_draws(low_draws)
-            return bool(np.mean(is_higher) >= SURE)
-        return difference > self.chance(float(values[high]))
+            return bool(np.mean(is_higher) >= SIGNIFICANT_FRACTION)
+        return difference > self.interval_halfwidth(float(values[high]))
 
     def _fitness_of_draws(self, ap: np.ndarray) -> np.ndarray:
         """Computes the fitness, an AP, on each draw: float64 (S,) from the AP of the classes (S, C)."""

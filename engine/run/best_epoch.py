@@ -25,7 +25,7 @@ def keep_best_epoch(
 
     ``stored``: the description in the checkpoint.
     """
-    is_known = _find_best(checkpointer, stored, progress) if ctx.is_main else False
+    is_known = _restore_best(checkpointer, stored, progress) if ctx.is_main else False
     if broadcast_object(ctx, is_known) or progress.best_epoch < 0:
         return
     get_logger().info(
@@ -35,7 +35,7 @@ def keep_best_epoch(
     progress.forget_best()
 
 
-def _find_best(checkpointer: Checkpointer, stored: RunDescription, progress: Progress) -> bool:
+def _restore_best(checkpointer: Checkpointer, stored: RunDescription, progress: Progress) -> bool:
     """Makes best.pt the checkpoint of the best epoch in ``progress``. Returns False if that is not possible, or if its
     scores are not comparable with those that follow."""
     best = checkpointer.best

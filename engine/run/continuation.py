@@ -29,7 +29,7 @@ from pathlib import Path
 from engine.checkpoint.description import read_description
 from engine.checkpoint.newest_run import best_of_newest_run, checkpoint_of_newest_run
 from engine.run.complete_record import read_reported_epochs
-from engine.run.ended_run import check_unchanged, may_add_epochs
+from engine.run.ended_run import adds_epochs, check_unchanged
 from engine.run.results_csv import ResultsTable
 from engine.run.resume import plan_from_checkpoint
 from engine.run.resume_settings import describe_changes, merge_settings
@@ -87,23 +87,13 @@ def _plan_from_last(command: TrainCommand, last: Path, reported_epochs: int | No
 def _reason_of_callback(plan: ContinuedRun) -> str:
     """Returns the end reason of a run that a callback has ended; "" of other runs, and if the command adds epochs."""
     started_from = plan.started_from
-    if not started_from.ended_by_callback or _adds_epochs(plan):
+    if not started_from.ended_by_callback:
         return ""
-    position = started_from.progress.describe(started_from.conditions.epoch_batches)
+    progress = started_from.progress
+    if adds_epochs(plan.stored.config, plan.settings.config, progress.epoch, progress=progress):
+        return ""
+    position = progress.describe(started_from.conditions.epoch_batches)
     return f"a callback has ended it after {position}; to continue: {resume_flag(started_from.path)}"
-
-
-def _adds_epochs(plan: ContinuedRun) -> bool:
-    """Returns whether the command adds epochs to the run of ``plan``, which has no other reason to end."""
-    stored = plan.stored.config
-    config = plan.settings.config
-    has_more_time = config.time > stored.time
-    has_more_epochs = config.epochs > stored.epochs
-    # With the patience of the command it has not stopped early: `reason_to_end` would say so.
-    has_more_patience = plan.started_from.progress.stops_early(
-        stored.patience, epochs=stored.epochs, val_every=stored.val_every
-    )
-    return has_more_time or has_more_epochs or has_more_patience
 
 
 def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, epochs: int) -> EndedRun:
@@ -114,7 +104,7 @@ def _plan_without_last(command: TrainCommand, folder: Path, newest: StoredRun, e
     reason = "there is no last.pt to continue from; restore it to continue"
     end_reason = f"its report after {done} is written, and {reason}"
     config = merged.settings.config
-    if may_add_epochs(merged.stored.config, config, epochs):
+    if adds_epochs(merged.stored.config, config, epochs, progress=None):
         raise UserError(
             f"{folder}: the run has ended after {done}, and {reason}, or repeat the command with the earlier --epochs, "
             "--time and --patience"

@@ -11,6 +11,7 @@ from data.source.dataset_spec import DataSource
 from data.source.open import open_data
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.description import RunDescription
+from engine.checkpoint.progress import Progress
 from engine.run.resume_settings import as_flag
 from engine.run.run import RunSettings
 from utils.config.settings import Hyperparameters, TrainConfig, names_with
@@ -27,19 +28,28 @@ _DECIDE_RESULTS = names_with(TrainConfig, scope="result").difference(_LENGTH, {"
 )
 
 
-def may_add_epochs(stored: TrainConfig, config: TrainConfig, trained: int) -> bool:
-    """Returns whether ``config`` may add epochs to a run without last.pt, which would tell why it ended: it has trained
-    ``trained`` epochs with the settings ``stored``."""
-    if config.time > stored.time:
-        return True
-    if config.time == 0:
-        has_stopped_early = not stored.time and trained < stored.epochs
-        limit = stored.epochs if has_stopped_early else trained
-        if config.epochs > limit:
-            return True
-    is_more_patient = config.patience == 0 or config.patience > stored.patience
-    may_have_stopped_early = bool(stored.time) or trained < stored.epochs
-    return stored.patience > 0 and is_more_patient and may_have_stopped_early
+def adds_epochs(stored: TrainConfig, config: TrainConfig, trained: int, *, progress: Progress | None) -> bool:
+    """Returns whether ``config`` adds epochs to a run that has ended, or may add some if its last.pt, which would tell
+    why it ended, is lost.
+
+    Args:
+        stored: the settings of the run so far.
+        trained: the epochs that it has trained.
+        progress: that of last.pt, which a callback has ended: with ``config``, there is no other reason to end. None:
+            it is lost.
+    """
+    has_more_time = config.time > stored.time
+    if progress is not None:
+        has_more_epochs = config.epochs > stored.epochs
+        has_more_patience = progress.stops_early(stored.patience, epochs=stored.epochs, val_every=stored.val_every)
+    else:
+        # Only a last.pt stores how many epochs --time has allowed.
+        planned = trained if stored.time else max(trained, stored.epochs)
+        has_more_epochs = config.time == 0 and config.epochs > planned
+        may_have_stopped_early = stored.patience > 0 and (stored.time > 0 or trained < stored.epochs)
+        is_more_patient = config.patience == 0 or config.patience > stored.patience
+        has_more_patience = may_have_stopped_early and is_more_patient
+    return has_more_time or has_more_epochs or has_more_patience
 
 
 def check_unchanged(

@@ -15,7 +15,7 @@ from types import TracebackType
 from engine.checkpoint.newest_run import checkpoint_of_newest_run, new_run_id, run_id_of
 from engine.checkpoint.progress import Progress
 from engine.run.complete_record import COMPLETE
-from engine.run.launchers import note_launch
+from engine.run.launchers import record_launch
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import is_other_data, previous_data
 from engine.run.resume_settings import is_same_start
@@ -64,7 +64,7 @@ def claim_folder(
     if ctx.is_main:
         open(folder / "train.log", "ab", opener=open_direct).close()  # raises where a symbolic link leads elsewhere
         write_stored_run(folder, StoredRun(run_id, settings))  # first: from now on, the folder belongs to this run
-        note_launch(folder, run_id, plan.launchers)
+        record_launch(folder, run_id, plan.launchers)
         continue_in_file(folder / "train.log")
         (folder / COMPLETE).unlink(missing_ok=True)
     report_begun(folder)

@@ -13,7 +13,7 @@ from utils.files.safe_io import write_whole
 LAUNCHERS = ".launchers"  # in the run's folder
 
 
-def note_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
+def record_launch(folder: Path, run_id: str, launchers: Sequence[str]) -> None:
     """Records which torchrun processes (`DistributedContext.launcher`) train the run ``run_id`` in ``folder``, so that
     a restart by any of them finds it. Does nothing without torchrun."""
     names = [launcher for launcher in launchers if launcher]

@@ -7,7 +7,8 @@ contains no tensors (run.py); each rank then reads the checkpoint that the plan 
 The steps of a run that continues, on rank 0 up to 3, and then on all ranks (engine/assembly/build.py):
 
 1. continuation.py, for the run of a folder, or find_checkpoint.py, for ``--resume PATH``, finds the checkpoint.
-2. resume.py merges its settings with those of the command (resume_settings.py, match_paths.py).
+2. resume.py merges its settings with those of the command (resume_settings.py), and compares the files that both name
+   (compare_files.py).
 3. resume.py decides whether an epoch is left, and continuation.py whether the report is.
 4. restore.py loads the state, and finds the epoch and step at which the run continues.
 5. best_epoch.py makes best.pt agree with the best epoch so far.

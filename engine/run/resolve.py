@@ -1,7 +1,7 @@
 """Resolves the paths in settings, which depend on the working folder.
 
 The paths that a run stores are resolved once, so that a later change of the disk does not change their meaning. A
-command is resolved before it is compared with them (match_paths.py).
+command is resolved before it is compared with them (compare_files.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def resolve_path(name: str, value: str) -> str:
 
 
 def _is_file_name(name: str, value: str) -> bool:
-    """Returns whether a name without a folder can only mean a file of the working folder, which may have gone."""
+    """Returns whether a name without a folder can only mean a file of the working folder, which need not exist."""
     suffix = Path(value).suffix.lower()
     if name == "model":
         return suffix in (".yaml", ".yml") and re.sub("[-_]", "", Path(value).stem) not in built_in_models()

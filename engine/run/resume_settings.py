@@ -1,21 +1,21 @@
 """Merges the stored settings of a run with those of the command line that continues it.
 
-All of them are resolved, and paths that mean the same file are equal (`match_paths`), so a setting has changed if its
-two values differ.
+All of them are resolved, and paths that mean the same file are made equal (`compare_file`), so a setting has changed if
+its two values differ.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.run.match_paths import compare_file, match_paths, with_paths
+from engine.run.compare_files import FileMatch, compare_file
 from engine.run.resolve import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
-from utils.config.flags import words_of_flag
+from utils.config.flags import flag_name, words_of_flag
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -39,29 +39,61 @@ _UNSET = {"batch_size": FIND_BATCH_SIZE, "optimizer": "auto", "lr_mult": None}
 
 @dataclass(frozen=True, kw_only=True)
 class MergedSettings:
-    """The settings of a run, and of a command that continues it."""
+    """The settings of a run, and of a command that continues it, with equal paths where they mean the same file."""
 
     stored: RunSettings  # settings of the run so far; files that have moved have their new paths
     settings: RunSettings  # the stored settings with those of the command line
-    local_paths: frozenset[str]  # see `MatchedPaths`
+    local_paths: frozenset[str]  # settings whose paths are those of the command, which each process resolves itself
     messages: list[str]  # to be logged, about files and a recipe that the command names
 
 
 def merge_settings(stored: RunSettings, command: TrainCommand) -> MergedSettings:
     """Merges the settings ``stored`` with those of the command line. Raises UserError for a setting that a run cannot
     change."""
-    matched = match_paths(stored, command)
-    current = matched.command.config
-    config = merge_config(matched.stored.config, current, command.explicit_flags)
-    hyp, recipe_messages = merge_hyperparameters(matched.stored, current, command.explicit_flags)
-    changed_paths = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(matched.stored.config, name)]
-    files = with_paths(matched.stored, changed_paths, matched.command).files
+    matches = {
+        name: compare_file(name, stored, command.config, command.files)
+        for name in sorted(PATH_SETTINGS.intersection(command.explicit_flags))
+    }
+    moved = [name for name, match in matches.items() if match is FileMatch.MOVED]
+    located = _with_paths(stored, moved, command)
+    kept = {name: getattr(stored.config, name) for name, match in matches.items() if match.keeps_stored_path}
+    current = replace(command.config, **kept)
+    config = merge_config(located.config, current, command.explicit_flags)
+    hyp, recipe_messages = merge_hyperparameters(located, current, command.explicit_flags)
+    changed = [name for name in PATH_SETTINGS if getattr(config, name) != getattr(located.config, name)]
+    files = _with_paths(located, changed, command).files
     return MergedSettings(
-        stored=matched.stored,
-        settings=RunSettings(config, hyp, with_checksums(files, config, changed_paths)),
-        local_paths=matched.local_paths,
-        messages=[*matched.messages, *recipe_messages],
+        stored=located,
+        settings=RunSettings(config, hyp, with_checksums(files, config, changed)),
+        local_paths=frozenset(name for name in matches if getattr(current, name) == getattr(command.config, name)),
+        messages=[*_describe_matches(matches, stored, command), *recipe_messages],
     )
+
+
+def _with_paths(settings: RunSettings, names: Iterable[str], command: TrainCommand) -> RunSettings:
+    """Returns ``settings`` with the paths that the command names for the settings ``names``, and the stored
+    checksums."""
+    paths = {name: getattr(command.config, name) for name in names}
+    typed = {name: command.files.typed.get(name, "") for name in paths}
+    files = replace(settings.files, typed=settings.files.typed | typed)
+    return replace(settings, config=replace(settings.config, **paths), files=files)
+
+
+def _describe_matches(matches: Mapping[str, FileMatch], stored: RunSettings, command: TrainCommand) -> list[str]:
+    """Returns a message for each file that has changed or can no longer be compared."""
+    messages = []
+    for name, match in matches.items():
+        flag = f"{flag_name(name)} {getattr(command.config, name)}"
+        if match is FileMatch.CHANGED:
+            # The message does not say that the change has no effect: a changed teacher is refused when it is opened.
+            messages.append(
+                f"{flag}: has changed since the run began; to use the file as it is now, start a new run with another "
+                "--name"
+            )
+        elif match is FileMatch.BOTH_MISSING:
+            stored_path = getattr(stored.config, name)
+            messages.append(f"{flag}: no such file; the run has {stored_path}, which no longer exists either")
+    return messages
 
 
 def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Collection[str]) -> TrainConfig:
@@ -119,7 +151,7 @@ def merge_hyperparameters(
 
 
 def _is_missing_recipe(stored: TrainConfig, current: TrainConfig) -> bool:
-    """Returns whether ``--hyp`` repeats the name of a file that has gone: the run has stored its values."""
+    """Returns whether ``--hyp`` repeats the name of a file that no longer exists: the run has stored its values."""
     is_file_name = Path(current.hyp).suffix.lower() in (".yaml", ".yml")
     return is_file_name and current.hyp == stored.hyp and not Path(current.hyp).exists()
 

@@ -81,13 +81,13 @@ class StartedFrom:
     def lacks_scores(self, epochs: int) -> bool:
         """Returns whether a run of ``epochs`` has to score its newest epoch first: other processes were validating it,
         or ``--val-every`` has left it out, and it is now the last."""
-        is_between_epochs = self.progress.batch == 0  # otherwise its weights have gone
+        is_between_epochs = self.progress.batch == 0  # otherwise its weights have been overwritten
         is_last = self.progress.epoch >= epochs
         return self.is_pending or (is_between_epochs and is_last and not self.metrics)
 
 
 class Remaining(enum.Enum):
-    """What is left of a run when a command starts it. Each value includes those after it."""
+    """The first piece of work that is left of a run when a command starts it; the later ones follow from it."""
 
     STEPS = "steps"
     SCORES = "scores"  # all steps have been taken, but the last epoch has not been scored

@@ -18,7 +18,7 @@ from engine.optim.schedule import StepPlan, build_schedule
 from engine.parallel.control import RunControl
 from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.step_values import NO_FLAGS, StepFlags
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from engine.run.resume_settings import as_flag
 from engine.run.run import Remaining, TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
@@ -33,11 +33,6 @@ class Validator(Protocol):
     """Validates epochs whose steps are done (engine/train/validation.py). Every rank has one and makes the same calls.
     The trainer follows the actions that it returns."""
 
-    @property
-    def pending(self) -> PendingEpoch | None:
-        """An epoch that was sent and has no result yet: checkpoints store it."""
-        ...
-
     def validate(self, epoch: Epoch) -> Action:
         """Sets the result of an epoch, scored with the current averaged weights of the run.
 
@@ -51,20 +46,20 @@ class Validator(Protocol):
 
     def send(self, pending: PendingEpoch) -> None:
         """Lets other processes validate an epoch, after `takes_weights` returned True. Called only while no epoch is
-        pending; afterwards, this one is."""
+        pending."""
         ...
 
     def has_scores(self) -> bool:
         """Returns True if `collect` need not wait; the same on all ranks."""
         ...
 
-    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
-        """Sets the result of the pending epoch, which is ``epoch``; none is pending afterwards.
+    def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
+        """Sets the result of ``epoch``, which was sent as ``pending``, or was left so by an earlier start of the run.
 
         ``is_closing``: whether the epoch that is trained now is a closing one, see
         `models.losses.base.Criterion.set_closing`.
 
-        Returns `Action.STOP` if a signal has ended its validation: it stays pending.
+        Returns `Action.STOP` if a signal has ended its validation.
         """
         ...
 
@@ -85,6 +80,7 @@ class Trainer:
         loader: InfiniteDataLoader,
         steps: StepPlan,
         progress: Progress,
+        pending: PendingEpoch | None,
         control: RunControl,
         checkpointer: Checkpointer,
         validator: Validator,
@@ -96,6 +92,7 @@ class Trainer:
         self.ctx = step.ctx
         self.loader = loader
         self.progress = progress
+        self.pending = pending  # the newest epoch, if its scores are still missing: checkpoints store it
         self.control = control
         self.checkpointer = checkpointer
         self.validator = validator
@@ -130,7 +127,7 @@ class Trainer:
             raise
 
     def _train(self) -> None:
-        """Trains, and ends the run as the ranks have agreed. All files are written afterwards."""
+        """Trains, then ends the run as the ranks have agreed, with all files written."""
         try:
             self._start()
             if not self.control.is_aborted():
@@ -167,14 +164,14 @@ class Trainer:
     def _report_last_epoch(self) -> None:
         """Reports a run that has ended, whose report is missing. The scores of its last epoch are stored, unless it is
         still pending, but the report also needs the detections: it is validated again."""
-        if self.validator.pending is not None:
+        if self.pending is not None:
             self._conclude_pending(saves_last=True)
             return
         epoch = Epoch(self.progress.epoch)
         if self._last_recorded.metrics:  # otherwise it was not validated, or a later epoch has changed the weights
             self._set_closing(epoch.number)
             self.call_hooks("before_validation")
-            if self._follow(self.validator.validate(epoch)).breaks_off:
+            if self._follow(self.validator.validate(epoch)).skips_rest:
                 return
         self.call_hooks("report", epoch)
 
@@ -190,9 +187,9 @@ class Trainer:
 
     def _finish_training(self) -> None:
         """Completes the run after the last step, unless a signal leaves that to a resumed run."""
-        if self._conclude_pending(saves_last=True).breaks_off:  # the last epoch, if a callback has ended the run
+        if self._conclude_pending(saves_last=True).skips_rest:  # the last epoch, if a callback has ended the run
             return
-        if self._follow(self.control.begin_finalizing()).breaks_off:
+        if self._follow(self.control.begin_finalizing()).skips_rest:
             return
         self.call_hooks("after_training")
 
@@ -206,7 +203,7 @@ class Trainer:
         self.call_hooks("finish")
         failure = self.control.late_failure(self._continuation())
         if self.ctx.is_main and failure is None:
-            note_reported(self.run.folder, self.run.run_id, self.progress.epoch)
+            record_reported(self.run.folder, self.run.run_id, self.progress.epoch)
         return TrainingOutcome(self.run, failure)
 
     def _has_ended(self) -> bool:
@@ -214,7 +211,7 @@ class Trainer:
         config = self.run.config
         progress = self.progress
         stops_early = progress.stops_early(config.patience, epochs=self.epochs, val_every=config.val_every)
-        return self.validator.pending is None and (progress.epoch >= self.epochs or stops_early)
+        return self.pending is None and (progress.epoch >= self.epochs or stops_early)
 
     def _ended_by_callback(self) -> bool:
         """Returns True if a callback has ended the run, in this process or before one that only reports."""
@@ -285,14 +282,14 @@ class Trainer:
         self._average_over_ranks()
         row = self.results.training_row(self.step, self.schedule, self.progress)
         epoch = Epoch(self.progress.epoch + 1, row)
-        if self.call_hooks("after_last_step", epoch).breaks_off:
+        if self.call_hooks("after_last_step", epoch).skips_rest:
             return
-        if self._conclude_pending().breaks_off:  # its scores decide whether this epoch may be the last
+        if self._conclude_pending(saves_last=False).skips_rest:  # its scores decide whether this epoch may be the last
             return
-        if self._validate(epoch).breaks_off:
+        if self._validate(epoch).skips_rest:
             return
         self.progress.complete_epoch()
-        if self.validator.pending is None:
+        if self.pending is None:
             self._record(epoch)
             self.save_epoch(epoch)
             self.call_hooks("report", epoch)
@@ -306,7 +303,8 @@ class Trainer:
         if not validates_after(epoch.number, self.epochs, self.run.config.val_every):
             return Action.CONTINUE
         if self._can_wait_for_scores(epoch) and self.validator.takes_weights():
-            self.validator.send(self._pending_epoch(epoch))
+            self.pending = self._pending_epoch(epoch)
+            self.validator.send(self.pending)
             return Action.CONTINUE
         self.call_hooks("before_validation")
         return self._follow(self.validator.validate(epoch))
@@ -334,21 +332,22 @@ class Trainer:
         self.call_hooks("record", epoch)
         self._last_recorded = epoch
 
-    def _conclude_pending(self, *, saves_last: bool = False) -> Action:
+    def _conclude_pending(self, *, saves_last: bool) -> Action:
         """Records, saves and reports the pending epoch, if there is one. A signal that ends its validation leaves it
         pending.
 
         ``saves_last``: saves the run with its scores at once, because no other epoch ends now.
         """
-        pending = self.validator.pending
+        pending = self.pending
         if pending is None:
             return Action.CONTINUE
         epoch = Epoch(pending.progress.epoch, dict(pending.row))
         if not self.validator.has_scores():
             self.call_hooks("before_validation")
-        action = self._follow(self.validator.collect(epoch, is_closing=self.is_closing))
-        if action.breaks_off:
+        action = self._follow(self.validator.collect(pending, epoch, is_closing=self.is_closing))
+        if action.skips_rest:
             return action
+        self.pending = None
         self._record(epoch)
         # Only its own files: the run itself may be in a later epoch by now.
         self.checkpointer.save_scored(pending, self.progress, is_best=epoch.is_best, metrics=epoch.metrics)
@@ -364,7 +363,7 @@ class Trainer:
         for model in (self.step.model, self.step.ema.module):
             average_buffers(model, self.ctx)
             broadcast_parameters(model, self.ctx)
-        self.progress.note_averaged_buffers()
+        self.progress.record_averaged_buffers()
 
     def call_hooks(self, point: Point, *args: Any) -> Action:
         """Calls a method of all hooks, and follows the action that they return."""
@@ -404,7 +403,7 @@ class Trainer:
             progress=progress,
             run=conditions,
             metrics=metrics,
-            pending=self.validator.pending,
+            pending=self.pending,
             ended_by_callback=self._ended_by_callback(),
         )
 

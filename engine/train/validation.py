@@ -37,16 +37,10 @@ class RunValidation:
 
 
 class LocalValidator:
-    """Validates in the training processes. See `Validator`.
+    """Validates in the training processes. See `Validator`."""
 
-    ``pending``: the epoch that an earlier start of the run has left without scores, if there is one.
-    """
-
-    def __init__(
-        self, validation: RunValidation, step: TrainStep, control: RunControl, *, pending: PendingEpoch | None = None
-    ) -> None:
+    def __init__(self, validation: RunValidation, step: TrainStep, control: RunControl) -> None:
         self.validation = validation
-        self.pending = pending
         self._step = step
         self._control = control
 
@@ -62,18 +56,14 @@ class LocalValidator:
     def has_scores(self) -> bool:
         return False
 
-    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
+    def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
         """Validates the weights that are stored with the pending epoch."""
-        pending = self.pending
-        assert pending is not None
         model = copy.deepcopy(self._step.ema.module)
         model.load_state_dict(broadcast_object(self._step.ctx, pending.ema))
         criterion = self._step.criterion
         criterion.set_closing(pending.is_closing)
         action = self._run(model, epoch)
         criterion.set_closing(is_closing)
-        if not action.breaks_off:
-            self.pending = None
         return action
 
     def close(self) -> None:
@@ -89,7 +79,7 @@ class LocalValidator:
 class RemoteValidator:
     """``--eval-ranks``: lets other processes validate an epoch while the next one is trained here.
 
-    ``local`` validates epochs that cannot wait, and those whose result does not arrive. It holds the pending epoch.
+    ``local`` validates epochs that cannot wait, and those whose result does not arrive.
     """
 
     def __init__(
@@ -100,10 +90,6 @@ class RemoteValidator:
         self._service = service
         self._control = control
 
-    @property
-    def pending(self) -> PendingEpoch | None:
-        return self._local.pending
-
     def validate(self, epoch: Epoch) -> Action:
         return self._local.validate(epoch)
 
@@ -112,21 +98,19 @@ class RemoteValidator:
 
     def send(self, pending: PendingEpoch) -> None:
         self._service.send(pending.progress.epoch, WeightsMessage(pending.ema, pending.is_closing))
-        self._local.pending = pending
 
     def has_scores(self) -> bool:
         return self._service.has_scores()
 
-    def collect(self, epoch: Epoch, *, is_closing: bool) -> Action:
+    def collect(self, pending: PendingEpoch, epoch: Epoch, *, is_closing: bool) -> Action:
         """Takes the result of the evaluating processes; validates the weights here if there is none."""
         epoch.result = self._service.collect(self._control.poll_stop)
         if broadcast_object(self._ctx, epoch.result is not None):
-            self._local.pending = None
             return Action.CONTINUE
         action = self._control.after_validation()
-        if action.breaks_off:
+        if action.skips_rest:
             return action
-        return self._local.collect(epoch, is_closing=is_closing)
+        return self._local.collect(pending, epoch, is_closing=is_closing)
 
     def close(self) -> None:
         self._service.close()
@@ -146,12 +130,10 @@ def build_validator(
     *,
     description: RunDescription,
     plan: RunPlan,
-    pending: PendingEpoch | None,
 ) -> Validator:
-    """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate.
-    ``pending``: see `LocalValidator`."""
+    """Builds the validator of a run. With ``--eval-ranks`` this tells the evaluating processes what to validate."""
     ctx = step.ctx
-    local = LocalValidator(validation, step, control, pending=pending)
+    local = LocalValidator(validation, step, control)
     if not ctx.eval_ranks:
         return local
     setup = build_setup(run.settings, step, description=description, plan=plan, val=validation.loader.index)

@@ -54,7 +54,7 @@ def match_anchors(targets: Tensor, anchors: Tensor, grid_hw: tuple[int, int], an
         targets: (M, 6) as in `Targets`.
         anchors: (A, 2), cells.
         grid_hw: rows and columns of the level.
-        anchor_t: ratio of sides from which on an anchor does not match.
+        anchor_t: an anchor matches if neither side differs by this factor or more.
     """
     height, width = grid_hw
     num_targets = targets.shape[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.detector import Detector
 from models.heads.base import ONE_TO_ONE
-from models.weights.load import class_count, model_of, names_for
+from models.weights.load import class_count, names_for
 from models.weights.read import COUNTERS, StoredWeights, read_weights
 from utils.errors import UserError
 from utils.logger import get_logger
@@ -32,9 +32,10 @@ class TransferReport:
     skipped: dict[str, str]  # the model's other tensors, with the reason
     unused: tuple[str, ...]  # tensors of the file that the model does not have
     classes: tuple[str, ...]  # names of the classes whose rows were copied
+    adapted_channels: int | None = None  # channels of the images that the kernels of RGB images were adapted to, if any
 
     def lines(self) -> list[str]:
-        """Returns lines for the log: tensors that were copied, skipped (with the reasons), and unused."""
+        """Returns lines for the log: tensors that were adapted, copied, skipped (with the reasons), and unused."""
         total = len(self.taken) + len(self.new_rows) + len(self.skipped)
         summary = f"{self.source}: {len(self.taken)} of {total} tensors loaded"
         if self.new_rows:
@@ -46,7 +47,11 @@ class TransferReport:
         for name, reason in self.skipped.items():  # all different shapes share a line, which shows the first
             key = "shape" if reason.startswith("shape ") else reason
             names_by_reason.setdefault(key, []).append(name)
-        lines = [summary]
+        lines = []
+        if self.adapted_channels is not None:
+            channels = counted(self.adapted_channels, "channel")
+            lines.append(f"{self.source}: adapting its RGB kernels to images of {channels}")
+        lines.append(summary)
         for names in names_by_reason.values():
             lines.append(f"left as initialized: {_layers(names)}: {self.skipped[names[0]]}")
         if self.unused:
@@ -101,7 +106,9 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
     stored = source if isinstance(source, StoredWeights) else read_weights(source)
     targets = model.state_dict()
     shared = _shared_classes(model, stored)
-    transfer = _Transfer(targets, _adapted_tensors(model, targets, stored), shared.rows, grow=grow)
+    tensors = _for_both_branches(targets, stored.tensors)
+    adapted_kernels = _kernels_for_channels(targets, tensors, model.channels)
+    transfer = _Transfer(targets, tensors | adapted_kernels, shared.rows, grow=grow)
     uncopied_rows: dict[str, tuple[int, ...] | None] = {}  # by copied tensor; None: copied whole
     skipped: dict[str, str] = {}
     for name, target in targets.items():
@@ -120,6 +127,7 @@ def transfer_weights(model: Detector, source: str | Path | StoredWeights, *, gro
         skipped=skipped,
         unused=tuple(name for name in stored.tensors if name not in targets),
         classes=shared.names if copies_classes else (),
+        adapted_channels=model.channels if adapted_kernels else None,
     )
 
 
@@ -173,7 +181,7 @@ class _Transfer:
     """Decides how each tensor of a model is copied from a file."""
 
     targets: Mapping[str, Tensor]  # tensors of the model
-    tensors: Mapping[str, Tensor]  # tensors of the file, see `_adapted_tensors`
+    tensors: Mapping[str, Tensor]  # tensors of the file, adapted to the branches and channels of the model
     class_rows: Mapping[str, _ClassRows]  # rows of the output layers, by name
     grow: bool
 
@@ -205,15 +213,6 @@ class _Transfer:
         return ""
 
 
-def _adapted_tensors(model: Detector, targets: Mapping[str, Tensor], stored: StoredWeights) -> dict[str, Tensor]:
-    """Returns the tensors of a file, adapted to the branches of the model's head and the channels of its images."""
-    tensors = dict(_for_both_branches(targets, stored.tensors))
-    for name in targets.keys() & tensors.keys():
-        if name.startswith("model.0."):
-            tensors[name] = _for_model_channels(tensors[name], targets[name], model.channels)
-    return tensors
-
-
 def _different_shapes(target: Tensor, tensor: Tensor) -> str:
     return f"shape {list(target.shape)} in the model, {list(tensor.shape)} in the file"
 
@@ -230,12 +229,8 @@ def fill_model(model: Detector, stored: StoredWeights, *, grow: bool) -> dict[st
     ``grow``: see `transfer_weights`. Returns the filled parameters: by name, the rows that are still random.
     """
     report = transfer_weights(model, stored, grow=grow)
-    log = get_logger()
-    if model.channels != 3 and model_of(stored).get("channels", 3) == 3:
-        channels = counted(model.channels, "channel")
-        log.info("%s: adapting its RGB kernels to images of %s", stored.path, channels)
     for line in report.lines():
-        log.info("%s", line)
+        get_logger().info("%s", line)
     filled = (name for name, _ in model.named_parameters() if name not in report.skipped)
     return {name: report.new_rows.get(name, ()) for name in filled}
 
@@ -256,12 +251,19 @@ def for_channels(kernel: Tensor, channels: int) -> Tensor:
     return adapted * (3 / channels)
 
 
-def _for_model_channels(tensor: Tensor, target: Tensor, channels: int) -> Tensor:
-    """Adapts a kernel of RGB images to the images of the model. Returns other tensors of the first layer unchanged."""
-    reads_rgb = tensor.ndim == 4 and tensor.shape[1] == 3
-    if reads_rgb and target.shape[1] == channels:
-        return for_channels(tensor, channels)
-    return tensor
+def _kernels_for_channels(
+    targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], channels: int
+) -> dict[str, Tensor]:
+    """Returns the kernels of a file that read RGB images, adapted to the ``channels`` of the model's images."""
+    if channels == 3:
+        return {}
+    adapted = {}
+    for name in targets.keys() & tensors.keys():
+        kernel = tensors[name]
+        reads_rgb = name.startswith("model.0.") and kernel.ndim == 4 and kernel.shape[1] == 3
+        if reads_rgb and targets[name].shape[1] == channels:
+            adapted[name] = for_channels(kernel, channels)
+    return adapted
 
 
 def _for_both_branches(names: Iterable[str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from engine.run.run import RunSettings
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import ROOT, SMALL, run_python
@@ -99,7 +99,7 @@ def test_a_run_that_has_ended_also_ends_its_evaluating_processes(tmp_path: Path)
     settings = RunSettings(TrainConfig(project=".", epochs=3), Hyperparameters())
     stored = {"run_id": "run", **asdict(settings)}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_reported(folder, "run", epochs=3)
+    record_reported(folder, "run", epochs=3)
     flags = ["--project", ".", "--resume", "auto", "--epochs", 3, "--device", "cpu", "--eval-ranks", 1]
     result = run_python(ROOT / "train.py", *flags, folder=tmp_path, torchrun=2, timeout=120)
     assert "exp: complete: its report after 3 epochs is written, and " in result.stdout

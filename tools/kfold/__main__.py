@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _cross_validate(config: KfoldConfig) -> None:
     refuse_unsupported_flags(config)
-    from engine.commands.input_files import check_training_files
+    from engine.commands.input_files import check_new_run
 
-    check_training_files(config, divides=True)
+    check_new_run(config, splits=("train",))  # folds hold out the validation images
     from tools.experiment.folder import run_continued
     from tools.kfold.cross_validate import run_folds
 

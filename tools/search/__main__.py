@@ -31,9 +31,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _search(config: SearchConfig) -> None:
     refuse_unsupported_flags(config)
     require_package("optuna", "tools.search", "leave the hyper-parameters as they are")
-    from engine.commands.input_files import check_training_files
+    from engine.commands.input_files import check_model_and_data
 
-    check_training_files(config, divides=bool(config.folds), has_recipe=False)
+    splits = ("train",) if config.folds or config.val_fraction else ("train", "val")
+    check_model_and_data(config, splits)  # --hyp names ranges, which `read_space` reads
     from tools.experiment.folder import run_continued
     from tools.search.loop import search
     from tools.search.ranges import read_space

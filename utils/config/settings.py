@@ -411,7 +411,7 @@ class TrainConfig(DataSettings):
     )
     seed: int = setting(0, Bounds(0), help="seed of all random numbers")
     deterministic: bool = setting(False, help="use deterministic kernels")
-    callbacks: str = setting("", help="MODULE:OBJECT with your own hooks: on_start, on_step, on_epoch, on_end")
+    callbacks: str = setting("", help="MODULE:OBJECT with your callbacks: on_start, on_step, on_epoch, on_end")
     tracker: list[str] = setting(
         factory=list,
         bounds=Bounds(choices=("mlflow", "wandb")),

@@ -46,7 +46,7 @@ def parts(wrap=lambda m: m, seed: int = 0) -> SimpleNamespace:
 
 
 def save(folder: Path, state: SimpleNamespace, *, is_best: bool = True, **changes) -> Checkpointer:
-    checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, period=2)
+    checkpointer = Checkpointer(folder, ctx=SINGLE, description=DESCRIPTION, save_period=2)
     values = {"progress": Progress(epoch=2, step=9, updates=9), "run": CONDITIONS, "metrics": {"AP": 0.5}} | changes
     checkpointer.save_epoch(state, CheckpointHeader(**values), is_best=is_best)
     checkpointer.flush()
@@ -191,7 +191,7 @@ def test_the_scores_of_a_pending_epoch_are_not_added_to_a_file_of_an_earlier_run
     """The run kept no epochN.pt when the epoch ended, and does so since it has continued."""
     save(tmp_path, parts(), is_best=False)
     earlier = (tmp_path / "epoch2.pt").read_bytes()
-    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description=replace(DESCRIPTION, run_id="new"), period=2)
+    checkpointer = Checkpointer(tmp_path, ctx=SINGLE, description=replace(DESCRIPTION, run_id="new"), save_period=2)
     progress = Progress(epoch=2, best_epoch=2, best_fitness=0.5)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={"w": torch.ones(2)})
     checkpointer.save_scored(pending, progress, is_best=False, metrics={"AP": 0.5})

@@ -9,7 +9,7 @@ import pytest
 
 import export
 from engine.commands.input_files import check_training_files
-from engine.run.complete_record import note_reported
+from engine.run.complete_record import record_reported
 from tests.helpers.tiny import write_dataset
 from utils.config.commands import COMMANDS
 from utils.config.settings import AUTO, TrainConfig
@@ -62,5 +62,5 @@ def test_a_run_that_has_ended_needs_no_data(tmp_path: Path):
     with pytest.raises(UserError, match=r"gone\.yaml: no such file"):
         check_training_files(config)
     config.folder.mkdir()
-    note_reported(config.folder, "run", epochs=3)
+    record_reported(config.folder, "run", epochs=3)
     check_training_files(config)

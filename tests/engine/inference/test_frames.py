@@ -302,6 +302,21 @@ def test_a_truncated_video_is_reported(video, monkeypatch):
     assert len(list(open_source(str(video), SourceOptions(max_frames=3)))) == 3
 
 
+@pytest.mark.parametrize("length", [0.0, 50.0])  # some containers, such as MPEG-TS, state no length
+def test_a_video_without_a_frame_is_reported(tmp_path, monkeypatch, length):
+    empty = SimpleNamespace(isOpened=lambda: True, get=lambda _: length, grab=lambda: False, release=lambda: None)
+    monkeypatch.setattr(video_module.cv2, "VideoCapture", lambda path: empty)
+    image = save_image(tmp_path / "a.jpg", 5)
+    video = tmp_path / "b.ts"
+    video.write_bytes(b"a header")
+    reason = f"{video}: no frame can be read (damaged, or a codec that this OpenCV lacks)"
+    frame, problem = open_source(str(tmp_path))
+    assert frame.path == str(image)
+    assert problem == FileProblem(str(video), reason, is_skipped=True)
+    with refused(reason):
+        list(open_source(str(video)))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
 def test_reading_ahead_changes_neither_the_frames_nor_their_order(tmp_path, video, threads, ahead):

@@ -48,4 +48,4 @@ def test_properties_of_actions():
     actions = (Action.CONTINUE, Action.SAVE, Action.END, Action.SAVE | Action.END, Action.STOP)
     assert [action.saves for action in actions] == [False, True, False, True, True]
     assert [action.ends_run for action in actions] == [False, False, True, True, True]
-    assert [action.breaks_off for action in actions] == [False, False, False, False, True]
+    assert [action.skips_rest for action in actions] == [False, False, False, False, True]

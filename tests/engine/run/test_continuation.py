@@ -16,8 +16,8 @@ from data.source.open import YAML_FOLDER
 from engine.checkpoint.progress import Progress
 from engine.run import plan as plan_module
 from engine.run import restore
-from engine.run.complete_record import note_reported
-from engine.run.ended_run import may_add_epochs
+from engine.run.complete_record import record_reported
+from engine.run.ended_run import adds_epochs
 from engine.run.plan import plan_run
 from engine.run.restore import read_run_checkpoint
 from engine.run.run import ContinuedRun, EndedRun, NewRun, Remaining, RunPlan, RunSettings
@@ -44,7 +44,7 @@ def report(folder: Path, config: TrainConfig, epochs: int) -> None:
     """Makes ``folder`` that of the run "run" with ``config``, which has written its report after ``epochs``."""
     stored = {"run_id": "run", **asdict(RunSettings(config, Hyperparameters()))}
     (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-    note_reported(folder, "run", epochs)
+    record_reported(folder, "run", epochs)
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_the_built_in_data_set_is_no_folder_of_its_name(folder, monkeypatch):
 )
 def test_some_settings_let_a_run_that_has_ended_train_on(stored, trained, more, asks):
     before = TrainConfig(**stored)
-    assert may_add_epochs(before, replace(before, **more), trained) == asks
+    assert adds_epochs(before, replace(before, **more), trained, progress=None) == asks
 
 
 def test_a_run_that_has_ended_says_which_of_its_settings_change(folder):

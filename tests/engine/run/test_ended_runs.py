@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.complete_record import note_reported
-from engine.run.launchers import note_launch
+from engine.run.complete_record import record_reported
+from engine.run.launchers import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import EndedRun, NewRun, Remaining, RunSettings
 from tests.helpers.messages import matches
@@ -174,7 +174,7 @@ def make_run(folder: Path, state: State) -> TrainConfig:
     config = TrainConfig(**{**settings, **state.settings})
     folder.mkdir()
     name_newest_run(folder, "run")
-    note_launch(folder, "run", [LAUNCHER])
+    record_launch(folder, "run", [LAUNCHER])
     if state.progress is not None:
         pending = PendingEpoch(row={}, is_closing=False, progress=state.progress, ema={})
         save_checkpoint(
@@ -189,7 +189,7 @@ def make_run(folder: Path, state: State) -> TrainConfig:
     if state.reported is not None:
         stored = {"run_id": "run", **asdict(RunSettings(config, Hyperparameters()))}
         (folder / "settings.yaml").write_text(yaml.safe_dump(stored))
-        note_reported(folder, "run", state.reported)
+        record_reported(folder, "run", state.reported)
     return config
 
 

@@ -19,7 +19,7 @@ from engine.assembly.process_setup import prepare_process
 from engine.checkpoint.newest_run import newest_run_id
 from engine.checkpoint.progress import Progress
 from engine.run.folder import LOCK_NAME, claim_folder, lock_folder
-from engine.run.launchers import LAUNCHERS, find_run_of_launchers, note_launch
+from engine.run.launchers import LAUNCHERS, find_run_of_launchers, record_launch
 from engine.run.run import NewRun, RunSettings, TrainingRun
 from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
@@ -166,8 +166,8 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
         (tmp_path / "runs" / name).mkdir(parents=True)
         name_newest_run(tmp_path / "runs" / name, name)
     assert find_run_of_launchers(here, ["job node0 1"]) is None
-    note_launch(tmp_path / "runs" / "exp", "exp", ["job node0 1", "job node1 2"])
-    note_launch(tmp_path / "runs" / "exp2", "exp2", ["", ""])  # without torchrun nothing is stored
+    record_launch(tmp_path / "runs" / "exp", "exp", ["job node0 1", "job node1 2"])
+    record_launch(tmp_path / "runs" / "exp2", "exp2", ["", ""])  # without torchrun nothing is stored
     exp = tmp_path / "runs" / "exp"
     (tmp_path / "latest.pt").symlink_to(exp / "last.pt")
     named = [exp, exp / "last.pt", tmp_path / "latest.pt"]
@@ -176,7 +176,7 @@ def test_a_restart_finds_its_own_run_only(tmp_path: Path):
         assert find_run_of_launchers(config, ["job node1 2", "job node2 9"]) == exp
     (tmp_path / "runs" / "a" / "b2").mkdir(parents=True)
     name_newest_run(tmp_path / "runs" / "a" / "b2", "b2")
-    note_launch(tmp_path / "runs" / "a" / "b2", "b2", ["job node3 1"])
+    record_launch(tmp_path / "runs" / "a" / "b2", "b2", ["job node3 1"])
     assert (
         find_run_of_launchers(dataclasses.replace(here, name="a/b"), ["job node3 1"]) == tmp_path / "runs" / "a" / "b2"
     )

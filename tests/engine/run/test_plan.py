@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.progress import Progress
-from engine.run.launchers import note_launch
+from engine.run.launchers import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
@@ -19,7 +19,7 @@ from utils.errors import UserError
 def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Path):
     """``--resume epochN.pt``, whose last.pt has been moved away."""
     name_newest_run(tmp_path, "run")
-    note_launch(tmp_path, "run", ["job node0 1"])
+    record_launch(tmp_path, "run", ["job node0 1"])
     (tmp_path / "epoch2.pt").write_bytes(b"damaged")
     ctx = dataclasses.replace(DistributedContext.single(), launcher="job node0 1")
     config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
@@ -43,7 +43,7 @@ def test_a_plan_says_what_the_run_has_already(
     monkeypatch.chdir(tmp_path)
     Path("exp").mkdir()
     name_newest_run(Path("exp"), "run")
-    note_launch(Path("exp"), "run", ["job"])
+    record_launch(Path("exp"), "run", ["job"])
     Path("other.yaml").touch()
     if is_saved:
         config = TrainConfig(data="set.yaml", epochs=10)

@@ -44,8 +44,7 @@ def test_the_pending_epoch_of_an_earlier_start_is_completed_and_saved_at_once(ep
     """This needs neither ``--eval-ranks`` nor another epoch afterwards."""
     pending = PendingEpoch(row={"time": 1.5}, is_closing=False, progress=Progress(epoch=1), ema={})
     watch = Watch()
-    validator = local(pending=pending)
-    trainer = build(watch, validator=validator, progress=Progress(epoch=1), epochs=epochs, best_epoch=1)
+    trainer = build(watch, progress=Progress(epoch=1), pending=pending, epochs=epochs, best_epoch=1)
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.fit()
     calls = [("record", 1, 0), ("before_epoch", 1, 0), ("record", 2, 0)]
@@ -67,7 +66,7 @@ def test_patience_waits_for_the_scores_of_a_pending_epoch(fitness, last_epoch):
     progress = Progress(epoch=7, best_epoch=4, best_fitness=0.5)
     pending = PendingEpoch(row={}, is_closing=False, progress=replace(progress), ema={})
     stopping = EarlyStopping(2, "AP", val_every=1)
-    trainer = build(stopping, progress=progress, validator=local(pending=pending), epochs=20, patience=2)
+    trainer = build(stopping, progress=progress, pending=pending, epochs=20, patience=2)
     pending.ema.update(trainer.step.ema.module.state_dict())
     trainer.results = Scores()
     trainer.fit()
@@ -158,7 +157,7 @@ def test_a_run_that_only_reports_scores_its_pending_epoch_once():
     pending.ema.update(plain.step.ema.module.state_dict())
     origin = StartedFrom.of(checkpoint_of(progress=Progress(epoch=1), pending=pending, ended_by_callback=True))
     run = replace(plain.run, remaining=Remaining.REPORT, started_from=origin)
-    trainer = trainer_of(run, plain.step, Progress(epoch=1), watch, validator=local(evaluator, pending))
+    trainer = trainer_of(run, plain.step, Progress(epoch=1), watch, pending=pending, validator=local(evaluator))
     trainer.fit()
     assert evaluator.runs == 1
     calls = watch.of("before_validation", "record", "report", "after_step")

@@ -134,9 +134,9 @@ class Results(EpochResults):
 BuildValidator = Callable[[TrainStep, RunControl], Validator]
 
 
-def local(evaluator: Evaluates | None = None, pending: PendingEpoch | None = None) -> BuildValidator:
+def local(evaluator: Evaluates | None = None) -> BuildValidator:
     validation = RunValidation(loader=None, evaluator=evaluator or Evaluates())
-    return lambda step, control: LocalValidator(validation, step, control, pending=pending)
+    return lambda step, control: LocalValidator(validation, step, control)
 
 
 def remote(evaluator: Evaluates | None = None) -> BuildValidator:
@@ -168,6 +168,7 @@ class Service:
 def build(
     *hooks: Hook,
     progress: Progress | None = None,
+    pending: PendingEpoch | None = None,
     hyp: Hyperparameters | None = None,
     signals: StopSignals | None = None,
     epochs: int = 2,
@@ -180,7 +181,14 @@ def build(
     settings = RunSettings(TrainConfig(epochs=epochs, **settings), hyp or Hyperparameters())
     run = TrainingRun(folder=Path(), run_id="", settings=settings)
     return trainer_of(
-        run, step, progress or Progress(), *hooks, signals=signals, validator=validator, best_epoch=best_epoch
+        run,
+        step,
+        progress or Progress(),
+        *hooks,
+        pending=pending,
+        signals=signals,
+        validator=validator,
+        best_epoch=best_epoch,
     )
 
 
@@ -189,6 +197,7 @@ def trainer_of(
     step: TrainStep,
     progress: Progress,
     *hooks: Hook,
+    pending: PendingEpoch | None = None,
     signals: StopSignals | None = None,
     validator: BuildValidator | None = None,
     best_epoch: int = 0,
@@ -201,6 +210,7 @@ def trainer_of(
         loader=loader,
         steps=step_plan(run.config, len(loader)),
         progress=progress,
+        pending=pending,
         control=control,
         checkpointer=Saves(),
         validator=(validator or local())(step, control),
