@@ -99,8 +99,9 @@ _CCITT = {_Compression.CCITT_RLE, _Compression.CCITT_T4, _Compression.CCITT_T6} 
 # Images of one bit, which may lack the field BitsPerSample, are compressed in one of these ways.
 _BILEVEL_COMPRESSIONS = {_Compression.NONE, *_CCITT, _Compression.PACK_BITS}
 # libtiff ignores the field Predictor of images that are compressed in one of these ways.
-_WITHOUT_PREDICTOR = {*_BILEVEL_COMPRESSIONS, _Compression.OLD_JPEG, _Compression.JPEG}
-_FLOATING_POINT_PREDICTOR = 3  # value of Predictor
+_WITHOUT_PREDICTOR = {_Compression.NONE, *_CCITT, _Compression.OLD_JPEG, _Compression.JPEG}
+_NO_PREDICTOR = 1  # values of Predictor
+_FLOATING_POINT_PREDICTOR = 3
 _UNSIGNED = 1  # value of SampleFormat
 _FLOATING_POINT = 3  # value of SampleFormat
 _CHUNKY = 1  # value of PlanarConfiguration: the channels of a pixel are stored together
@@ -189,6 +190,10 @@ class PixelFields:
         predictor = self._only_value(_Field.Predictor)
         if predictor == _FLOATING_POINT_PREDICTOR and not is_of_floats and self.compression not in _WITHOUT_PREDICTOR:
             return f"its field Predictor is {predictor}, which is for floating point"
+        has_predictor = _Field.Predictor in self.found and predictor != _NO_PREDICTOR
+        if has_predictor and self.compression == _Compression.PACK_BITS:
+            # libtiff ignores the field, but tifffile writes differences.
+            return f"its field Predictor is {predictor}, which programs interpret differently for PackBits"
         return ""
 
     def _strip_problem(self) -> str:
@@ -431,7 +436,7 @@ def _decoded(page: TiffPage) -> np.ndarray:
     """Returns the samples of a page. Raises ValueError if they need more memory than there is and are so many that the
     size is probably damaged, MemoryError if they are fewer, and the errors of tifffile."""
     if page.compression in _WITHOUT_PREDICTOR:
-        page.predictor = 1  # otherwise tifffile takes values for differences
+        page.predictor = _NO_PREDICTOR  # otherwise tifffile takes values for differences
     try:
         return page.asarray()
     except MemoryError:

@@ -9,7 +9,8 @@
    the entry is of a missing image of the same name. Such candidates are used, and reported, unless their folders repeat
    names of the images' own entries, as if each split were numbered from 0: then none of them is used.
 4. Of several candidates for an image, the one whose folders agree best is used, one in another folder only if all are.
-   If several agree equally and have different labels, none is used: they are a conflict.
+   If several agree equally and have different labels, none is used: they are a conflict. If the entries of some folders
+   conflict for several images, the candidates of these folders for other images are reported as well.
 5. An entry that is not used belongs to the place where its image would be (`ImagePlaces`). This is its
    `UnmatchedReason`, from which `per_split` derives what is lost.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from operator import attrgetter
@@ -87,10 +88,11 @@ class UnmatchedEntry(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """The entries of which one may be that of an image of the split, but none is used."""
+    """Entries of which one is probably that of an image of the split, but none is used."""
 
     image: int  # position in ``LabelRequest.images``
-    entries: list[ImageEntry]
+    entries: list[ImageEntry]  # that agree equally well
+    num_labeled: int  # annotations of all entries that match the image
     is_of_earlier: bool  # whether an earlier split has the image as well
 
 
@@ -123,6 +125,11 @@ class _InexactEntry:
         names = self.image.names if self.image else ()
         return any(self.entry.normal_name in (file.name, file.name_in_split) for file in names)
 
+    def may_be_of_another_image(self, conflicting_folders: Set[str]) -> bool:
+        """Returns whether the folders let doubt that the entry is of ``image``. ``conflicting_folders``: see
+        `_conflicting_folders`."""
+        return self.is_in_other_folder or (not self.names_split_folder and self.entry.folder in conflicting_folders)
+
 
 def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> MatchedEntries:
     """Matches entries with images by the rule above."""
@@ -140,20 +147,17 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
 
     used, conflicting = _choose(candidate for candidate in candidates if candidate.matches[0] not in entry_of)
     entry_of |= {i: candidate.entry for i, candidate in used.items()}
-    explained = {*used.values(), *(candidate for rivals in conflicting.values() for candidate in rivals)}
+    used_or_conflicting = {*used.values(), *(rival for rivals in conflicting.values() for rival in rivals)}
+    doubtful_folders = _conflicting_folders(conflicting.values())
     of_this = [i for i, image in enumerate(images) if SplitOrder.THIS in image.splits]
     return MatchedEntries(
         entry_of={i: entry_of[i] for i in of_this if i in entry_of},
-        in_other_folders=[i for i in of_this if i in used and used[i].is_in_other_folder],
-        conflicts=[
-            Conflict(i, [rival.entry for rival in conflicting[i]], SplitOrder.EARLIER in images[i].splits)
-            for i in of_this
-            if i in conflicting
-        ],
+        in_other_folders=[i for i in of_this if i in used and used[i].may_be_of_another_image(doubtful_folders)],
+        conflicts=[_conflict(i, images[i], conflicting[i]) for i in of_this if i in conflicting],
         unmatched=[
             _unmatched(inexact, entry_of.get(inexact.matches[0]) if inexact.image else None, reader.names)
             for inexact in inexact_entries
-            if inexact not in explained
+            if inexact not in used_or_conflicting
         ],
         are_of_earlier=any(SplitOrder.EARLIER in images[i].splits for i in entry_of),
     )
@@ -278,12 +282,13 @@ def _mark_other_folders(inexact_entries: Sequence[_InexactEntry], literal: Itera
 
     They are in the folder of another split or in a missing one. Folders that the data set does not have may also be
     those of another machine, or from before a folder was renamed, unless other entries call the image's split as it is
-    called. ``literal``: images that an entry names literally.
+    called. The data set's folder has no name that they could call. ``literal``: images that an entry names literally.
     """
     known_folders = {image.split_folder for image in literal}
     known_folders |= {
         inexact.image.split_folder for inexact in inexact_entries if inexact.image and inexact.names_split_folder
     }
+    known_folders.discard("")
     for inexact in inexact_entries:
         if inexact.image is None:
             continue
@@ -368,6 +373,25 @@ def _choose(
         elif not best.is_in_other_folder:
             conflicting[image] = rivals
     return used, conflicting
+
+
+def _conflict(number: int, image: KnownImage, rivals: Sequence[_InexactEntry]) -> Conflict:
+    """Returns the conflict of the entries that match an image. ``number``: its position among those of the split."""
+    best = max(rivals, key=_preference)
+    return Conflict(
+        image=number,
+        entries=[best.entry, *(rival.entry for rival in rivals if _is_as_likely(rival, best))],
+        num_labeled=sum(rival.entry.num_labeled for rival in rivals),
+        is_of_earlier=SplitOrder.EARLIER in image.splits,
+    )
+
+
+def _conflicting_folders(conflicts: Collection[Sequence[_InexactEntry]]) -> set[str]:
+    """Returns the folders of entries in conflict, if several images have conflicts: then these folders probably have
+    images of the same names, of which only some are here."""
+    if len(conflicts) <= 1:
+        return set()
+    return {rival.entry.folder for rivals in conflicts for rival in rivals}
 
 
 def _preference(candidate: _InexactEntry) -> tuple[int, bool, int]:

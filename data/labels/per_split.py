@@ -29,7 +29,7 @@ from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels
 from data.split_files import ImageFile
 from utils.errors import UserError, one_line
-from utils.strings import counted
+from utils.strings import counted, listed
 
 
 class SplitFile(NamedTuple):
@@ -145,7 +145,7 @@ class LabelsPerSplit:
                 kind=CONFLICT,
                 text=_conflict_text(conflict, images),
                 lost_images=0 if conflict.is_of_earlier else 1,
-                lost_objects=0 if conflict.is_of_earlier else sum(entry.num_labeled for entry in conflict.entries),
+                lost_objects=0 if conflict.is_of_earlier else conflict.num_labeled,
                 consequence=COUNTED_EARLIER if conflict.is_of_earlier else "left out",
             )
             for conflict in conflicts
@@ -177,7 +177,7 @@ class LabelsPerSplit:
     ) -> UserError:
         """Returns the error about a file of which no entry is used for an image of the split."""
         for conflict in matched.conflicts:
-            message = one_line(_conflict_text(conflict, images))
+            message = _conflict_text(conflict, images)
             return UserError(f"{self._image(conflict.entries[0])}: {message}; delete the wrong entries")
         for unmatched in matched.unmatched:
             if unmatched.needs_folders:
@@ -192,6 +192,6 @@ class LabelsPerSplit:
 
 
 def _conflict_text(conflict: Conflict, images: Sequence[ImageFile]) -> str:
-    file_names = [entry.file_name for entry in conflict.entries]
-    several = f"{', '.join(file_names[:-1])} and {file_names[-1]}"
-    return f"{several} match {images[conflict.image].name}, and their folders don't tell which is right"
+    file_names = dict.fromkeys(one_line(entry.file_name)[:200] for entry in conflict.entries)
+    image = images[conflict.image].name
+    return f"{listed(list(file_names), 3)} match {image} equally well, so it is unknown which is right"

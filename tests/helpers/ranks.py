@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from utils.process.ports import free_port
 
 # Modules that most of the functions use. The process that forks the ranks imports them once.
 _PRELOADED = ["torch._dynamo", "torch.distributed", "pytest", "engine.assembly.build", "engine.evaluation.evaluator"]
+START_TIMEOUT_S = 60  # in which all ranks must be running
 
 
 def _enter(
@@ -35,6 +37,7 @@ def _enter(
     folder: str,
     local_world: int,
     timeout_s: float,
+    all_started: Barrier,
     function: Callable,
     args: tuple,
 ) -> None:
@@ -47,6 +50,7 @@ def _enter(
         "GROUP_RANK": str(rank // local_world),
     }
     try:
+        all_started.wait(START_TIMEOUT_S)  # so that ``timeout_s`` does not include the start of the others
         ctx = join_run(read_launch(), "cpu", timeout_s=timeout_s)
         result = function(ctx, *args)
         ctx.close()
@@ -80,7 +84,9 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         _start_server()
-        extra = (dict(os.environ), world, free_port(), folder, local_world or world, timeout_s, function, args)
+        launch = (dict(os.environ), world, free_port(), folder, local_world or world, timeout_s)
+        all_started = mp.get_context("forkserver").Barrier(world)
+        extra = (*launch, all_started, function, args)
         processes = mp.start_processes(_enter, extra, world, start_method="forkserver", join=False)
         while lost is None and not processes.join():
             pass

@@ -73,7 +73,7 @@ def try_input(name: str, seed: int, number: int, folder: Path, world: World) -> 
     folder.mkdir(parents=True)
     os.environ["XDG_CACHE_HOME"] = str(folder / "xdg")
     case = Case(random.Random(f"{name}:{seed}:{number}"), folder, world)
-    case.said = captured()
+    case.messages = captured()
     try:
         try:
             return TARGETS[name].run(case), ""
@@ -81,7 +81,7 @@ def try_input(name: str, seed: int, number: int, folder: Path, world: World) -> 
             return case.check_line(error), ""
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
-        return "FINDING", f"{'; '.join(case.said)[:300]}\n{trace[-MOST_OF_A_FINDING:]}"
+        return "FINDING", f"{'; '.join(case.messages)[:300]}\n{trace[-MOST_OF_A_FINDING:]}"
 
 
 class Worker:

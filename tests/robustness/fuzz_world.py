@@ -13,11 +13,12 @@ import cv2
 import numpy as np
 import torch
 
+import train
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
-from tests.helpers.scripts import SMALL, run_python
+from tests.helpers.scripts import SMALL, call
 from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
@@ -98,7 +99,7 @@ class World:
         root = shutil.copytree(self.labeled, self.folder / "trained")
         flags = ["--data", root / "yolo.yaml", "--model", root / "tiny.yaml", "--epochs", "1", *SMALL]
         flags += ["--project", root / "runs", "--cache-dir", self.folder / "trained.cache", "--optimizer", "SGD"]
-        run_python("train.py", *flags)
+        call(train.main, *flags)
         return root
 
     @cached_property

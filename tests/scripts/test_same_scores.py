@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import cv2
@@ -19,11 +20,12 @@ import export
 import train
 import val
 from engine.inference.open_model import open_model
+from models.detector import Detector, build_detector
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import reference_iou
 from tests.helpers.scripts import call
 from tests.helpers.session import session_file
-from tests.helpers.tiny import TINY_MODEL, write_model
+from tests.helpers.tiny import write_detector
 from tools.check.__main__ import main as check
 from utils.files.checkpoint_file import read_checkpoint
 
@@ -34,43 +36,85 @@ CPU = ["--device", "cpu", "--workers", "0"]
 
 
 def write_squares(root: Path) -> Path:
-    """Light and dark squares on noise, as JPEGs of several sizes and shapes. Returns the YAML."""
+    """Writes squares on noise, as JPEGs of several sizes and shapes. Returns the YAML.
+
+    Bright and dark squares are objects, of 16 pixels on a canvas of 64, and paler ones are not; but one of twelve has
+    the wrong shade. In x and y, they are about 2 pixels away from the center of a cell of the detector, whether the
+    canvas has a padding of half a cell, as in a validation, or none, as in a file.
+    """
     rng = np.random.default_rng(0)
-    for split, count in (("train", 56), ("val", 28)):
-        for kind in ("images", "labels"):
-            (root / kind / split).mkdir(parents=True)
+    for split, count in (("train", 4), ("val", 35)):
+        for folder in ("images", "labels"):
+            (root / folder / split).mkdir(parents=True)
         for number in range(count):
             height, width = SIZES[number % len(SIZES)]
             image = rng.integers(60, 190, (height, width, 3), dtype=np.uint8)
-            rows = []
-            for _ in range(int(rng.integers(1, 4))):
-                side = int(rng.integers(min(height, width) // 4, min(height, width) // 2))
-                x = int(rng.integers(0, width - side))
-                y = int(rng.integers(0, height - side))
+            scale = max(height, width) / 64
+            side = round(16 * scale)
+            labels = []
+            for row, column in product((16, 48), repeat=2):
+                if (row + 11) * scale > height or (column + 11) * scale > width:
+                    continue
                 kind = int(rng.integers(2))
-                image[y : y + side, x : x + side] = 50 if kind else 200
-                center = ((x + side / 2) / width, (y + side / 2) / height)
-                rows.append(f"{kind} {center[0]} {center[1]} {side / width} {side / height}\n")
+                is_object = rng.random() < 0.6
+                is_pale = is_object == (rng.random() < 1 / 12)
+                shade = int(rng.integers(160, 180) if is_pale else rng.integers(198, 203))
+                center = (column, row) + rng.choice((-1, 1), 2) * rng.uniform(1.5, 2.5, 2)
+                x, y = np.rint(center * scale - side / 2).astype(int)
+                image[y : y + side, x : x + side] = 250 - shade if kind else shade
+                if is_object:
+                    box = ((x + side / 2) / width, (y + side / 2) / height, side / width, side / height)
+                    labels.append(f"{kind} {' '.join(map(str, box))}\n")
             cv2.imwrite(str(root / "images" / split / f"{number}.jpg"), image)
-            (root / "labels" / split / f"{number}.txt").write_text("".join(rows))
+            (root / "labels" / split / f"{number}.txt").write_text("".join(labels))
     path = root / "data.yaml"
     path.write_text(yaml.safe_dump({"train": "images/train", "val": "images/val", "names": NAMES}))
     return path
 
 
+@torch.no_grad()
+def detector_of_shades() -> Detector:
+    """Builds a detector that scores each cell of 8 pixels by its mean brightness.
+
+    It finds nine equal boxes in each cell, whose votes raise the score s of the box that is kept to 1 - (1 - s)^1.8. So
+    the best threshold, between the scores of pale squares and of others, is 0.47 without votes and 0.68 with them. A
+    square also gets a lower score for the other class: where this is a detection of its own, the best one is 0.72.
+    """
+    spec = {
+        "nc": 2,
+        "anchors": [[16, 16] * 9],
+        "backbone": [[-1, 1, "Conv", [8, 8, 8, 0]]],
+        "head": [[[0], 1, "Detect", ["nc", "anchors"]]],
+    }
+    detector = build_detector(spec, 2, names=NAMES)
+    mean, head = detector.model
+    mean.conv.weight.zero_()
+    for class_number, (gain, shade) in enumerate(((20.0, 0.55), (-20.0, 0.43))):  # positive above, below the shade
+        mean.conv.weight[class_number] = gain / (3 * 8**2)
+        mean.bn.bias[class_number] = -gain * shade
+    weight = head.m[0].weight.zero_().view(9, 7, 8)
+    bias = head.m[0].bias.zero_().view(9, 7)
+    bias[:, 4] = 5
+    bias[:, 5:] = -5.5
+    weight[:, 5:, :2] = 1.25 * torch.tensor([[1, 0.92], [0.92, 1]])
+    return detector
+
+
 @pytest.fixture(scope="module")
 def trained() -> tuple[Path, Path]:
-    """A data set, and the folder of a run on it, in the default type of the device, that validates its last epoch."""
+    """A data set, and the folder of a run on it, in the default type of the device, that validates its only epoch."""
     folder = session_file("trained-on-squares", train_on_squares)
     return folder / "set" / "data.yaml", folder / "run"
 
 
 def train_on_squares(folder: Path) -> None:
+    """Takes a step that changes the statistics of batch norm, but hardly the averaged weights, which are validated."""
     data = write_squares(folder / "set")
-    model = write_model(folder / "tiny.yaml", TINY_MODEL)
+    weights = write_detector(folder / "shades.pt", detector_of_shades())
     call(
-        train.main, "--data", data, "--model", model, "--imgsz", 64, "--batch-size", 4, "--epochs", 12,
-        "--val-every", 12, *CPU, "--noplots", "--project", folder, "--name", "run",
+        train.main, "--data", data, "--weights", weights, "--imgsz", 64, "--batch-size", 4, "--epochs", 1,
+        "--set", "lr0=0", "bn_momentum=0.5", "ema_tau=0.001", "--noautoanchor", *CPU, "--noplots", "--project", folder,
+        "--name", "run",
     )  # fmt: skip
 
 
@@ -94,7 +138,8 @@ def labels_of(data: Path) -> list[tuple[int, int, list[float]]]:
     found = []
     for path in (data.parent / "labels/val").glob("*.txt"):
         height, width = cv2.imread(str(data.parent / "images/val" / f"{path.stem}.jpg")).shape[:2]
-        for kind, cx, cy, w, h in np.loadtxt(path, ndmin=2):
+        for row in path.read_text().splitlines():
+            kind, cx, cy, w, h = map(float, row.split())
             corners = [(cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height]
             found.append((int(path.stem), int(kind), corners))
     return found
@@ -131,7 +176,7 @@ def counted(rows: list[dict], data: Path) -> tuple[float, float, float]:
 def test_training_and_validation_have_one_ap(trained, tmp_path, batch):
     _, run = trained
     expected = last_scores(run)
-    assert expected["AP"] > 0.3
+    assert expected["AP"] > 0.2
     call(val.main, "--weights", run / "last.pt", "--batch-size", batch, *CPU, "--project", tmp_path, "--noplots")
     results = json.loads((tmp_path / "exp" / "results.json").read_text())
     expected.pop("confidence")  # the threshold
@@ -159,13 +204,12 @@ def test_detect_gives_what_the_threshold_promises(trained, tmp_path):
 def test_without_box_voting_the_threshold_is_the_best_there(trained, tmp_path):
     data, run = trained
     progress = read_checkpoint(run / "last.pt")["progress"]
-    assert 0 < progress["plain_confidence"] <= progress["confidence"]
+    assert progress["plain_confidence"] + 0.15 < progress["confidence"]
     shown = detected(run, data, tmp_path, "--no-box-voting")
-    everything = detected(run, data, tmp_path, "--no-box-voting", "--conf", 0.001)
+    everything = detected(run, data, tmp_path, "--no-box-voting", "--conf", 0.01)
     assert shown == [row for row in everything if row["score"] > progress["plain_confidence"]]
     best = max(
-        counted([row for row in everything if row["score"] > threshold], data)[2]
-        for threshold in np.linspace(0, 1, 101)
+        counted([row for row in everything if row["score"] > threshold], data)[2] for threshold in np.linspace(0, 1, 41)
     )
     assert counted(shown, data)[2] >= best - 1e-9
 

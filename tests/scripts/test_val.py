@@ -79,7 +79,7 @@ def read(folder, name="predictions"):
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def test_val_scores_a_checkpoint_as_pycocotools_scores_its_predictions_and_writes_all_files(tiny, tmp_path, capsys):
+def test_val_scores_a_checkpoint_as_pycocotools_does_and_writes_all_files(tiny, tmp_path, capsys):
     val.main(flags(tiny, tmp_path))
     folder = tmp_path / "runs/exp"
     printed = capsys.readouterr().out

@@ -308,7 +308,6 @@ def directory_entry(content: bytes, tag: int) -> int:
 
 # Flips that nothing in the file contradicts: by field, the bits of its entry.
 UNNOTICED = {
-    259: {79},  # LZW becomes PackBits
     262: {64, 66},  # BlackIsZero becomes WhiteIsZero, and RGB YCbCr
     278: {0, 64},  # RowsPerStrip becomes a second StripByteCounts, or 9, which takes as many strips
     317: set(range(16)),  # without the field Predictor, values are no differences
@@ -438,6 +437,20 @@ def test_a_predictor_of_uncompressed_pixels_is_ignored(tmp_path, predictor):
     image, content = strips()
     struct.pack_into("<I", content, directory_entry(content, 317) + 8, predictor)
     assert_reads(tmp_path / "a.tif", content, image)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_predictor_of_packbits_is_refused(tmp_path, dtype):
+    """tifffile writes differences, which libtiff reads as values."""
+    path = tmp_path / "a.tif"
+    image = np.arange(48 * 64, dtype=dtype).reshape(48, 64)
+    tifffile.imwrite(path, image, photometric="minisblack", compression="packbits")
+    assert np.array_equal(read_image(path, pixels=PixelFormat(1, image.itemsize * 8))[..., 0], image)
+    tifffile.imwrite(path, image, photometric="minisblack", compression="packbits", predictor=True)
+    with refused(
+        "a.tif: cannot be decoded (its field Predictor is 2, which programs interpret differently for PackBits)"
+    ):
+        read_image(path, pixels=PixelFormat(1, image.itemsize * 8))
 
 
 @pytest.mark.parametrize("surplus_bytes", [0, 1344])

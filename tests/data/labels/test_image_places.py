@@ -433,8 +433,8 @@ def test_an_image_is_lost_once_if_entries_of_two_unknown_folders_fit_it_equally(
     assert index.report.ledger.images == 4
     assert lost(data) == [(1, sum(counts)), (0, 0)]
     assert index.report.lines == [
-        f"all.json: image 0: {CONFLICT}: a/0.png and b/0.png match images/train/0.png, "
-        "and their folders don't tell which is right; left out"
+        f"all.json: image 0: {CONFLICT}: a/0.png, b/0.png match images/train/0.png equally well, "
+        "so it is unknown which is right; left out"
     ]
     assert not any("doesn't name" in note for note in index.report.notes)
 
@@ -461,8 +461,49 @@ def test_a_conflict_in_an_image_of_two_splits_counts_in_the_first(tmp_path):
     data = json_set.describe(train="train.txt", val="val.txt")
     assert lost(data) == [(1, 3), (0, 0)]
     (line,) = load(data, "val").report.lines
-    assert "a/0.png and b/0.png" in line
+    assert "a/0.png, b/0.png" in line
     assert "counted as lost in an earlier split" in line
+
+
+def test_a_conflict_names_only_entries_that_agree_equally(tmp_path):
+    """One of the others has no annotations, the last one more folders. The objects of all are lost."""
+    json_set = JsonSet(tmp_path)
+    for i in range(20):
+        json_set.write_image(f"images/train/{i}.png")
+        json_set.add(f"a/{i}.png", exists=False)
+    for name, count in (("b/0.png", 2), ("c/0.png", 0), ("d/e/0.png", 4), ("b/0.png", 2)):
+        json_set.add(name, count, exists=False)
+    data = json_set.describe(val="images/train")
+    assert lost(data)[0] == (1, 9)
+    (line,) = load(data, "train").report.lines
+    assert "a/0.png, b/0.png match images/train/0.png equally well" in line
+
+
+def test_entries_of_a_missing_split_are_reported_if_others_of_it_are_in_conflict(tmp_path):
+    """Two of train's images are annotated. Entries of test match the others as well as if these had been moved."""
+    json_set = JsonSet(tmp_path)
+    for i in range(20):
+        json_set.write_image(f"ds/train/images/{i}.png")
+        json_set.add(f"test2017/{i}.png", 2, exists=False)
+    for i in range(2):
+        json_set.add(f"train2017/{i}.png", exists=False)
+    report = load(json_set.describe(train="ds/train/images", val="ds/train/images"), "train").report
+    assert sum(CONFLICT in line for line in report.lines) == 2
+    assert sum(OTHER_FOLDER in line for line in report.lines) == 18
+
+
+@pytest.mark.parametrize("style", ["/home/test/set/{path}", "https://example.org/{path}"])
+def test_no_entry_is_in_another_folder_than_that_of_the_data_set(tmp_path, style):
+    """Images in its subfolders have one folder in common with their entries, the others none."""
+    json_set = JsonSet(tmp_path)
+    for i in range(4):
+        json_set.add(f"{i}.png", style=style)
+        json_set.add(f"a/{4 + i}.png", style=style)
+        json_set.add(f"D:/x/{8 + i}.png", exists=False)
+        json_set.write_image(f"{8 + i}.png")
+    index = load(json_set.describe(train=".", val="."), "train")
+    assert len(index) == 12
+    assert not index.report.lines
 
 
 def test_entries_in_conflict_are_named_if_no_image_has_another(tmp_path):
@@ -472,7 +513,7 @@ def test_entries_in_conflict_are_named_if_no_image_has_another(tmp_path):
         json_set.add(f"a/{i}.png", exists=False)
         json_set.add(f"b/{i}.png", 2, exists=False)
     with refused(
-        "all.json: image 0: a/0.png and b/0.png match images/train/0.png, and their folders don't tell which is right; "
+        "all.json: image 0: a/0.png, b/0.png match images/train/0.png equally well, so it is unknown which is right; "
         "delete the wrong entries"
     ):
         load(json_set.describe(), "train")

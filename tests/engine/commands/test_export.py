@@ -108,7 +108,7 @@ def test_a_file_of_the_user_stays(folder: Path, exported: list[str], caplog, cap
 
 
 @pytest.mark.parametrize("was_exported", [True, False])
-def test_an_export_that_was_killed_is_made_again_unless_the_user_has_put_a_file_there(
+def test_a_killed_export_is_repeated_unless_the_user_has_put_a_file_there(
     folder: Path, exported: list[str], capsys, was_exported: bool
 ):
     """It was complete and recorded, but did not have its name yet: an earlier export is still in place."""

@@ -120,7 +120,7 @@ def test_confidence_curves_equal_counting():
     assert result.metrics["precision"] == pytest.approx(np.nanmean(result.class_metrics["precision"]))
 
 
-def test_the_threshold_and_what_it_promises_are_those_of_the_detections_that_are_shown():
+def test_the_threshold_and_its_scores_are_of_the_shown_detections():
     """AP is that of the scored ones; without box voting there is a threshold of its own."""
     objects = np.array([[0, 0, 50, 50], [100, 0, 50, 50]], float)
     gt = make_ground_truth(objects, np.zeros(2, int), np.zeros(2, bool), np.full(2, 2500), np.zeros(2, int), 1, 1)
@@ -163,7 +163,7 @@ def test_perfect_detections_score_one():
     np.testing.assert_array_equal(result.confusion, np.diag([*result.class_targets, 0]))
 
 
-def test_the_confusion_matrix_is_that_of_the_best_threshold_and_the_classes_that_it_silences_are_named():
+def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_there():
     """There are five classes: b is found with scores that are too low for it, c never, and e has no object."""
     names = "abcde"
     corners = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])

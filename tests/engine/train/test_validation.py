@@ -118,7 +118,7 @@ def test_training_goes_on_without_its_evaluating_process(world, alone, tmp_path,
     assert_same_run(alone, tmp_path / "exp")
 
 
-def test_the_wait_for_late_scores_ends_before_the_collective_in_which_the_others_wait():
+def test_waiting_for_late_scores_ends_before_the_others_time_out():
     assert [patience_s(sent) for sent in (0.0, 50.0, 600.0, 36_000.0)] == [5.0, 5.0, 60.0, 300.0]
 
 

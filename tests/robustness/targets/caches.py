@@ -29,7 +29,7 @@ def index_cache(case: Case) -> str:
     if path.suffix == ".index" and case.chance.random() < 0.3:  # as another version could write it
         meta, arrays = open_arrays(path)
         write_arrays(path, meta | {"version": case.chance.choice(([1, 1], [3, 2], None, "x", 2))}, arrays)
-        case.said.append("another version")
+        case.messages.append("another version")
     else:
         case.change(path, 1.0, [p.read_bytes() for p in cache.iterdir()])
     with must_work():

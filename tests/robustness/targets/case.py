@@ -28,7 +28,7 @@ class Case:
         self.chance = chance
         self.folder = folder
         self.world = world
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.files: list[Path | str] = []  # a line may name any of them
 
     def copy(self, source: Path, name: str = "set") -> Path:
@@ -37,7 +37,7 @@ class Case:
     def write(self, path: Path, changed: fuzz_inputs.Change) -> None:
         """Writes a changed file, which a line may name from now on."""
         data, what = changed
-        self.said.append(f"{path.name}: {what}")
+        self.messages.append(f"{path.name}: {what}")
         self.files.append(path)
         path.write_bytes(data)
 
@@ -59,7 +59,7 @@ class Case:
 
     def make_odd(self, path: Path, kinds: Sequence[str] = fuzz_inputs.ODD_KINDS) -> str:
         kind = self.chance.choice([kind for kind in kinds if kind != "unreadable" or os.getuid()])
-        self.said.append(f"{path.name} is {kind}")
+        self.messages.append(f"{path.name} is {kind}")
         self.files.append(path)
         fuzz_inputs.make_odd_kind(path, kind)
         return kind
@@ -100,11 +100,11 @@ class Target(NamedTuple):
 
 def captured() -> list[str]:
     """A list that receives the messages that the program logs from now on in this process."""
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
     logger = get_logger()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO)
-    return said
+    return messages

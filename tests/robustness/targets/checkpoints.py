@@ -46,7 +46,7 @@ def checkpoints(case: Case) -> str:
     else:
         case.files.append(path)
         write = write_other_values if kind < 0.85 else functools.partial(write_hostile, original=files[path.name])
-        case.said.append(f"{path.name}: {write(path, chance, case.world.last)}")
+        case.messages.append(f"{path.name}: {write(path, chance, case.world.last)}")
     own = case.attempt(lambda: read_checkpoint(path)) if path.name != "foreign.pt" else None
     if path.name == "last.pt":
         case.attempt(lambda: resume(path))

@@ -24,7 +24,7 @@ def command_lines(case: Case) -> str:
     settings = chance.choice([command.settings for command in COMMANDS.values()])
     flags = ["--", *flag_actions(settings)]
     words = [_word(flags, chance) for _ in range(chance.randint(0, MAX_WORDS))]
-    case.said.append(f"{settings.__name__} {words}")
+    case.messages.append(f"{settings.__name__} {words}")
     try:
         config = parse_config(settings, words)
     except UserError:

@@ -53,7 +53,7 @@ def test_any_frame_rate_can_be_written(tmp_path, fps):
         assert cv2.VideoCapture(str(path)).get(cv2.CAP_PROP_FPS) == pytest.approx(fps, rel=1e-3)
 
 
-def test_a_video_of_changing_frame_size_is_playable_and_unwritable_formats_become_jpg(tmp_path):
+def test_frames_may_change_size_and_unwritable_formats_become_jpg(tmp_path):
     media, path = written(tmp_path, 5.0, 32, 48)
     media.add("t", np.zeros((16, 16, 3), np.uint8), 5.0)
     media.close()

@@ -35,7 +35,7 @@ def test_text_is_escaped_everywhere_and_the_policy_admits_no_request():
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def test_names_with_control_characters_control_neither_terminals_nor_the_direction_of_text():
+def test_pages_replace_control_characters_in_names():
     name = "a\x1b[2Jb\x07c\x9bd\u202ee\u2066f\tg\nh"
     text = page_of(name, page.HtmlTable([name], [[name]], name))
     assert not [
