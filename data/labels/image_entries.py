@@ -14,12 +14,20 @@
 5. An entry that is not used belongs to the place where its image would be (`ImagePlaces`). This is its
    `UnmatchedReason`, from which `per_split` derives what is lost.
 
-For example, images/train has 0.png and 1.png, and images/val has 2.png:
+For example, train has images/train/0.png and 1.png, val has images/val/2.png, and "images/train/0.png" and
+"images/val/2.png" are entries. This is what becomes of one more entry:
 
-- "images/train/0.png" is literally the name of the first image.
-- "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
-- "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the same
-  name here, test is another folder.
+    file name            what the file name tells                              used for    lost
+    images/train/1.png   literally the name of an image                        1.png       -
+    1.png, train/1.png   the only image of this name                           1.png       -
+    test/1.png           the same; as train is called images/train here,
+                         test is another folder                                1.png, and reported
+    train/0.png          the only image of this name, which has an entry       -           in train
+    val/0.png            the same, but the folder is that of val               -           in val
+    val/9.png            no image, but the folder of val                       -           in val
+    9.png, test/9.png    no image, and no folder of a split                    -           in the first split
+    images/old/9.png     an image of no split, if this file exists             -           nothing
+    9.png                no image, but perhaps images/old/9.png, if it exists  -           nothing, but reported
 """
 
 from __future__ import annotations
