@@ -105,7 +105,10 @@ class DiskCacheWriter:
 
     def _local_state(self) -> _NodeState:
         """Locks the file, unless it is complete, and returns its state."""
-        is_usable = _is_complete(self.path) or not self.lock.acquire()
+        is_usable = _is_complete(self.path)
+        if not is_usable:
+            holder = self.lock.acquire()
+            is_usable = not holder
         stored = _reuse_or_discard(self.path, len(self.index)) if is_usable else np.zeros(len(self.index), bool)
         return _NodeState(self.path.name, is_usable, np.packbits(stored))
 

@@ -21,7 +21,7 @@ class CacheName(NamedTuple):
     """The name of a cache file, which identifies the data set, the version of its images, and the selected images.
 
     Labels and class names are not part of it, so that editing them causes no decoding. With a size and a suffix it is,
-    for example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.pixels``.
+    for example, ``lockstep-1000-train-SOURCE-CONTENT-SELECTION-IMAGES-640.lmdb``.
     """
 
     source: str  # identifies user, data set and split, whatever the content
@@ -63,7 +63,8 @@ class CacheName(NamedTuple):
         for path in folder.glob(f"{glob.escape(self.source)}-*"):
             if path.suffix in _SUFFIXES and self.replaces(path.name):
                 with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")) as lock:
-                    if not lock.acquire():
+                    holder = lock.acquire()
+                    if not holder:
                         path.unlink()
                         lock.path.unlink()
 

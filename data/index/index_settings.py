@@ -15,7 +15,7 @@ class IndexSettings:
     """Settings for reading a split with `data.index.load.load_index`, and for selecting the part that a run uses."""
 
     cache_dir: str = ""  # folder of cache files and reports, see `cache_folder`
-    workers: int = 2  # threads of a scan, which uses at least one per CPU; 0 for a single thread
+    workers: int = 2  # threads of a scan, which uses more if there are more CPUs; 0 for a single thread
     max_bad: float = 0.1  # largest fraction of images or objects that may be lost, see `data.labels.ledger`
     single_cls: bool = False  # treat all classes as one
     fraction: float = 1.0  # random fraction of the usable images, for ``seed``; smaller fractions are subsets

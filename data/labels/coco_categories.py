@@ -120,7 +120,7 @@ class _CategoryList(NamedTuple):
     def has_boxes(self, category: dict) -> bool:
         """Returns whether an annotation has this category, whose id may differ between files."""
         kind = _kind_of(category)
-        return any(_kind_of(other) == kind and str(other["id"]) in self.used_ids for other in self.categories)
+        return any(_kind_of(other) == kind and str(int(other["id"])) in self.used_ids for other in self.categories)
 
 
 @once_per_file
@@ -135,8 +135,10 @@ def _categories_of(path: Path) -> _CategoryList:
 
 
 def _kind_of(category: dict) -> tuple[Any, Any]:
-    """Returns the name and supercategory, which identify a category across files."""
-    return category["name"], category.get("supercategory")
+    """Returns the name and supercategory, which identify a category across files. A supercategory that cannot be a name
+    is None."""
+    parent = category.get("supercategory")
+    return category["name"], parent if isinstance(parent, (str, int, float)) else None
 
 
 def _root_category(categories: Sequence[dict], paths: Sequence[Path]) -> dict | None:

@@ -29,8 +29,8 @@ class Ids(Generic[Id]):
         number = whole_number(value)
         if number is None:
             return None
-        fits = self._by_number(number)
-        return fits[0] if len(fits) == 1 else None
+        matches = self._by_number(number)
+        return matches[0] if len(matches) == 1 else None
 
     def _by_number(self, number: int) -> list[Id]:
         """Returns the ids that are this number or a string of it."""

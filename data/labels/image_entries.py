@@ -14,12 +14,20 @@
 5. An entry that is not used belongs to the place where its image would be (`ImagePlaces`). This is its
    `UnmatchedReason`, from which `per_split` derives what is lost.
 
-For example, images/train has 0.png and 1.png, and images/val has 2.png:
+For example, train has images/train/0.png and 1.png, val has images/val/2.png, and "images/train/0.png" and
+"images/val/2.png" are entries. This is what becomes of one more entry:
 
-- "images/train/0.png" is literally the name of the first image.
-- "D:/set/val/2.png" matches images/val/2.png by its file name and a folder.
-- "test/1.png" matches images/train/1.png by its file name only. As the first entry shows that images/train has the same
-  name here, test is another folder.
+    file name            what the file name tells                              used for    lost
+    images/train/1.png   literally the name of an image                        1.png       -
+    1.png, train/1.png   the only image of this name                           1.png       -
+    test/1.png           the same; as train is called images/train here,
+                         test is another folder                                1.png, and reported
+    train/0.png          the only image of this name, which has an entry       -           in train
+    val/0.png            the same, but the folder is that of val               -           in val
+    val/9.png            no image, but the folder of val                       -           in val
+    9.png, test/9.png    no image, and no folder of a split                    -           in the first split
+    images/old/9.png     an image of no split, if this file exists             -           nothing
+    9.png                no image, but perhaps images/old/9.png, if it exists  -           nothing, but reported
 """
 
 from __future__ import annotations
@@ -309,32 +317,44 @@ def _do_names_repeat(
 ) -> bool:
     """Returns whether the folders of candidates in other folders have the same names as the folders of the images that
     they match, as if each split were numbered from 0: then the entries are of missing images. Single repetitions do not
-    count: images may have been copied before they were moved.
-
-    Names are compared below the folder of a split, so that subfolders are told apart. Folders that have nothing to do
-    with candidates in other folders may repeat names. ``literal``: entries with literal names, by their image.
+    count: images may have been copied before they were moved. ``literal``: entries with literal names, by their image.
     """
     other_folders = {inexact.entry.folder for inexact in inexact_entries if inexact.is_in_other_folder}
     if not other_folders:
         return False
-    split_folders = {
-        inexact.image.split_folder for inexact in inexact_entries if inexact.image and inexact.is_in_other_folder
-    }
-    image_of_entry = [(entry, images[i]) for i, entry in literal.items()]
-    image_of_entry += [(inexact.entry, inexact.image) for inexact in inexact_entries if inexact.image]
-    folders_of_name: dict[str, set[str]] = {}
-    for entry, image in image_of_entry:
-        if entry.folder in other_folders or image.split_folder in split_folders:
-            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(entry.folder)
-    names_there = [name for name, folders in folders_of_name.items() if not other_folders.isdisjoint(folders)]
+    folders_of_name = _folders_of_names(inexact_entries, literal, images, other_folders)
+    folders_of_names_there = [folders for folders in folders_of_name.values() if not other_folders.isdisjoint(folders)]
+    num_repeated = sum(len(folders) > 1 for folders in folders_of_names_there)
+
     ambiguous = [inexact.entry for inexact in inexact_entries if not inexact.image]
-    ambiguous = [entry for entry in ambiguous if entry.folder in other_folders]
     with_own_entry = {
         inexact.matches[0] for inexact in inexact_entries if inexact.image and not inexact.is_in_other_folder
     }
-    num_ambiguous = _count_namesakes(ambiguous, images, with_own_entry.union(literal))
-    num_repeated = num_ambiguous + sum(len(folders_of_name[name]) > 1 for name in names_there)
-    return num_repeated > max(1, _MAX_REPEATED_SHARE * (num_ambiguous + len(names_there)))
+    num_ambiguous = _count_namesakes(
+        [entry for entry in ambiguous if entry.folder in other_folders], images, with_own_entry.union(literal)
+    )
+    num_names = len(folders_of_names_there) + num_ambiguous
+    return num_repeated + num_ambiguous > max(1, _MAX_REPEATED_SHARE * num_names)
+
+
+def _folders_of_names(
+    inexact_entries: Sequence[_InexactEntry],
+    literal: Mapping[ImageNumber, ImageEntry],
+    images: Sequence[KnownImage],
+    other_folders: Set[str],
+) -> dict[str, set[str]]:
+    """Returns the folders of the entries of images by the names of these in their split, so that subfolders are told
+    apart. Folders that have nothing to do with candidates in ``other_folders`` are left out: they may repeat names."""
+    entries_with_image = [(entry, images[i]) for i, entry in literal.items()]
+    entries_with_image += [(inexact.entry, inexact.image) for inexact in inexact_entries if inexact.image]
+    split_folders = {
+        inexact.image.split_folder for inexact in inexact_entries if inexact.image and inexact.is_in_other_folder
+    }
+    folders_of_name: dict[str, set[str]] = {}
+    for entry, image in entries_with_image:
+        if entry.folder in other_folders or image.split_folder in split_folders:
+            folders_of_name.setdefault(image.names[0].name_in_split, set()).add(entry.folder)
+    return folders_of_name
 
 
 def _count_namesakes(entries: Iterable[ImageEntry], images: Sequence[KnownImage], with_entry: set[ImageNumber]) -> int:

@@ -116,9 +116,9 @@ class ImageNames:
             for is_loose in (False, True):
                 positions = self._positions(is_stem=is_stem, is_loose=is_loose)
                 for parts in readings:
-                    fits = positions.get(loose(parts[-1]) if is_loose else parts[-1])
-                    if fits:
-                        return self._narrowed(fits, parts, outer_folders)
+                    same_name = positions.get(loose(parts[-1]) if is_loose else parts[-1])
+                    if same_name:
+                        return self._narrowed(same_name, parts, outer_folders)
         return ()
 
     def agreement(self, name: str, image: int) -> int:
@@ -131,36 +131,36 @@ class ImageNames:
     def same_stem(self, name: str) -> str:
         """Returns the name of an image with the file name ``name`` but another suffix, or "", for messages."""
         for parts in readings_of(name):
-            fits = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
-            if fits:
-                return self._names[fits[0]]
+            same_stem = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
+            if same_stem:
+                return self._names[same_stem[0]]
         return ""
 
-    def _narrowed(self, fits: list[int], parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
-        """Narrows the names ``fits`` (positions) to those that agree with ``parts`` in as many folders as necessary,
+    def _narrowed(self, matches: list[int], parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
+        """Narrows the names ``matches`` (positions) to those that agree with ``parts`` in as many folders as necessary,
         and returns their images. If none has the next folder and only outer folders are left, keeps the names without
         further folders. If the next folder belongs to the data set, another image is meant."""
         for kept in range(2, len(parts) + 1):
-            if self._are_one_image(fits):
+            if self._are_one_image(matches):
                 break
-            groups = self._by_folder(fits, kept)
+            groups = self._by_folder(matches, kept)
             closest = groups.get(loose(parts[-kept]))
             num_left = len(parts) - kept + 1
             if closest is None and kept > 2 and parts[:num_left] == tuple(outer_folders[:num_left]):
                 closest = groups.get("")
             if closest is None:
                 return ()
-            fits = closest
-        return self._images_of(fits)
+            matches = closest
+        return self._images_of(matches)
 
-    def _by_folder(self, fits: list[int], kept: int) -> dict[str, list[int]]:
+    def _by_folder(self, matches: list[int], kept: int) -> dict[str, list[int]]:
         """Groups names by the folder that is ``kept`` parts from their ends, "" for names with fewer parts. Grouping
         them once instead of comparing all with each name that is looked up matters if all folders have files of the
         same names."""
-        key = (id(fits), kept)
+        key = (id(matches), kept)
         if key not in self._groups:
             groups: dict[str, list[int]] = {}
-            for position in fits:
+            for position in matches:
                 parts = _parts(self._names[position])
                 folder = loose(parts[-kept]) if len(parts) >= kept else ""
                 groups.setdefault(folder, []).append(position)

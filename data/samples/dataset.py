@@ -53,7 +53,7 @@ class Samples(ABC):
 
     def pack(self, key: SampleKey, image: np.ndarray, labels: np.ndarray, fit: Letterbox | None = None) -> Sample:
         """Packs a rendered image and its labels into a `Sample`. ``fit``: None if the image is augmented."""
-        original_hw, (left, top) = self.reader.place_of(key.index)
+        origin = self.reader.origin_of(key.index)
         gain_xy = (1.0, 1.0) if fit is None else (fit.gain_x, fit.gain_y)
         pad_x, pad_y = (0.0, 0.0) if fit is None else (float(fit.pad_x), float(fit.pad_y))
         return Sample(
@@ -61,9 +61,9 @@ class Samples(ABC):
             labels=labels,
             index=key.index,
             path=self.sample_index.path(key.index),
-            original_hw=original_hw,
+            original_hw=origin.image_hw,
             gain_xy=gain_xy,
-            pad_xy=(pad_x - gain_xy[0] * left, pad_y - gain_xy[1] * top),
+            pad_xy=(pad_x - gain_xy[0] * origin.left, pad_y - gain_xy[1] * origin.top),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,14 @@ from utils.batches import SampleKey
 # Maximum total size of the images that a worker keeps for the other samples of a block. The 16 images of a default
 # block fit if their sides are at most 1600 pixels.
 MAX_RECENT_BYTES = 128 << 20
+
+
+class SampleOrigin(NamedTuple):
+    """The image that contains a sample, and the position of the sample in it, in pixels."""
+
+    image_hw: tuple[int, int]
+    left: int
+    top: int
 
 
 class SampleReader(ABC):
@@ -60,8 +69,8 @@ class SampleReader(ABC):
         """Returns the labels of source images in ``epoch``; see `DatasetIndex.labels_of`."""
 
     @abstractmethod
-    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Returns height and width of the image that contains sample i, and left and top of the sample in it."""
+    def origin_of(self, i: int) -> SampleOrigin:
+        """Returns where sample i is from."""
 
     @abstractmethod
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
@@ -102,9 +111,9 @@ class ImageReader(SampleReader):
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         return self.index.labels_of(samples)
 
-    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def origin_of(self, i: int) -> SampleOrigin:
         height, width = self.index.image_hw[i].tolist()
-        return (height, width), (0, 0)
+        return SampleOrigin((height, width), left=0, top=0)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
         """See `SampleReader`. The images of a batch share a canvas, and the most frequent canvas comes first. If
@@ -159,10 +168,10 @@ class TileReader(SampleReader):
     def labels_of(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         return self.tiles.labels_of(samples, epoch)
 
-    def place_of(self, i: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def origin_of(self, i: int) -> SampleOrigin:
         height, width = self.index.image_hw[self.tiles.image[i]].tolist()
         left, top = self.tiles.windows[i, :2].tolist()
-        return (height, width), (left, top)
+        return SampleOrigin((height, width), left, top)
 
     def validation_batches(self, batch_size: int, canvases: CanvasRule) -> list[list[BatchRequest]]:
         """See `SampleReader`. One process reads all tiles of an image, and no batch mixes the tiles of two images."""

@@ -27,7 +27,7 @@ from data.source.folder import read_folder
 from data.source.missing_data import nearby_paths_hint
 from data.source.yaml_classes import read_names, with_class_map
 from data.source.yaml_keys import CLASS_KEYS, SPLITS, split_keys
-from data.source.yaml_paths import YAML_FOLDER, checked_path, is_yaml, replaced_separators, resolve_entry, resolve_root
+from data.source.yaml_paths import YAML_FOLDER, is_yaml, replaced_separators, resolve_entry, resolve_root
 from utils.config.settings import MAX_IMGSZ
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
@@ -180,7 +180,7 @@ def _read_split(value: Any, annotations: Path | None, split: str, context: _Yaml
 def _resolve(entry: Any, location: str, context: _YamlContext, *, content: str) -> Path:
     """Returns the absolute path of an entry. Raises UserError if it is no path, or a whole disk, which would be
     searched for ``content``."""
-    path = resolve_entry(checked_path(entry, location), context.root)
+    path = resolve_entry(entry, context.root, location)
     if path == Path(path.anchor):
         raise UserError(f"{location}: {path} is the whole disk; name the folder of {content}")
     return path
@@ -207,7 +207,7 @@ def _read_part(entry: Any, split: str, context: _YamlContext) -> DatasetSpec:
     """Reads the YAML of a data set that a split joins. Raises UserError if that data set's split joins others itself,
     or if the data sets join each other in a cycle."""
     location = f"{context.path}: {split}"
-    path = resolve_entry(checked_path(entry, location), context.root)
+    path = resolve_entry(entry, context.root, location)
     if is_yaml(path) and not path.exists():
         raise UserError(f"{location}: {path}: no such file{nearby_paths_hint(path)}")
     if not is_yaml(path) or not path.is_file():

@@ -13,6 +13,8 @@ from utils.program_folders import CONFIGS
 from utils.schema import check
 
 YAML_FOLDER = CONFIGS / "data"  # YAMLs of public data sets
+_MAX_PATH_BYTES = 4000  # of the 4096 of Linux, which also include the name of a file in the folder
+_MAX_NAME_BYTES = 255
 
 
 def is_yaml(path: str | Path) -> bool:
@@ -26,9 +28,19 @@ def checked_path(value: Any, location: str) -> Path:
     if not text:
         raise UserError(f"{location}: an entry is empty; name a folder, or remove it")
     path = Path(os.path.expanduser(text))
-    if len(str(path)) > 4000 or any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in path.parts):
-        raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+    _check_length(path, location)
     return path
+
+
+def _check_length(path: Path, location: str) -> None:
+    """Raises UserError, beginning with ``location``, if file systems cannot have ``path``."""
+    longest_name = max((_num_bytes(part) for part in path.parts), default=0)
+    if _num_bytes(str(path)) > _MAX_PATH_BYTES or longest_name > _MAX_NAME_BYTES:
+        raise UserError(f"{location}: a path or a name in it is longer than file systems allow: {str(path)[:100]}...")
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
@@ -50,9 +62,10 @@ def resolve_root(value: Any, yaml_path: Path, known_root: str) -> Path:
     return normal_path(candidates[1] if is_below_current_folder else candidates[0])
 
 
-def resolve_entry(entry: Path, root: Path) -> Path:
+def resolve_entry(value: Any, root: Path, location: str) -> Path:
     """Returns the absolute path of a split's entry. ``../train/images``, as exported by Roboflow, may mean
-    ``train/images``."""
+    ``train/images``. Raises UserError, beginning with ``location``, if the entry is not a path or is too long."""
+    entry = checked_path(value, location)
     for reading in _readings(entry):
         candidates = [reading]
         if reading.parts[:1] == ("..",):
@@ -60,7 +73,9 @@ def resolve_entry(entry: Path, root: Path) -> Path:
         for candidate in candidates:
             if os.path.exists(root / candidate):
                 return normal_path(root / candidate)
-    return normal_path(root / entry)
+    path = normal_path(root / entry)
+    _check_length(path, location)
+    return path
 
 
 def _readings(path: Path) -> list[Path]:

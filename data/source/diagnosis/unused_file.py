@@ -1,13 +1,43 @@
-"""Describes a label file that no image uses (`UnusedFile`): the images that it may label, and the splits to which it
-may belong."""
+"""Explains a label file that no image uses: in which split it is lost, and which images are left out because of it.
+
+`explain` compares the file with the images of all splits that may have label files in its folder, and takes the first
+case that applies:
+
+If its image exists, in a folder whose label files may be in the file's folder:
+
+    the image is of this split and uses a copy             nothing is reported
+    the image is of this split, without a label file       it is left out, and the objects are lost
+    the image is of this split and uses another file       a second label file, not lost
+    the image is of another split, or of none              nothing is reported
+    the image is of an unsupported kind                    lost
+
+Otherwise, by the file's name and folder:
+
+    a list names its image, which is missing               the objects are lost; the row counts as the lost image
+    unlabeled images have a similar name                   they are left out, and the objects are lost
+    a labeled image has its name, and no split expects     nothing is reported if the file is a copy, else a second
+    label files in its folder                              label file, not lost
+    an image of no split has its name                      nothing is reported
+    its folder belongs to a missing or empty split         reported, not lost
+    its folder belongs to splits                           lost
+
+"Lost" means that the file's image and objects count as lost. They do so in one of the splits to which the file may
+belong (`losing_split`), and only this split reports the file, besides those that leave out images.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from data.image_io.file_kinds import IMAGE_SUFFIXES, is_image
+from data.labels.findings import IMAGE_ELSEWHERE, ORPHAN, SECOND_LABEL, Finding
 from data.labels.image_names import ImageNames, loose, readings_of
+from data.source.diagnosis import unused_messages as messages
 from data.source.diagnosis.similar_names import loose_stem
-from data.source.diagnosis.split_context import FolderOwner, SplitContext, SplitLabels
+from data.source.diagnosis.split_context import FolderOwner, SplitContext
+from data.source.diagnosis.split_labels import SplitLabels, losing_split
 from data.source.listing.candidate_files import Candidate
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of
@@ -15,107 +45,188 @@ from utils.files.paths import path_of
 ImagesOfSplits = dict[SplitLabels, list[ListedImage]]
 
 
-class UnusedFile:
-    """A label file that no image uses. Its properties are computed on first use."""
+class Explanation(NamedTuple):
+    """What the split that is read reports about an unused label file."""
 
-    def __init__(self, file: Candidate, context: SplitContext) -> None:
-        self.folder = file.folder
-        self.context = context
-        self.own = context.own  # the split that is read
-        self._file = file
+    finding: Finding
+    unlabeled: Sequence[ListedImage] = ()  # images that the split leaves out because of the file
 
-    @property
-    def name(self) -> str:
-        """The name of the file relative to the data set's folder, for messages."""
-        return self.own.candidates.full_name(self._file)
 
-    @property
-    def num_objects(self) -> int:
-        return self.own.candidates.num_objects(self._file)
+def explain(candidate: Candidate, context: SplitContext) -> Explanation | None:
+    """Explains an unused label file. Returns None if the split that is read need not report it."""
+    file = _UnusedFile.read(candidate, context)
+    images = _existing_images(file, context)
+    return _explain_with_image(file, images, context) if images else _explain_without_image(file, context)
 
-    @cached_property
-    def stem(self) -> str:
-        """The loose stem of the file."""
-        return loose_stem(self._file.name)
 
-    @cached_property
-    def stems_of_image(self) -> list[str]:
-        """The loose stems and names that the image of the file may have, beginning with the stem of the file itself."""
-        stems = [self.stem]
-        for parts in readings_of(self._named_image):
-            stems += [loose(parts[-1]), loose_stem(parts[-1])]
-        return stems
+class _UnusedFile(NamedTuple):
+    """A label file that no image uses, and the names that its image may have."""
 
-    @cached_property
-    def _named_image(self) -> str:
-        """The image that the file names in its content, or ""."""
-        named_image = self.own.candidates.label_format.named_image
-        return "" if named_image is None else named_image(self._file.first_bytes())
+    candidate: Candidate
+    name: str  # relative to the data set's folder
+    stem: str  # loose
+    named_image: str  # that the file names in its content, or ""
+    image_stems: list[str]  # loose stems and names, beginning with `stem`
 
-    @cached_property
-    def existing_images(self) -> list[str]:
-        """The names of its images on the disk, whether or not a split has them, in folders whose label files may be in
-        the file's. If the file names a folder, only images in that folder count."""
-        folders = [folder for labels in self.context.splits for folder in labels.image_folders(self.folder)]
-        names = self.context.images_on_disk.find(self.stems_of_image, list(dict.fromkeys(folders)))
-        if len(names) <= 1 or not self._named_image:
-            return names
-        return [names[i] for i in ImageNames.of_single_names(names).find(self._named_image)] or names
-
-    def existing_in(self, labels: SplitLabels, status: ImageStatus) -> list[ListedImage]:
-        """Returns its `existing_images` that a split has with a status."""
-        return labels.images_named(self.existing_images, status)
-
-    @cached_property
-    def owner(self) -> FolderOwner:
-        """The owner of the file's folder."""
-        return self.context.owner_of(self.folder)
-
-    @cached_property
-    def labeled_namesakes(self) -> list[ListedImage]:
-        """The labeled images that the file is named like, if it is in a folder where no split expects label files: it
-        may be another version of their labels."""
-        if not self.owner.splits or self.context.is_expected(self.folder):
-            return []
-        return [
-            labels.labeled_of_stem[self.stem] for labels in self.context.splits if self.stem in labels.labeled_of_stem
-        ]
-
-    @cached_property
-    def is_of_image_outside(self) -> bool:
-        """See `SplitContext.is_of_image_outside`."""
-        return self.context.is_of_image_outside(self.folder, self.stems_of_image)
-
-    @cached_property
-    def similar_unlabeled(self) -> ImagesOfSplits:
-        """By split, the unlabeled images of a similar name that the file may label. These are only images of the same
-        name in splits to which the file's folder does not belong, and if a labeled image or one of no split has this
-        name. Splits to which the folder does not belong are considered only if the name determines the split."""
-        splits = self.context.splits if self.context.tells_split(self.stem) else self.owner.splits
-        is_named_like_another = bool(self.labeled_namesakes) or self.is_of_image_outside
-        similar: ImagesOfSplits = {}
-        for labels in filter(self._is_searched_by, splits):
-            only_same_name = is_named_like_another or labels not in self.owner.splits
-            find = labels.unlabeled.named if only_same_name else labels.unlabeled.resembling
-            similar[labels] = find(self.stem)
-        return {labels: images for labels, images in similar.items() if images}
+    @classmethod
+    def read(cls, candidate: Candidate, context: SplitContext) -> _UnusedFile:
+        candidates = context.own.candidates
+        read_name = candidates.label_format.named_image
+        named_image = "" if read_name is None else read_name(candidate.first_bytes())
+        stem = loose_stem(candidate.name)
+        image_stems = [stem]
+        for parts in readings_of(named_image):
+            image_stems += [loose(parts[-1]), loose_stem(parts[-1])]
+        return cls(candidate, candidates.full_name(candidate), stem, named_image, image_stems)
 
     @property
-    def background_of_other_split(self) -> ListedImage | None:
-        """An unlabeled image of the same name in a split to which the file's folder does not belong. If the name does
-        not determine the split (`SplitContext.tells_split`), the image stays a background."""
-        others = [labels for labels in self.context.splits if labels not in self.owner.splits]
-        return next((image for labels in others for image in labels.unlabeled.named(self.stem)), None)
+    def folder(self) -> str:
+        return self.candidate.folder
 
-    def _is_searched_by(self, labels: SplitLabels) -> bool:
-        """Returns whether a split searches the file's folder for labels of its images. Where it expects no label files,
-        it does not search for those of a name that one of its labeled images has."""
-        if self.folder in labels.expected:
-            return True
-        is_near = self.folder in labels.nearby or self.folder in self.context.named_label_folders
-        return is_near and self.stem not in labels.labeled_of_stem
 
-    def has_labels_of(self, image: ListedImage) -> bool:
-        """Returns whether the file is a copy of an image's label file."""
-        candidates = self.own.candidates
-        return candidates.have_equal_labels(self._file.path, path_of(image.label.name, candidates.folders.root))
+def _explain_with_image(file: _UnusedFile, image_names: Sequence[str], context: SplitContext) -> Explanation | None:
+    """Explains a file whose images exist. ``image_names``: see `_existing_images`."""
+    own = context.own
+    labeled = own.images_named(image_names, ImageStatus.LABELED)
+    if _is_copy(file, labeled, context):
+        return None
+    unlabeled = {labels: labels.images_named(image_names, ImageStatus.BACKGROUND) for labels in context.splits}
+    if unlabeled[own]:
+        return _leave_out(file, unlabeled, context)
+    if labeled:
+        return Explanation(Finding(file.name, SECOND_LABEL, messages.uses_another_file(labeled[0])))
+    name = image_names[0]
+    is_in_a_split = any(image in labels.image_of_name for labels in context.splits for image in image_names)
+    if is_in_a_split or is_image(name, IMAGE_SUFFIXES):
+        return None
+    image_folder = os.path.dirname(path_of(name, own.candidates.folders.root))
+    splits = [labels for labels in context.splits if image_folder in labels.image_folders(file.folder)]
+    return _lose(file, splits, messages.is_unsupported(name), context)
+
+
+def _explain_without_image(file: _UnusedFile, context: SplitContext) -> Explanation | None:
+    """Explains a file whose image does not exist where its label file would be in the file's folder."""
+    lists = [labels for labels in context.splits if labels.missing_image(file.folder, file.image_stems)]
+    if lists:
+        return _lose_missing_image(file, lists, context)
+
+    owner = context.owner_of(file.folder)
+    namesakes = _labeled_namesakes(file, owner, context)
+    is_of_image_outside = context.is_of_image_outside(file.folder, file.image_stems)
+    unlabeled = _similar_unlabeled(file, owner, context, only_same_name=bool(namesakes) or is_of_image_outside)
+    if any(unlabeled.values()):
+        return _leave_out(file, unlabeled, context)
+
+    hint = messages.hint_at_unnamed_split(file.folder, context)
+    if namesakes:
+        if _is_copy(file, namesakes, context) or losing_split(owner.splits) is not context.own:
+            return None
+        return Explanation(Finding(file.name, SECOND_LABEL, messages.is_named_like(namesakes[0]) + hint))
+    if is_of_image_outside:
+        return None
+    if owner.missing is not None:
+        return Explanation(Finding(file.name, IMAGE_ELSEWHERE, messages.may_be_of_missing(owner.missing)))
+    background = _background_of_other_split(file, owner, context)
+    return _lose(file, owner.splits, messages.belongs_to_no_image(background) + hint, context)
+
+
+# What becomes of the file
+
+
+def _leave_out(file: _UnusedFile, unlabeled: ImagesOfSplits, context: SplitContext) -> Explanation | None:
+    """Each split leaves out its ``unlabeled`` images, which the file may label. One of them loses the objects."""
+    images = unlabeled.get(context.own)
+    if not images:
+        return None
+    text = messages.may_label(images[0]) + messages.hint_at_unnamed_split(file.folder, context)
+    finding = Finding(file.name, ORPHAN, text)
+    if losing_split([labels for labels, of_split in unlabeled.items() if of_split]) is context.own:
+        finding = _with_lost_objects(finding, file, context)
+    return Explanation(finding, images)
+
+
+def _lose(file: _UnusedFile, splits: Sequence[SplitLabels], text: str, context: SplitContext) -> Explanation | None:
+    """One of ``splits`` loses the file's image, which none of them has, with its objects. It only reports them if it
+    names only lists, because the folder may contain the labels of many other images."""
+    if not splits or losing_split(splits) is not context.own:
+        return None
+    finding = Finding(file.name, ORPHAN, text)
+    if context.own.folders:
+        finding = _with_lost_objects(finding, file, context)._replace(lost_images=1)
+    return Explanation(finding)
+
+
+def _lose_missing_image(file: _UnusedFile, lists: Sequence[SplitLabels], context: SplitContext) -> Explanation | None:
+    """One of ``lists``, splits that name the missing image in a list, loses the objects. If none of their images
+    exists, they cannot be read: each of the others reports the file, but none loses it."""
+    text = messages.is_missing(lists[0].missing_image(file.folder, file.image_stems))
+    if losing_split(lists) is context.own:
+        return Explanation(_with_lost_objects(Finding(file.name, ORPHAN, text), file, context))
+    if any(labels.found.images for labels in lists):
+        return None
+    return Explanation(Finding(file.name, IMAGE_ELSEWHERE, text))
+
+
+def _with_lost_objects(finding: Finding, file: _UnusedFile, context: SplitContext) -> Finding:
+    return finding._replace(lost_objects=context.own.candidates.num_objects(file.candidate))
+
+
+# The images that the file may label
+
+
+def _existing_images(file: _UnusedFile, context: SplitContext) -> list[str]:
+    """Returns the names of its images on the disk, whether or not a split has them, in folders whose label files may be
+    in the file's. If the file names a folder, only images in that folder count."""
+    folders = [folder for labels in context.splits for folder in labels.image_folders(file.folder)]
+    names = context.images_on_disk.find(file.image_stems, list(dict.fromkeys(folders)))
+    if len(names) <= 1 or not file.named_image:
+        return names
+    return [names[i] for i in ImageNames.of_single_names(names).find(file.named_image)] or names
+
+
+def _is_copy(file: _UnusedFile, labeled: Sequence[ListedImage], context: SplitContext) -> bool:
+    """Returns whether the label file of any of the images ``labeled`` has the labels of the file."""
+    candidates = context.own.candidates
+    paths = (path_of(image.label.name, candidates.folders.root) for image in labeled)
+    return any(candidates.have_equal_labels(file.candidate.path, path) for path in paths)
+
+
+def _labeled_namesakes(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> list[ListedImage]:
+    """Returns the labeled images of its name, if no split expects label files in its folder, nor does this belong to a
+    missing folder alone: the file may be another version of their labels."""
+    if not owner.splits or context.is_expected(file.folder):
+        return []
+    return [labels.labeled_of_stem[file.stem] for labels in context.splits if file.stem in labels.labeled_of_stem]
+
+
+def _similar_unlabeled(
+    file: _UnusedFile, owner: FolderOwner, context: SplitContext, *, only_same_name: bool
+) -> ImagesOfSplits:
+    """Returns, by split, the unlabeled images of a similar name that the file may label: only those of the same name in
+    splits to which its folder does not belong, which are considered only if the name determines the split."""
+    splits = context.splits if context.tells_split(file.stem) else owner.splits
+    similar: ImagesOfSplits = {}
+    for labels in splits:
+        if not _is_searched_by(labels, file, context):
+            continue
+        if only_same_name or labels not in owner.splits:
+            similar[labels] = labels.unlabeled.named(file.stem)
+        else:
+            similar[labels] = labels.unlabeled.resembling(file.stem)
+    return similar
+
+
+def _is_searched_by(labels: SplitLabels, file: _UnusedFile, context: SplitContext) -> bool:
+    """Returns whether a split searches the file's folder for labels of its images. Where it expects no label files, it
+    does not search for those of a name that one of its labeled images has."""
+    if file.folder in labels.expected:
+        return True
+    is_near = file.folder in labels.nearby or file.folder in context.named_label_folders
+    return is_near and file.stem not in labels.labeled_of_stem
+
+
+def _background_of_other_split(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> ListedImage | None:
+    """Returns an unlabeled image of the same name in a split to which the file's folder does not belong. If the name
+    does not determine the split (`SplitContext.tells_split`), the image stays a background."""
+    others = [labels for labels in context.splits if labels not in owner.splits]
+    return next((image for labels in others for image in labels.unlabeled.named(file.stem)), None)

@@ -15,7 +15,7 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import BAD_ROW, CONFLICT, OTHER_FOLDER, UNLISTED
+from data.labels.findings import ABSENT, BAD_ROW, CONFLICT, IMAGE_ELSEWHERE, OTHER_FOLDER, UNLISTED
 from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedReason, match_entries
 from data.labels.label_format import LabelRequest
 from data.labels.rows import RawLabels, RowProblem
@@ -231,7 +231,7 @@ def test_entries_without_annotations_are_no_findings_and_a_repeated_one_has_its_
 @pytest.mark.parametrize("style", ["{path}", "/home/test/data/{path}", "C:\\d\\{path}"])
 @pytest.mark.parametrize("is_list", [False, True])
 @pytest.mark.parametrize("below", ["x", "deep/x"])
-def test_subfolders_of_one_name_do_not_charge_the_split_that_has_them(tmp_path, style, is_list, below):
+def test_images_of_a_missing_subfolder_are_lost_in_no_other_split_with_such_a_folder(tmp_path, style, is_list, below):
     """The images of test/images are not downloaded. In val, the subfolder is gone."""
     json_set = JsonSet(tmp_path)
     for split in SPLITS:
@@ -360,6 +360,41 @@ def test_entries_match_literally_or_by_name_and_folders_or_by_name_only():
     assert matched.entry_of == {0: entries[0], 1: entries[1]}
     assert matched.in_other_folders == [1]
     assert matched.unmatched == []
+
+
+@pytest.mark.parametrize(
+    ("file_name", "is_used", "expected", "kind"),
+    [
+        ("images/train/1.png", True, [(0, 0), (0, 0)], ""),
+        ("1.png", True, [(0, 0), (0, 0)], ""),
+        ("train/1.png", True, [(0, 0), (0, 0)], ""),
+        ("test/1.png", True, [(0, 0), (0, 0)], OTHER_FOLDER),
+        ("train/0.png", False, [(1, 1), (0, 0)], ABSENT),
+        ("val/0.png", False, [(0, 0), (1, 1)], ""),
+        ("val/9.png", False, [(0, 0), (1, 1)], ""),
+        ("9.png", False, [(1, 1), (0, 0)], ABSENT),
+        ("test/9.png", False, [(1, 1), (0, 0)], ABSENT),
+        ("images/old/9.png", False, [(0, 0), (0, 0)], ""),
+        ("9.png next to images/old/9.png", False, [(0, 0), (0, 0)], IMAGE_ELSEWHERE),
+    ],
+)
+def test_the_file_name_of_an_entry_decides_whether_it_is_used_or_where_it_is_lost(
+    tmp_path, file_name, is_used, expected, kind
+):
+    """Train has an image without another entry, images/train/1.png. ``kind``: of the finding in train."""
+    json_set = JsonSet(tmp_path)
+    json_set.add("images/train/0.png")
+    json_set.write_image("images/train/1.png")
+    json_set.add("images/val/2.png")
+    if "old" in file_name:
+        json_set.write_image("images/old/9.png")
+    json_set.add(file_name.partition(" ")[0], exists=False)
+    data = json_set.describe()
+    assert lost(data) == expected
+    index = load(data, "train")
+    assert ("images/train/1.png" in index.paths) == is_used
+    lines = [line for line in index.report.lines if f": {UNLISTED}: " not in line]
+    assert [line.split(": ")[2] for line in lines] == [kind][: bool(kind)]
 
 
 @pytest.mark.parametrize("style", ["{path}", "{below}", "/home/u/{path}"])

@@ -164,7 +164,7 @@ def in_named_folders(root: Path) -> Path:
     ("divide", "train", "val"),
     [(in_two_lists, (15, 2), (4, 0)), (in_two_folders, (15, 2), (4, 0)), (in_named_folders, (15, 0), (4, 2))],
 )
-def test_an_image_that_is_missing_from_one_split_is_not_charged_to_all(root, tmp_path, divide, train, val):
+def test_an_image_that_is_missing_from_one_split_is_not_lost_in_all(root, tmp_path, divide, train, val):
     """One JSON has the labels of all splits, and one image does not exist."""
     path = divide(root)
     (root / "images/train/03.png").unlink()

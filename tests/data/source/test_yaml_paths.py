@@ -127,6 +127,16 @@ def test_a_path_that_is_too_long_is_one_line(tmp_path, name, message):
     assert len(str(caught.value)) < 400 + len(str(tmp_path))
 
 
+@pytest.mark.parametrize("character", ["x", "é"])
+def test_a_path_that_is_too_long_only_in_its_folder_is_one_line(tmp_path, character):
+    """File systems limit the bytes of the whole path."""
+    entry = "/".join([character * 100] * (3900 // (100 * len(character.encode()) + 1)))
+    folder = tmp_path / ("f" * 200)
+    path = write_yaml(folder, f"train: {entry}\nnames: [a]\n")
+    with refused(f"d.yaml: train: a path or a name in it is longer than file systems allow: {str(folder)[:100]}..."):
+        load_dataset_spec(path).check_split("train")
+
+
 def test_the_message_says_that_a_data_set_has_moved_with_its_yaml(tmp_path):
     """The ``path`` of a YAML from Colab is that of another machine."""
     (tmp_path / "images/train").mkdir(parents=True)
