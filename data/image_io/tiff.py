@@ -95,7 +95,8 @@ _DEFINED_VALUES: dict[_Field, set[int]] = {
     _Field.Predictor: {1, 2, 3, 34892, 34893, 34894},
     _Field.SampleFormat: set(range(1, 7)),
 }
-_CCITT = {_Compression.CCITT_RLE, _Compression.CCITT_T4, _Compression.CCITT_T6}  # of bilevel images
+# Compression schemes of bilevel images.
+_CCITT = {_Compression.CCITT_RLE, _Compression.CCITT_T4, _Compression.CCITT_T6, _Compression.CCITT_RLE_WORDS}
 # Images of one bit, which may lack the field BitsPerSample, are compressed in one of these ways.
 _BILEVEL_COMPRESSIONS = {_Compression.NONE, *_CCITT, _Compression.PACK_BITS}
 # libtiff ignores the field Predictor of images that are compressed in one of these ways.

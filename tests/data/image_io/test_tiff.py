@@ -495,6 +495,29 @@ def test_bilevel_strips_may_be_padded(tmp_path, num_bytes, is_read):
         read_image(path)
 
 
+BILEVEL_COMPRESSIONS = {"tiff_ccitt": 2, "group3": 3, "group4": 4, "tiff_raw_16": 32771}
+
+
+@pytest.mark.parametrize("compression", BILEVEL_COMPRESSIONS)
+def test_compressions_of_bilevel_images_have_one_bit_and_no_predictor(tmp_path, compression):
+    """libtiff ignores the field Predictor of such files; the one of tiff_raw_16 was refused."""
+    path = tmp_path / "a.tif"
+    is_white = np.random.default_rng(0).random((1, 56)) < 0.5  # libtiff misaligns further rows of tiff_raw_16
+    Image.fromarray(is_white).save(path, compression=compression, tiffinfo={UNKNOWN_TAG: 3})
+    content = bytearray(path.read_bytes())
+    assert struct.unpack_from("<H", content, directory_entry(content, 259) + 8) == (BILEVEL_COMPRESSIONS[compression],)
+    rename_field(content, UNKNOWN_TAG, 317)  # Predictor
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path), np.repeat(is_white[..., None] * np.uint8(255), 3, axis=2))
+    struct.pack_into("<H", content, directory_entry(content, 258) + 8, 8)  # BitsPerSample
+    path.write_bytes(content)
+    with refused(
+        f"a.tif: cannot be decoded (its field Compression is {BILEVEL_COMPRESSIONS[compression]}, which is for "
+        "bilevel images)"
+    ):
+        read_image(path)
+
+
 @pytest.mark.parametrize("pixels", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_a_list_of_no_extra_channels_is_no_damage(tmp_path, dtype, pixels):
