@@ -7,6 +7,7 @@ also return wrong pixels in silence if fields are damaged or contradict one anot
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import math
 import os
@@ -233,16 +234,18 @@ class PixelFields:
 
     def _is_in_one_piece(self) -> bool:
         """Returns whether the strips, of unknown numbers of rows, are the uncompressed image in one piece, as which
-        decoders read them then."""
-        byte_counts = self.values[_Field.StripByteCounts]
-        next_offsets = [offset + count for offset, count in zip(self.values[_Field.StripOffsets], byte_counts)]
-        return (
-            self.compression == _Compression.NONE
-            and _Field.RowsPerStrip not in self.found
-            and list(self.found) == sorted(self.found)  # RowsPerStrip with a wrong bit may be an Orientation
-            and self.values[_Field.StripOffsets][1:] == tuple(next_offsets[:-1])
-            and sum(byte_counts) == self._first_strip_bytes()
-        )
+        decoders read them then. The last strip may be padded; strips without bytes are ignored."""
+        if self.compression != _Compression.NONE or _Field.RowsPerStrip in self.found:
+            return False
+        if list(self.found) != sorted(self.found):  # RowsPerStrip with a wrong bit may be an Orientation
+            return False
+        listed = zip(self.values[_Field.StripOffsets], self.values[_Field.StripByteCounts])
+        strips = [(offset, num_bytes) for offset, num_bytes in listed if num_bytes > 0]
+        total_bytes = sum(num_bytes for _, num_bytes in strips)
+        last_bytes = strips[-1][1] if strips else 0
+        is_contiguous = all(start + size == next_start for (start, size), (next_start, _) in itertools.pairwise(strips))
+        # A last strip that the size does not need may be a part of a larger image.
+        return is_contiguous and total_bytes - last_bytes < self._first_strip_bytes() <= total_bytes
 
     def _is_first_strip_uncompressed(self) -> bool:
         """Returns whether the first strip has as many bytes as its pixels without compression. Older versions of ImageJ

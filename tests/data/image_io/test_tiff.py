@@ -354,14 +354,18 @@ def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
 UNKNOWN_TAG = 60000
 
 
-def strips(padding: bytes = b"", surplus: Sequence[int] = ()) -> tuple[np.ndarray, bytearray]:
+def strips(
+    padding: bytes = b"", surplus: Sequence[int] = (), last_padding: bytes = b""
+) -> tuple[np.ndarray, bytearray]:
     """Returns an RGB image, and a TIFF of it in five uncompressed strips.
 
-    ``padding`` follows each strip; ``surplus``: numbers of bytes of further strips, which the file lists.
+    ``padding`` follows each strip, and ``last_padding`` is a part of the last one; ``surplus``: numbers of bytes of
+    further strips, which the file lists.
     """
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
     pieces = [piece.tobytes() for piece in np.split(image, 5)]
     stride = len(pieces[0] + padding)
+    pieces[-1] += last_padding
     byte_counts = [*map(len, pieces), *surplus]
     fields = {
         256: [HW[1]],  # ImageWidth
@@ -404,8 +408,9 @@ def assert_reads(path, content: bytes, image: np.ndarray) -> None:
     np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(3, 16)), image.astype(np.uint16) * 257)
 
 
-def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path):
-    image, content = strips()
+@pytest.mark.parametrize("layout", [{}, {"last_padding": b"\xff" * 2}, {"surplus": [0]}], ids=str)
+def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path, layout):
+    image, content = strips(**layout)
     rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
     assert_reads(tmp_path / "a.tif", content, image)
 
@@ -415,6 +420,16 @@ def test_strips_with_gaps_need_their_number_of_rows(tmp_path):
     path = tmp_path / "a.tif"
     image, content = strips(padding=b"\xff" * 6)
     assert_reads(path, content, image)
+    rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
+        read_image(path)
+
+
+def test_strips_without_their_number_of_rows_are_all_needed(tmp_path):
+    """The length of the image may be damaged."""
+    path = tmp_path / "a.tif"
+    _, content = strips(surplus=[1344])
     rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
     path.write_bytes(content)
     with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
