@@ -24,7 +24,9 @@ from data.image_io.channels import check_jpeg_channels, read_npy, resize, to_for
 from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
 from data.image_io.header import Header, exif_orientation, read_header, without_animation
 from data.image_io.shards import read_member, shard_index
-from data.image_io.tiff import PixelFields, prepare_for_opencv, read_tiff
+from data.image_io.tiff import opencv_reads, prepare_for_opencv, read_tiff
+from data.image_io.tiff_damage import check_fields
+from data.image_io.tiff_fields import PixelFields
 from utils.decoder_warnings import watched
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
@@ -181,9 +183,10 @@ def decode_stored(
     if header.kind == "npy":
         return StoredImage(read_npy(data, path, pixels), is_rgb=True, orientation=header.orientation)
     if header.kind == "tiff":
-        fields = PixelFields.read(data, path)
+        fields = PixelFields.read(data)
+        check_fields(fields, path)
         orientation = exif_orientation(data)
-        if pixels != RGB8 or not fields.opencv_reads_page():
+        if pixels != RGB8 or not opencv_reads(fields):
             values = read_tiff(data, path, pixels, fields.compression)
             return StoredImage(values, is_rgb=True, orientation=orientation)
         values, _ = imdecode(prepare_for_opencv(data), cv2.IMREAD_UNCHANGED, path, on_warning)
