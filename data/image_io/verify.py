@@ -25,7 +25,8 @@ import numpy as np
 from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
-from data.image_io.decode import OnWarning, decode_stored, imdecode, read_bytes
+from data.image_io.content import read_bytes
+from data.image_io.decode import OnWarning, decode_stored, imdecode
 from data.image_io.header import MAX_PIXELS_OF_OPENCV, Header, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
