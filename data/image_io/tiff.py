@@ -165,17 +165,20 @@ def _channel_pages(file: TiffFile) -> list[TiffPage]:
 
 
 def _check_page(page: TiffPage) -> None:
-    """Raises ValueError for a page without pixels, for contradictory channels, and for fewer strips or tiles than the
-    page's size takes: tifffile would fill the others with zeros, gigabytes of them if the size is damaged. Strips or
-    tiles of 0 bytes are zeros, as GDAL's sparse files mean."""
+    """Raises ValueError for a page without pixels, for a field that tifffile misreads, for contradictory channels, and
+    for fewer strips or tiles than the page's size takes: tifffile would fill the others with zeros, gigabytes of them
+    if the size is damaged. Strips or tiles of 0 bytes are zeros, as GDAL's sparse files mean."""
     if page.ndim not in (2, 3) or page.size == 0:
         raise ValueError(f"its pixels have the shape {page.shape}")
+    channels = page.samplesperpixel
+    planar = page.tags.get(Field.PlanarConfiguration)
+    if planar is not None and isinstance(planar.value, bytes) and channels > 1:  # tifffile takes any of them for planes
+        raise ValueError("its field PlanarConfiguration has 8 bits instead of 16")
     num_chunks = math.prod(page.chunked)
     num_listed = min(len(page.dataoffsets), len(page.databytecounts))
     if num_listed < num_chunks:
         raise ValueError(wrong_number_of_chunks(num_chunks, num_listed))
     bits = page.tags.get(Field.BitsPerSample)
-    channels = page.samplesperpixel
     if bits is not None and bits.count not in (1, channels):
         raise ValueError(f"it gives the bits of {bits.count} channels, but has {counted(channels, 'channel')}")
     if channels < _MIN_CHANNELS.get(int(page.photometric), 1):
