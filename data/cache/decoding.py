@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from data.image_io.decode import read_source
+from data.image_io.reduce import read_source
 from data.index.index import DatasetIndex
 from utils.logger import progress
 from utils.machine.threads import map_ahead

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.decode import read_reduced
+from data.image_io.reduce import read_reduced
 from data.source.folder_splits import split_of
 from utils.errors import UserError
 from utils.logger import progress

@@ -20,6 +20,7 @@ _END = 0xD9  # EOI
 _SCAN = 0xDA  # SOS
 _APP1 = 0xE1
 _EXIF_PREFIX = b"Exif\0\0"  # starts the EXIF block of a JPEG; some programs write it twice, or to a WebP
+MAX_PIXELS_OF_OPENCV = 1 << 30  # in any kind of file
 ORIENTATION_TAG = 0x0112  # in EXIF and TIFF
 _INTEGERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of a TIFF's fields: unsigned integers of 8 to 64 bits
 _MAX_VALUES = 1 << 16  # per field, which may have a value for each channel or strip
@@ -160,7 +161,7 @@ def exif_orientation(block: bytes) -> int:
     tiff = block
     while tiff.startswith(_EXIF_PREFIX):
         tiff = tiff.removeprefix(_EXIF_PREFIX)
-    field = tiff_fields(tiff, {ORIENTATION_TAG}).get(ORIENTATION_TAG)
+    field = read_tiff_fields(tiff, {ORIENTATION_TAG}).get(ORIENTATION_TAG)
     orientation = field.values[0] if field is not None and field.values else 1
     return orientation if 1 <= orientation <= 8 else 1
 
@@ -173,7 +174,7 @@ class TiffField(NamedTuple):
     encoding: str  # of a value, for struct
 
 
-def tiff_fields(tiff: bytes, tags: Container[int]) -> dict[int, TiffField]:
+def read_tiff_fields(tiff: bytes, tags: Container[int]) -> dict[int, TiffField]:
     """Returns those of the fields ``tags``, by tag, that the first directory of a TIFF has."""
     fields: dict[int, TiffField] = {}
     layout = _TIFF_LAYOUTS.get(tiff[:4])

@@ -25,12 +25,12 @@ import numpy as np
 from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
-from data.image_io.decode import OnWarning, decode_stored, imdecode, read_bytes
-from data.image_io.header import Header, png_chunks, read_header
+from data.image_io.content import read_bytes
+from data.image_io.decode import OnWarning, decode_stored, imdecode
+from data.image_io.header import MAX_PIXELS_OF_OPENCV, Header, png_chunks, read_header
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
-_MAX_PIXELS = 1 << 30  # OpenCV's limit
 # The first 64 of every 2048 bytes are checked.
 _STRIDE_BYTES = 2048
 _SAMPLE_BYTES = 64
@@ -82,7 +82,7 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
 def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:
     """Implements `check_image` for a JPEG."""
     start = header.coded_at
-    has_one_scan = start > 0 and math.prod(header.upright_hw) <= _MAX_PIXELS
+    has_one_scan = start > 0 and math.prod(header.upright_hw) <= MAX_PIXELS_OF_OPENCV
     is_plausible = has_one_scan and not coded_data_defect(data, start) and _is_header_accepted(data, header)
     if is_plausible and not decode:
         return

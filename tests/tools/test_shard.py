@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from data.image_io import shards
-from data.image_io.decode import read_bytes
+from data.image_io.content import read_bytes
 from data.image_io.shards import SPAN
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings

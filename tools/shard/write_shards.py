@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from data.image_io.decode import read_bytes
+from data.image_io.content import read_bytes
 from data.image_io.shards import MEMBER_ARRAYS, SPAN, SUFFIX
 from data.index.cache_file import index_content
 from data.index.index import DatasetIndex

@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import pytest
 
-from data.image_io.decode import read_image, read_reduced
+from data.image_io.decode import read_image
+from data.image_io.reduce import read_reduced
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
 from utils.pixels import PixelFormat, as_rgb8

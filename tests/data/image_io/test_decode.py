@@ -13,9 +13,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from data.image_io import file_kinds, verify
-from data.image_io.decode import have_single_colors, orient, read_image, read_reduced, read_source
+from data.image_io.decode import have_single_colors, orient, read_image
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.header import exif_orientation
+from data.image_io.reduce import read_reduced, read_source
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
 from utils.errors import UserError

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.image_io.decode import read_image, read_reduced
+from data.image_io.decode import read_image
+from data.image_io.reduce import read_reduced
 from data.image_io.verify import check_image
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -351,17 +352,36 @@ def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
     np.testing.assert_array_equal(read_image(path), image)
 
 
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_a_planar_configuration_of_8_bits_is_refused_by_tifffile(tmp_path, planar):
+    """tifffile read wrong pixels; OpenCV reads the file."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
+    stored = image if planar == "contig" else np.moveaxis(image, -1, 0)
+    tifffile.imwrite(path, stored, photometric="rgb", planarconfig=planar, compression="lzw")
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, directory_entry(content, 284) + 2, 1)  # PlanarConfiguration, BYTE
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path), image)
+    with refused("a.tif: cannot be decoded (its field PlanarConfiguration has 8 bits instead of 16)"):
+        read_image(path, pixels=PixelFormat(3, 16))
+
+
 UNKNOWN_TAG = 60000
 
 
-def strips(padding: bytes = b"", surplus: Sequence[int] = ()) -> tuple[np.ndarray, bytearray]:
+def strips(
+    padding: bytes = b"", surplus: Sequence[int] = (), last_padding: bytes = b""
+) -> tuple[np.ndarray, bytearray]:
     """Returns an RGB image, and a TIFF of it in five uncompressed strips.
 
-    ``padding`` follows each strip; ``surplus``: numbers of bytes of further strips, which the file lists.
+    ``padding`` follows each strip, and ``last_padding`` is a part of the last one; ``surplus``: numbers of bytes of
+    further strips, which the file lists.
     """
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
     pieces = [piece.tobytes() for piece in np.split(image, 5)]
     stride = len(pieces[0] + padding)
+    pieces[-1] += last_padding
     byte_counts = [*map(len, pieces), *surplus]
     fields = {
         256: [HW[1]],  # ImageWidth
@@ -404,8 +424,9 @@ def assert_reads(path, content: bytes, image: np.ndarray) -> None:
     np.testing.assert_array_equal(read_image(path, pixels=PixelFormat(3, 16)), image.astype(np.uint16) * 257)
 
 
-def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path):
-    image, content = strips()
+@pytest.mark.parametrize("layout", [{}, {"last_padding": b"\xff" * 2}, {"surplus": [0]}], ids=str)
+def test_uncompressed_strips_without_their_number_of_rows_are_read(tmp_path, layout):
+    image, content = strips(**layout)
     rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
     assert_reads(tmp_path / "a.tif", content, image)
 
@@ -415,6 +436,16 @@ def test_strips_with_gaps_need_their_number_of_rows(tmp_path):
     path = tmp_path / "a.tif"
     image, content = strips(padding=b"\xff" * 6)
     assert_reads(path, content, image)
+    rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
+        read_image(path)
+
+
+def test_strips_without_their_number_of_rows_are_all_needed(tmp_path):
+    """The length of the image may be damaged."""
+    path = tmp_path / "a.tif"
+    _, content = strips(surplus=[1344])
     rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
     path.write_bytes(content)
     with refused("a.tif: cannot be decoded (its first strip needs 6,720 bytes, the file lists 1,344)"):
@@ -492,6 +523,29 @@ def test_bilevel_strips_may_be_padded(tmp_path, num_bytes, is_read):
         return
     path.write_bytes(content)
     with refused("a.tif: cannot be decoded (it has no field BitsPerSample, but is not bilevel)"):
+        read_image(path)
+
+
+BILEVEL_COMPRESSIONS = {"tiff_ccitt": 2, "group3": 3, "group4": 4, "tiff_raw_16": 32771}
+
+
+@pytest.mark.parametrize("compression", BILEVEL_COMPRESSIONS)
+def test_compressions_of_bilevel_images_have_one_bit_and_no_predictor(tmp_path, compression):
+    """libtiff ignores the field Predictor of such files; the one of tiff_raw_16 was refused."""
+    path = tmp_path / "a.tif"
+    is_white = np.random.default_rng(0).random((1, 56)) < 0.5  # libtiff misaligns further rows of tiff_raw_16
+    Image.fromarray(is_white).save(path, compression=compression, tiffinfo={UNKNOWN_TAG: 3})
+    content = bytearray(path.read_bytes())
+    assert struct.unpack_from("<H", content, directory_entry(content, 259) + 8) == (BILEVEL_COMPRESSIONS[compression],)
+    rename_field(content, UNKNOWN_TAG, 317)  # Predictor
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read_image(path), np.repeat(is_white[..., None] * np.uint8(255), 3, axis=2))
+    struct.pack_into("<H", content, directory_entry(content, 258) + 8, 8)  # BitsPerSample
+    path.write_bytes(content)
+    with refused(
+        f"a.tif: cannot be decoded (its field Compression is {BILEVEL_COMPRESSIONS[compression]}, which is for "
+        "bilevel images)"
+    ):
         read_image(path)
 
 

@@ -15,7 +15,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from data.image_io.decode import read_image, read_source, reduced_sizes
+from data.image_io.decode import read_image
+from data.image_io.reduce import read_source, reduced_sizes
 from data.image_io.verify import check_image
 from tests.robustness.fuzz_inputs import change_bytes
 from tests.robustness.targets.case import REFUSED, Case, must_work

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from data.folds.near_duplicates import duplicate_groups, read_signatures, roboflow_copies
-from data.image_io.decode import read_bytes
+from data.image_io.content import read_bytes
 from data.image_io.shards import shard_index
 from data.index.shared_images import real_paths
 from engine.issues.issue import CheckedSplit, Issue

@@ -1,0 +1,31 @@
+"""Reads the content of image files, on the disk or in shards."""
+
+from __future__ import annotations
+
+import os
+
+from data.image_io.shards import read_member, shard_index
+from utils.errors import UserError
+from utils.files.safe_io import read_regular
+from utils.process.limits import explain_limit
+
+MAX_IMAGE_BYTES = 1 << 31  # largest image file
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Returns the content of an image file, or of an image in shards.
+
+    Raises UserError, or OSError when the disk fails.
+    """
+    index = shard_index(path)
+    if index is not None:
+        return read_member(path, index)
+    try:
+        return read_regular(path, max_bytes=MAX_IMAGE_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such image") from None
+    except OSError as error:
+        if explain_limit(error):  # the disk has failed; the image may be fine
+            error.filename = os.fspath(path)
+            raise
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -1,0 +1,84 @@
+"""Reads images at reduced sizes: JPEGs by their decoder, and the images of a data set as samples need them."""
+
+from __future__ import annotations
+
+import os
+
+import cv2
+import numpy as np
+
+from data.image_io.channels import resize, with_channels
+from data.image_io.content import read_bytes
+from data.image_io.decode import OnWarning, decode_image, log_damage
+from data.image_io.header import read_header
+from utils.errors import UserError
+from utils.pixels import RGB8, PixelFormat
+
+# Flags for OpenCV, by the divisor of a JPEG's size.
+_REDUCED = {
+    2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | cv2.IMREAD_COLOR_RGB,
+    4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | cv2.IMREAD_COLOR_RGB,
+    8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | cv2.IMREAD_COLOR_RGB,
+}
+
+
+def read_reduced(
+    path: str | os.PathLike, min_hw: tuple[int, int], on_warning: OnWarning | None = None, pixels: PixelFormat = RGB8
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Reads an image as `read_image` does, possibly reduced; returns it with its full upright height and width.
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (by its decoder, from fewer frequencies of each block) if that is
+    at least ``min_hw`` and the padding of the last row or column is at most half a pixel.
+    """
+    data = read_bytes(path)
+    header = read_header(data, path)
+    if header.kind != "jpeg":
+        image = decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
+        height, width = image.shape[:2]
+        return image, (height, width)
+    full_hw = header.upright_hw
+    flag = cv2.IMREAD_COLOR_RGB
+    for divisor, reduced_flag in _REDUCED.items():
+        is_large_enough = all(-(-side // divisor) >= smallest for side, smallest in zip(full_hw, min_hw))
+        if is_large_enough and all(2 * (-side % divisor) <= divisor for side in full_hw):
+            flag = reduced_flag
+    return decode_image(data, header, path, jpeg_flag=flag, on_warning=on_warning, pixels=pixels), full_hw
+
+
+def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:
+    """Returns the sizes int32 (N, 2) of source images, given the sizes in their files. Rounds the shorter side up."""
+    sizes = image_hw.astype(np.int64)
+    longest = sizes.max(axis=1, keepdims=True, initial=1)
+    reduced = np.minimum(-(-sizes * imgsz // longest), imgsz)
+    return np.where(longest > imgsz, reduced, sizes).astype(np.int32)
+
+
+def read_source(
+    path: str, image_hw: np.ndarray, source_hw: np.ndarray, pixels: PixelFormat = RGB8, *, antialias: bool = True
+) -> np.ndarray:
+    """Decodes an image of a scanned data set and reduces it to the size ``source_hw``: (h, w, C).
+
+    Args:
+        image_hw: size of the image in the index.
+        antialias: whether to reduce as for training: a JPEG may be decoded at a fraction of its size, and an image that
+            is decoded at full size and shrinks to half or less is reduced by area. Otherwise every image is reduced
+            bilinearly from its full size, as detection and published evaluations of YOLO models do (benchmarks/LOG.md).
+
+    Raises UserError: the file cannot be decoded, or its size is not ``image_hw``.
+    """
+    height, width = (int(side) for side in source_hw)
+    min_h, min_w = (int(side) for side in (source_hw if antialias else image_hw))
+    try:
+        image, full_hw = read_reduced(path, (min_h, min_w), log_damage, pixels)
+    except UserError as error:
+        raise UserError(f"{error}; restore or remove it, and start again") from None
+    if full_hw != tuple(image_hw):
+        raise UserError(
+            f"{path}: is {full_hw[1]}x{full_hw[0]} pixels but was {image_hw[1]}x{image_hw[0]} when the data "
+            f"set was indexed; it changed during the run; start again"
+        )
+    if antialias and image.shape[:2] == full_hw:
+        return resize(image, width, height)
+    if image.shape[:2] == (height, width):
+        return image
+    return with_channels(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
