@@ -19,14 +19,8 @@ import yaml
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name, int_or_text
-from utils.config.other_programs.arguments import settings_of_argument
-from utils.config.other_programs.table import (
-    actions_of,
-    hyperparameters_of,
-    normalized,
-    python_hint,
-    reason_without_effect,
-)
+from utils.config.other_programs.arguments import translate_argument
+from utils.config.other_programs.table import actions_of, hyperparameters_of, normalized, python_hint
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import number_as_bool, plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
@@ -237,17 +231,16 @@ def _list_as_one_value(command: str, name: str, values: list[Any]) -> dict[str, 
 def _ultralytics_settings(command: str, name: str, value: Any) -> dict[str, Any]:
     """Returns our settings and hyper-parameters for a keyword with the name or the kind of value that Ultralytics uses;
     none if it is None."""
-    try:
-        settings = settings_of_argument(command, name, str(value))
-    except UserError as error:
-        reason = str(error)
-        if reason and value is None:
-            return {}
-        raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
-    reason_for_none = reason_without_effect(command, name)
-    if not settings and reason_for_none and value is not None:
-        print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
-    return {setting: _checked(command, name, setting, text) for setting, text in settings.items()}
+    translation = translate_argument(command, name, str(value))
+    if translation is None:
+        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
+    if value is None:
+        return {}
+    if translation.refusal:
+        raise UserError(f"{name}={value!r}: {translation.refusal}")
+    if translation.without_effect:
+        print(f"{name}={value!r}: without effect ({translation.without_effect})", flush=True)
+    return {setting: _checked(command, name, setting, text) for setting, text in translation.settings.items()}
 
 
 def _unknown(command: str, name: str) -> str:

@@ -17,7 +17,7 @@ from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
+from utils.config.other_programs.arguments import translate_argument, words_of_settings
 from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters
@@ -350,7 +350,10 @@ def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(
     these ways."""
     name, _, value = argument.partition("=")
     unset = parsed(command, [])
-    assert parsed(command, words_of_settings(settings_of_argument(command, name, value))) == unset
+    translation = translate_argument(command, name, value)
+    assert translation is not None
+    assert not translation.refusal
+    assert parsed(command, words_of_settings(translation.settings)) == unset
     is_our_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
     if not is_hyperparameter(name) and (not is_our_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
         assert parsed(command, [flag_name(name), value]) == unset

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from utils.config.flags import flag_name, given_values
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
+from utils.config.other_programs.arguments import translate_argument, words_of_settings
 from utils.config.other_programs.table import (
     HYPERPARAMETERS,
     actions_of,
@@ -53,11 +53,13 @@ def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, A
 
 
 def _has_effect(name: str, value: str) -> bool:
-    """Returns whether an argument changes training or is unknown."""
+    """Returns whether an argument is unknown or refused, or sets something to another value than the default."""
+    translation = translate_argument("train", name, value)
+    if translation is None or translation.refusal:
+        return True
     try:
         with all_mistakes() as mistakes:
-            words = words_of_settings(settings_of_argument("train", name, value))
-            settings = given_values(TrainConfig, words, mistakes)
+            settings = given_values(TrainConfig, words_of_settings(translation.settings), mistakes)
         overrides = dict(parse_override(item) for item in settings.pop("override", ()))
         hyp = build(Hyperparameters, overrides, "--set")
     except UserError:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
 from collections.abc import Sequence
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import first_words, flag_name
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
-from utils.config.other_programs.table import (
+from utils.config.other_programs.arguments import (
     SettingText,
-    actions_of,
-    is_flag,
-    max_values,
-    other_task,
-    settings_of_known_value,
-    table,
+    Translation,
+    translate_argument,
+    translate_listed_value,
+    words_of_settings,
 )
-from utils.errors import Mistakes, UserError
+from utils.config.other_programs.table import actions_of, is_flag, max_values, other_task, table
+from utils.errors import Mistakes
 from utils.schema import suggestion
 
 _YAMLS = (".yaml", ".yml")
@@ -72,7 +69,7 @@ def _other_command(command: str, words: Sequence[str]) -> str:
     """Returns the command for the mode that is among ``words``, or "" if ``command`` is for this mode."""
     for word in words:
         mode = word.removeprefix("mode=")
-        if mode in table().modes and settings_of_known_value(command, "mode", mode) is None:
+        if mode in table().modes and translate_listed_value(command, "mode", mode) is None:
             return table().modes[mode]
     return ""
 
@@ -83,11 +80,12 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
     translated: list[str] = []
     refused: dict[str, list[str]] = {}
     for word in words:
-        try:
-            settings |= _settings_of_word(command, word)
+        translation = _translate_word(command, word)
+        if translation.refusal:
+            refused.setdefault(translation.refusal, []).append(word)
+        else:
+            settings |= translation.settings
             translated.append(word)
-        except UserError as error:
-            refused.setdefault(str(error), []).append(word)
     if settings.get("resume") == "" and "weights" in settings:  # model=last.pt resume=True
         settings["resume"] = settings.pop("weights")
     flags = words_of_settings(settings)
@@ -100,35 +98,37 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
     return flags
 
 
-def _settings_of_bare_word(command: str, word: str) -> dict[str, SettingText]:
-    """Returns what a word without a value sets: a mode or task, ``yolo detect train``, or what may be true, ``resume``.
-    Raises UserError for other words."""
-    for argument in ("mode", "task"):
-        listed = settings_of_known_value(command, argument, word)
-        if listed is not None:
-            return listed
-    with contextlib.suppress(UserError):
-        return settings_of_argument(command, word, "True")
-    raise UserError("settings are flags here; see docs/migration.md")
-
-
-def _settings_of_word(command: str, word: str) -> dict[str, SettingText]:
-    """Returns what a word sets; nothing if it asks for what happens anyway. Raises UserError with the reason why it has
-    no equivalent."""
+def _translate_word(command: str, word: str) -> Translation:
+    """Translates a word of the yolo command. An unknown one is refused, too."""
     name, separator, value = word.partition("=")
     if not separator:
-        return _settings_of_bare_word(command, word)
+        return _translate_bare_word(command, word)
     if name == "model" and value:
-        task_reason = other_task(value)
-        if task_reason:  # yolov8n-seg.pt
-            raise UserError(task_reason)
-        if not value.endswith(_YAMLS):
-            return {"weights": value}
-        if "--model" in actions_of(command):
-            return {"model": value}
-        raise UserError(f"is not trained; {flag_name('weights')} takes a checkpoint")
-    try:
-        return settings_of_argument(command, name, value)
-    except UserError as error:
-        hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
-        raise UserError(str(error) or f"settings are flags here{hint}; see docs/migration.md") from None
+        return _translate_model(command, value)
+    hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
+    unknown = Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
+    return translate_argument(command, name, value) or unknown
+
+
+def _translate_bare_word(command: str, word: str) -> Translation:
+    """Translates a word without a value: a mode or task, ``yolo detect train``, or what may be true, ``resume``."""
+    for argument in ("mode", "task"):
+        listed = translate_listed_value(command, argument, word)
+        if listed is not None:
+            return listed
+    translation = translate_argument(command, word, "True")
+    if translation is None or translation.refusal:
+        return Translation(refusal="settings are flags here; see docs/migration.md")
+    return translation
+
+
+def _translate_model(command: str, model: str) -> Translation:
+    """Translates ``model=yolov8n.pt``, weights, and ``model=yolov8n.yaml``, a model without weights."""
+    task_reason = other_task(model)
+    if task_reason:  # yolov8n-seg.pt
+        return Translation(refusal=task_reason)
+    if not model.endswith(_YAMLS):
+        return Translation({"weights": model})
+    if "--model" in actions_of(command):
+        return Translation({"model": model})
+    return Translation(refusal=f"is not trained; {flag_name('weights')} takes a checkpoint")
