@@ -75,6 +75,33 @@ def translate_listed_value(command: str, name: str, value: str) -> Translation |
     return None
 
 
+def translate_value(command: str, name: str, value: str) -> Translation | None:
+    """Returns what a value of our setting ``name`` means in the other programs if our flag does not take it:
+    ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
+    listed = translate_listed_value(command, name, value)
+    if listed is not None:  # batch=0.7
+        return listed
+    if normalized(value) == "none":  # text of ours, or a mistake
+        return None
+    action = actions_of(command)[flag_name(name)]
+    choices = tuple(action.choices or ())
+    own_case = _own_case(value, action)
+    if name in table().other_meaning and choices and own_case not in choices:  # tracker=bytetrack.yaml
+        return _translate_without_setting(command, name, normalized(value))
+    optional = _translate_optional_value(value, action)
+    if optional is not None:  # cache=True
+        return optional
+    refusal = _reason_to_refuse_value(command, action, value)
+    if refusal:  # format=engine
+        return Translation(refusal=refusal)
+    takes_any_text = action.type is str and not choices
+    text = _text_of_setting(value, action)
+    is_several_words = action.nargs == "+" and not takes_any_text and text != [value]
+    if own_case != value or is_several_words:  # optimizer=sgd, freeze=0,1
+        return Translation({action.dest: text})
+    return None
+
+
 def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
     """Returns the words of a command line for the settings of a `Translation`."""
     words: list[str] = []
@@ -125,20 +152,19 @@ def _translate_without_setting(command: str, name: str, text: str) -> Translatio
 def _translate_setting(command: str, name: str, value: str, action: argparse.Action) -> Translation:
     """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
     our_words = _our_words(command, name)
+    text = normalized(value)
     stands_for_value = len(our_words) > 1
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    text = normalized(value)
-    if text == "true" and (stands_for_value or is_switch or action.nargs == "?"):  # adam=True, cos_lr=True, cache=True
-        return _translation_to(command, our_words)
-    if text == "false" and stands_for_value:  # adam=False
-        return Translation()
-    if text == "false" and is_switch:  # cos_lr=False
-        return Translation() if action.default is False else Translation({action.dest: False})
-    if text == "false" and action.nargs == "?":  # cache=False
-        return Translation() if action.default is None else Translation({action.dest: str(action.default)})
-    if stands_for_value or is_switch:  # noval=1 is not --val-every 1
-        return Translation(refusal="must be true or false")
-    refusal = table_of(command).refused_values.get(our_words[0], {}).get(text)
+    if stands_for_value or is_switch:
+        if text == "true":  # adam=True, cos_lr=True
+            return _translation_to(command, our_words)
+        if text != "false":  # noval=1 is not --val-every 1
+            return Translation(refusal="must be true or false")
+        return Translation() if stands_for_value or action.default is False else Translation({action.dest: False})
+    optional = _translate_optional_value(value, action)
+    if optional is not None:  # cache=False
+        return optional
+    refusal = _reason_to_refuse_value(command, action, value)
     if refusal:  # task=study
         return Translation(refusal=refusal)
     if text in ("true", "false"):  # workers=True
@@ -146,21 +172,42 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
     return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
 
 
+def _translate_optional_value(value: str, action: argparse.Action) -> Translation | None:
+    """Returns what true or false sets if our flag may be given without a value, or None for other values and flags."""
+    text = normalized(value)
+    if action.nargs != "?" or text not in ("true", "false"):
+        return None
+    if text == "true":
+        return Translation({action.dest: str(action.const)})
+    return Translation() if action.default is None else Translation({action.dest: str(action.default)})
+
+
+def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
+    """Returns the table's reason why our flag does not take ``value``, or "" if it has none."""
+    refused = [table_of(command).refused_values.get(flag, {}) for flag in action.option_strings]
+    return next((reasons[normalized(value)] for reasons in refused if normalized(value) in reasons), "")
+
+
 def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
     """Returns the text of a value as a flag takes it: a list if the flag takes several words, and ``[0, 1]`` or ``0,1``
     as several of them."""
     takes_list = action.nargs == "+"
     if not _is_list(value, action):
-        text = next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
+        text = _own_case(value, action)
         return [text] if takes_list else text
     words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]
-    if action.dest == "freeze" and len(words) == 1 and words[0] != value:
+    if action.dest == "freeze" and len(words) == 1 and words[0] != value.strip():
         return words * 2  # [3] is one layer, but a number alone means all layers before it
     if takes_list:
         return words
     if action.dest == "imgsz":  # height and width; images are square here
         return max(words, key=lambda word: (len(word), word))
     return ",".join(words)
+
+
+def _own_case(value: str, action: argparse.Action) -> str:
+    """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
+    return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:
