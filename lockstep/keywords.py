@@ -21,7 +21,7 @@ import yaml
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name
 from utils.config.other_programs.arguments import Translation, translate_argument, translate_value
-from utils.config.other_programs.table import actions_of, hyperparameters_of, python_hint
+from utils.config.other_programs.table import actions_of, hyperparameters_of, owner_of, python_hint
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
@@ -117,17 +117,12 @@ def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:
         raise UserError(f"{name}={value!r}: {hint}")
     plain = plain_value(name, value)
     checked = {
-        setting: checked_setting(_owner(command, setting), setting, setting_value, name)
+        setting: checked_setting(owner_of(command, setting), setting, setting_value, name)
         for setting, setting_value in _translate_keyword(command, name, field, plain).items()
     }
     if isinstance(plain, list) and len(checked.get("freeze", ())) == 1:
         checked["freeze"] = _only_layer(checked["freeze"])
     return checked
-
-
-def _owner(command: str, setting: str) -> type[DataclassInstance]:
-    """Returns the dataclass with the field ``setting``."""
-    return Hyperparameters if setting in hyperparameters_of(command) else COMMANDS[command].settings
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import argparse
 import functools
 import re
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -22,6 +23,9 @@ from utils.config.flags import flag_actions
 from utils.config.settings import Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
@@ -127,6 +131,11 @@ def same_flag(command: str, flag: str) -> list[str]:
 def hyperparameters_of(command: str) -> tuple[str, ...]:
     """Returns the names of the hyper-parameters that the command takes: all or none."""
     return HYPERPARAMETERS if "--set" in actions_of(command) else ()
+
+
+def owner_of(command: str, name: str) -> type[DataclassInstance]:
+    """Returns the dataclass whose field is the setting or hyper-parameter ``name`` of ``command``."""
+    return Hyperparameters if name in hyperparameters_of(command) else COMMANDS[command].settings
 
 
 def hyperparameter_of(command: str, name: str) -> str:
