@@ -240,17 +240,16 @@ def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
             TrainConfig,
             "epochs=many foo=1 bar=2 copy_paste=0.1",
             [
-                "epochs=many: settings are flags here; write --epochs many",
+                "epochs=many: must be a whole number, got 'many'",
                 "foo=1 bar=2: settings are flags here; see docs/migration.md",
                 "copy_paste=0.1: there is no such augmentation; ...",
-                "--epochs: must be a whole number, got 'many'",
             ],
         ),
         (
             DetectConfig,
             "a.jpg b.jpg",
             [
-                "a.jpg b.jpg: settings are flags here; see docs/migration.md",
+                "a.jpg b.jpg: is not expected here; settings are flags (--help lists them)",
                 "the following arguments are required: --weights, --source",
             ],
         ),
@@ -349,9 +348,41 @@ def test_a_word_after_a_translated_value_is_not_dropped():
     """``extra`` used to be dropped silently."""
     required = REQUIRED["detect.py"]
     assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
-    assert "unrecognized arguments: extra" in flag_error(
+    assert "unrecognized arguments: extra (after --tracker bytetrack.yaml)" in flag_error(
         DetectConfig, [*required, "--tracker", "bytetrack.yaml", "extra"]
     )
+
+
+@pytest.mark.parametrize(
+    ("cls", "typed", "message"),
+    [
+        (DetectConfig, "--half --batch 4 8", "unrecognized arguments: 8 (after --batch 4)"),
+        (DetectConfig, "--classes 0 --batch 4 8", "unrecognized arguments: 8 (after --batch 4)"),
+        (ExportConfig, "--data coco.yaml --device 0 1", "unrecognized arguments: 1 (after --device 0)"),
+        (TrainConfig, "--freeze 0 1 --quiet 2", "unrecognized arguments: 2 (after --quiet)"),
+    ],
+)
+def test_words_after_a_dropped_flag_belong_to_no_other_flag(cls, typed, message):
+    """The flag before was blamed for them, or took them: ``--classes 0 --batch 4 8`` also detected class 8."""
+    required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
+    with refused(message):
+        parse_config(cls, [*required, *typed.split()])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("optimizer=RMSProp", "optimizer=RMSProp: must be one of auto, SGD, Adam, AdamW, Muon, got 'RMSProp'"),
+        ("imgsz=640,480", "imgsz=640,480: settings are flags here; write --imgsz 640"),
+        ("a.pt", "a.pt: is not expected here; --weights takes checkpoints"),
+        ("-5", "-5: is not expected here; settings are flags (--help lists them)"),
+        ("epochs 3", "2 mistakes: (1) epochs: is not expected here (did you mean '--epochs'?); ..."),
+        ("\N{EN DASH}epochs=3", "\N{EN DASH}epochs=3: begins with another dash; write --epochs=3"),
+    ],
+)
+def test_the_advice_of_a_mistaken_word_is_what_the_parser_takes(typed, message):
+    with refused(message):
+        parse_config(TrainConfig, typed.split())
 
 
 @pytest.mark.parametrize(

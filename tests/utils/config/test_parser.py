@@ -112,7 +112,7 @@ def test_the_name_of_a_run_may_contain_folders(name):
         ),
         (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
-        (["--augment", "device"], "unrecognized arguments: device\n"),
+        (["--augment", "device"], "unrecognized arguments: device (after --augment)\n"),
         (
             ["--exist-ok", "True"],
             "unrecognized arguments: True (--exist-ok takes no value; --no-exist-ok switches it off)",

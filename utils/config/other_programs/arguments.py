@@ -212,6 +212,6 @@ def _own_case(value: str, action: argparse.Action) -> str:
 
 def _is_list(value: str, action: argparse.Action) -> bool:
     """Returns whether ``value`` should be split. Names can contain commas and spaces, except class names."""
-    if value.startswith(("[", "(")):
+    if value.startswith(("[", "(")) or (action.dest == "imgsz" and "," in value):  # imgsz=640,480
         return True
     return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))

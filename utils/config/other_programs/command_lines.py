@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import int_or_text
+from utils.config.flags import first_words, int_or_text
 from utils.config.other_programs.arguments import (
     Translation,
     translate_argument,
@@ -23,7 +23,7 @@ from utils.config.other_programs.table import (
     same_flag,
     table_of,
 )
-from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_yolo_words
+from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_words
 from utils.errors import Mistakes
 
 
@@ -83,11 +83,11 @@ class _TranslatedOption:
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
     here. Adds to ``mistakes`` what is refused, with reasons, and what to write instead of words of the yolo command."""
-    arguments, yolo_words = split_yolo_words(command, arguments)
-    translated = flags_of_yolo_words(command, yolo_words, mistakes)
+    split = split_words(command, arguments)
+    translated = flags_of_yolo_words(command, split.yolo_words, mistakes)
     log_lines: list[str] = []
-    before_flags, *options = _split_options(command, arguments)
-    words = [*before_flags.values, *translated]  # the last flag may take all words after it
+    before_flags, *options = _split_options(command, split.flag_words)
+    words = [*split.positional, *before_flags.values, *translated]  # the last flag may take all words after it
     for option in options:
         result = _translate_option(command, option)
         words += result.words
@@ -113,14 +113,18 @@ def _translate_option(command: str, option: _Option) -> _TranslatedOption:
     """
     translation = _translate_as_argument(command, option)
     if translation is not None:
-        words = [*words_of_settings(translation.settings), *option.values[1:]]
         reason = translation.without_effect
-        return _TranslatedOption(words, log_line=f"{option.flag}: {reason}" if reason else "")
+        return _TranslatedOption(
+            words=words_of_settings(translation.settings),
+            log_line=f"{option.flag}: {reason}" if reason else "",
+            mistake=_surplus_words(option, num_values=1),
+        )
     reason = table_of(command).without_effect.get(option.flag, "")
     if reason and _is_switched_off(command, option):
         return _TranslatedOption(mistake=f"{option.flag} {option.values[0]}: {reason}")
     if reason:
-        return _TranslatedOption(_values_of_others(command, option), log_line=f"{option.flag}: {reason}")
+        has_value = option.is_joined or max_values(command, option.typed_flag) == 1
+        return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_words(option, int(has_value)))
     refusal = _refusal(command, option)
     return _TranslatedOption(mistake=refusal) if refusal else _TranslatedOption(option.words_in_our_flags)
 
@@ -132,10 +136,14 @@ def _is_switched_off(command: str, option: _Option) -> bool:
     return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
 
 
-def _values_of_others(command: str, option: _Option) -> list[str]:
-    """Returns the words after a flag without effect that are not its value, so that the parser refuses them."""
-    has_value = option.is_joined or max_values(command, option.typed_flag) == 1
-    return option.values[1:] if has_value else option.values
+def _surplus_words(option: _Option, num_values: int) -> str:
+    """Describes the words after the values of an option, or returns "" if there are none. The parser would take them
+    for values of the flag before, because the option itself is translated or dropped."""
+    surplus = option.values[num_values:]
+    if not surplus:
+        return ""
+    understood = " ".join(option.words[: -len(surplus)])
+    return f"unrecognized arguments: {first_words(surplus)} (after {understood})"
 
 
 def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:

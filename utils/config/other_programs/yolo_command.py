@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import first_words, flag_name
@@ -15,43 +16,58 @@ from utils.config.other_programs.arguments import (
     translate_listed_value,
     words_of_settings,
 )
-from utils.config.other_programs.table import actions_of, is_flag, max_values, other_task, table
+from utils.config.other_programs.table import actions_of, is_flag, max_values, other_task, owner_of, table
+from utils.config.plain_values import checked_setting
+from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.errors import Mistakes
 from utils.schema import suggestion
 
 _YAMLS = (".yaml", ".yml")
+_LONG_DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{HYPHEN}", "\N{MINUS SIGN}")
 _MIN_SIMILARITY = 0.8  # of flags; "--a" and "--amp", which share the dashes, are less similar
 
 
-def split_yolo_words(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into the words that belong to flags or are positional arguments, and those of the yolo
-    command: other words before the first flag, and other words such as ``epochs=3`` after it."""
+@dataclass(frozen=True)
+class SplitWords:
+    """The words of a command line.
+
+    Args:
+        positional: positional arguments.
+        flag_words: flags with their values, and words that nothing takes.
+        yolo_words: words of the yolo command: words such as ``epochs=3`` that no flag takes, and all words before the
+            first flag of a command without positional arguments.
+    """
+
+    positional: list[str]
+    flag_words: list[str]
+    yolo_words: list[str]
+
+
+def split_words(command: str, arguments: Sequence[str]) -> SplitWords:
+    """Splits a command line into the words that different parts of the program understand."""
     num_positional = sum(bool(field.metadata["positional"]) for field in dataclasses.fields(COMMANDS[command].settings))
-    takes_positional = num_positional > 0
-    our_words: list[str] = []
-    yolo_words: list[str] = []
+    split = SplitWords([], [], [])
     num_values: int | None = 0  # that the last flag may still take; None: any number
     is_before_flags = True
     for argument in arguments:
         name, separator, _ = argument.partition("=")
         is_assignment = bool(separator) and name.isidentifier()
         if is_flag(argument):
-            our_words.append(argument)
+            split.flag_words.append(argument)
             num_values = 0 if separator else max_values(command, name)
             is_before_flags = False
         elif num_values is None:
-            our_words.append(argument)
+            split.flag_words.append(argument)
         elif num_values > 0:
-            our_words.append(argument)
+            split.flag_words.append(argument)
             num_values -= 1
-        elif num_positional > 0:
-            our_words.append(argument)
-            num_positional -= 1
-        elif is_assignment or (is_before_flags and not takes_positional):
-            yolo_words.append(argument)
+        elif len(split.positional) < num_positional:
+            split.positional.append(argument)
+        elif is_assignment or (is_before_flags and num_positional == 0):
+            split.yolo_words.append(argument)
         else:
-            our_words.append(argument)
-    return our_words, yolo_words
+            split.flag_words.append(argument)
+    return split
 
 
 def flags_of_yolo_words(command: str, words: Sequence[str], mistakes: Mistakes) -> list[str]:
@@ -83,7 +99,10 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
         translation = _translate_word(command, word)
         if translation.refusal:
             refused.setdefault(translation.refusal, []).append(word)
-        else:
+            continue
+        with mistakes.collecting():
+            for setting, text in translation.settings.items():  # no advice to write what the flag refuses
+                checked_setting(owner_of(command, setting), setting, text, word)
             settings |= translation.settings
             translated.append(word)
     if settings.get("resume") == "" and "weights" in settings:  # model=last.pt resume=True
@@ -100,10 +119,12 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
 
 def _translate_word(command: str, word: str) -> Translation:
     """Translates a word of the yolo command. An unknown one is refused, too."""
+    if word.startswith(_LONG_DASHES):  # pasted from formatted text
+        return Translation(refusal=f"begins with another dash; write --{word.lstrip(''.join(_LONG_DASHES))}")
     name, separator, value = word.partition("=")
     if not separator:
         return _translate_bare_word(command, word)
-    if name == "model" and value:
+    if name == "model" and value and "--weights" in actions_of(command):
         return _translate_model(command, value)
     hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
     unknown = Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
@@ -117,9 +138,12 @@ def _translate_bare_word(command: str, word: str) -> Translation:
         if listed is not None:
             return listed
     translation = translate_argument(command, word, "True")
-    if translation is None or translation.refusal:
-        return Translation(refusal="settings are flags here; see docs/migration.md")
-    return translation
+    if translation is not None and not translation.refusal:
+        return translation
+    if word.endswith(WEIGHTS_SUFFIXES) and "--weights" in actions_of(command):
+        return Translation(refusal="is not expected here; --weights takes checkpoints")
+    hint = suggestion(flag_name(word), actions_of(command), _MIN_SIMILARITY)
+    return Translation(refusal=f"is not expected here{hint}; settings are flags (--help lists them)")
 
 
 def _translate_model(command: str, model: str) -> Translation:
