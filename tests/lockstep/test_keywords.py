@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import types
+import typing
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
+import lockstep.settings
 from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
@@ -324,6 +328,36 @@ def test_text_is_not_parsed_as_a_list():
 def test_objects_are_refused_with_the_reason_why_ultralytics_takes_them():
     with refused("augmentations=[<...>]: there is no such augmentation; configs/hyp/scratch.yaml lists all, ..."):
         parsed_keywords("train", {"augmentations": [object()]})
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Returns whether a type checker takes ``value`` for the type ``hint``."""
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, member) for member in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    elements = typing.get_args(hint) if origin in (list, Sequence) else ()
+    return isinstance(value, origin) and all(fits(item, element) for element in elements for item in value)
+
+
+@pytest.mark.parametrize(
+    ("command", "keywords"),
+    [
+        ("train", {"classes": [0, 2], "device": 0, "cache": True, "project": Path("r"), "cache_dir": Path("c")}),
+        ("train", {"classes": 2, "device": [0, 1], "multi_scale": True, "sync_bn": True, "freeze": (0, 1)}),
+        ("train", {"hyp": Path("h.yaml"), "weights": Path("a.pt"), "model": Path("m.yaml"), "stage": Path("/s")}),
+        ("train", {"val_fraction": None, "lr0": None, "export": ("onnx", "pt2"), "classes": ["cat", 1]}),
+        ("val", {"device": "cpu", "classes": ("cat", "dog"), "project": Path("r")}),
+        ("export", {"data": Path("x.yaml"), "imgsz": (640, 480), "format": ("onnx",)}),
+        ("check", {"split": ("train",), "out": Path("o"), "weights": Path("a.pt")}),
+    ],
+)
+def test_the_types_for_editors_take_what_the_functions_take(command, keywords):
+    """Numbers of classes and devices, paths and tuples were errors in editors."""
+    hints = typing.get_type_hints(getattr(lockstep.settings, f"{command.title()}Settings"))
+    assert [name for name, value in keywords.items() if not fits(value, hints[name])] == []
+    parsed_keywords(command, keywords)
 
 
 HABITS = {  # what scripts for Ultralytics write although it is the default there, and what it is here

@@ -82,7 +82,8 @@ def setting(
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         scope, on_resume: see `Scope` and `OnResume`.
-        is_path: the value may be the path of a file.
+        is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
+            continues; it is stored as an absolute path, and the file may move.
         positional: the name in --help of an argument without a flag; "": the setting is a flag.
     """
     is_required = default is factory is MISSING
