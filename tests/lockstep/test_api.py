@@ -520,9 +520,9 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     run = lockstep.Run(tmp_path / "<b>")
     run.folder.mkdir()
     assert run._repr_html_() == f"<p>{tmp_path}/&lt;b&gt;</p>"
-    (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4}')
-    assert run.metrics == pytest.approx({"AP": 0.5, "AP50": np.nan}, nan_ok=True)
-    assert run._repr_html_().endswith("<td>0.500</td></tr><tr><th>AP50</th><td>–</td></tr></table>")
+    (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4, "seconds": 2.5}')
+    assert run.metrics == pytest.approx({"AP50": np.nan, "AP": 0.5}, nan_ok=True)
+    assert run._repr_html_().endswith("<th>AP50</th><td>–</td></tr><tr><th>AP</th><td>0.500</td></tr></table>")
     (run.folder / "results.csv").write_text("epoch,time,train/box,metrics/AP\n1,5,2.5,0.1\n2,9,2.0,0.2\n")
     (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
     height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape
