@@ -279,6 +279,7 @@ def test_only_exact_names_are_keywords(name):
         ("train", {"cache": "--"}, "cache: must be one of none, ram, disk, device, got '--'"),
         ("train", {"batch": "many"}, "batch: must be a whole number, got 'many'"),
         ("train", {"lr": "many"}, "lr: must be a number or null, got 'many'"),
+        ("val", {"devices": 2}, "devices=2: a parameter of lockstep.train; lockstep.val takes spawn=N, ..."),
         ("train", {"noval": 1}, "noval=1: must be true or false"),
         ("train", {"epochs": 3.0}, "epochs: must be a whole number, got 3.0"),
         ("train", {"nbs": 3.5}, "nbs: must be a whole number, got 3.5"),
