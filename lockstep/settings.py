@@ -139,7 +139,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     epochs: int | None
     """number of epochs"""
     time: float | None
-    """train for as many epochs as fit into this many hours; 0: for `epochs`"""
+    """train for as many epochs as fit into this many hours; 0: no limit, train for `epochs`"""
     batch_size: int | None
     """images per global batch; -1: as many as fit"""
     imgsz: int | None
@@ -159,7 +159,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     multi_scale: float | bool | None
     """vary the image size between steps by up to +- this fraction of `imgsz`"""
     quad: bool | None
-    """collate some groups of four images into one of twice the size"""
+    """merge some groups of four images into one image of twice the side"""
     optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"] | None
     """optimizer"""
     cos_lr: bool | None
