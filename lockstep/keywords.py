@@ -41,6 +41,7 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     CheckConfig: ("data", "json"),
 }
 
+_FLAG = r"--[a-z][a-z0-9-]*"
 _YAML_END = "...\n"  # after a document that is a number
 
 
@@ -51,8 +52,19 @@ def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
 
 def keyword_help(field: dataclasses.Field) -> str:
     """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
-    text = re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: f"`{flag[1].replace('-', '_')}`", field.metadata["help"])
+    text = re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]), field.metadata["help"])
     return re.sub(r"\bnull\b", "None", text)
+
+
+def _reason_for_keyword(command: str, reason: str) -> str:
+    """Returns a reason of the table with the flags of ``command`` named as keywords. Other flags stay as they are: the
+    reason may name another command (``detect.py --track``)."""
+    known = actions_of(command)
+    return re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]) if flag[0] in known else flag[0], reason)
+
+
+def _keyword_of_flag(flag: str) -> str:
+    return f"`{flag.removeprefix('--').replace('-', '_')}`"
 
 
 def parse_keywords(
@@ -152,7 +164,8 @@ def _translate_keyword(command: str, name: str, field: dataclasses.Field | None,
         return {}
     # A value without another name keeps its type.
     return {
-        setting: value if text == str(value) else text for setting, text in _accepted(name, value, translation).items()
+        setting: value if text == str(value) else text
+        for setting, text in _accepted(command, name, value, translation).items()
     }
 
 
@@ -163,14 +176,14 @@ def _translate_setting(command: str, name: str, field: dataclasses.Field, value:
         return {field.name: _one_value(name, value)}
     if not isinstance(value, list):
         translation = _translate_value(command, name, value)
-        return {field.name: value} if translation is None else _accepted(name, value, translation)
+        return {field.name: value} if translation is None else _accepted(command, name, value, translation)
     elements: list[Any] = []
     for element in value:
         translation = _translate_value(command, name, element) if isinstance(element, str) else None
         if translation is None:
             elements.append(element)
         else:
-            elements += _accepted(name, element, translation).get(field.name, [])
+            elements += _accepted(command, name, element, translation).get(field.name, [])
     return {field.name: elements}
 
 
@@ -179,12 +192,13 @@ def _translate_value(command: str, name: str, value: Any) -> Translation | None:
     return translate_value(command, name, str(value)) if isinstance(value, str | int | float) else None
 
 
-def _accepted(name: str, value: Any, translation: Translation) -> dict[str, Any]:
+def _accepted(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
     """Returns the settings of a translation, and prints why it sets nothing. Raises UserError if it is a refusal."""
     if translation.refusal:
-        raise UserError(f"{name}={value!r}: {translation.refusal}")
+        raise UserError(f"{name}={value!r}: {_reason_for_keyword(command, translation.refusal)}")
     if translation.without_effect:
-        print(f"{name}={value!r}: without effect ({translation.without_effect})", flush=True)
+        reason = _reason_for_keyword(command, translation.without_effect)
+        print(f"{name}={value!r}: without effect ({reason})", flush=True)
     return dict(translation.settings)
 
 

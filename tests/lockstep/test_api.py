@@ -264,7 +264,7 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ({"epochs": 0}, "epochs: must be at least 1, got 0"),
         ({"epocs": 1}, "epocs=1: unknown (did you mean 'epochs'?)"),
         ({"lr0": "x"}, "lr0: must be a number or null, got 'x'"),
-        ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
+        ({"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device supports it"),
         (
             {"resume": True},
             'resume=True: call lockstep.resume(RUN); resume="auto" of lockstep.train starts or continues the run of a '

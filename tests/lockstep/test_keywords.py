@@ -215,6 +215,7 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     [
         ("export", {"fraction": 1.0, "keras": False, "optimize": False}, ""),
         ("export", {"device": "cpu"}, "device='cpu': without effect (models are exported on the CPU)\n"),
+        ("train", {"plots": True}, "plots=True: without effect (plots are drawn unless `noplots` is given)\n"),
         ("train", {"rle": 1.0}, "rle=1.0: without effect (belongs to another task or command)\n"),
         ("train", {"bgr": 0.0}, ""),
     ],
@@ -289,6 +290,8 @@ def test_only_exact_names_are_keywords(name):
         ("train", {"classes": [True]}, "classes (0): must be text, got True"),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
+        ("train", {"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device ..."),
+        ("val", {"visualize": True}, "visualize=True: feature maps are not drawn; ..."),
         ("val", {"task": "speed"}, "task='speed': every validation prints the milliseconds an image takes"),
         (
             "train",
