@@ -468,6 +468,23 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
     assert content == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
 
 
+@pytest.mark.parametrize(
+    ("data", "settings", "left"),
+    [
+        ({}, {}, []),  # refused by the command
+        ({"train": "images", "names": ["cat"]}, {"epocs": 3}, []),  # refused before it starts
+        ({"train": "images", "names": ["cat"]}, {}, ["runs"]),  # another run may have started with the same data set
+    ],
+)
+def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data, settings, left):
+    """One file and the folders of runs were left for each attempt."""
+    monkeypatch.chdir(tmp_path)
+    command("report_error(ValueError('refused')); sys.exit(2)")
+    with pytest.raises(lockstep.Error):
+        lockstep.train(data, **settings)
+    assert [path.name for path in tmp_path.iterdir()] == left
+
+
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
     """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
