@@ -7,11 +7,12 @@ the command once: a training run saves, and the function returns.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Unpack
 
@@ -88,13 +89,16 @@ def train(
         UserError (`lockstep.Error`): for mistakes in the arguments, or with the line that the command prints.
         KeyboardInterrupt: if interrupted before there was anything to save.
     """
-    own_settings = {"data": _data_file(data, settings.get("project"), TrainConfig.project)}
+    file = _data_file(data, settings.get("project"), TrainConfig.project)
+    own_settings: dict[str, Any] = {"data": file.path}
     if callbacks is not None:
         own_settings["callbacks"] = _callbacks_name(callbacks)
     if plain_value("resume", resume) == AUTO:
         own_settings["resume"] = AUTO
-        return _train(own_settings, devices, settings)
-    return _train(own_settings, devices, {**settings, "resume": resume})  # refused with the right call, unless unset
+        return _train(own_settings, devices, settings, file)
+    return _train(
+        own_settings, devices, {**settings, "resume": resume}, file
+    )  # refused with the right call, unless unset
 
 
 @_lists_settings(TrainConfig, Hyperparameters)
@@ -116,7 +120,9 @@ def resume(run: Run | str | os.PathLike[str] = "", *, devices: int = 1, **settin
     return _train({"resume": folder}, devices, settings)
 
 
-def _train(own_settings: dict[str, Any], devices: int, settings: Mapping[str, Any]) -> Run:
+def _train(
+    own_settings: dict[str, Any], devices: int, settings: Mapping[str, Any], data: _DataFile | None = None
+) -> Run:
     """Runs train.py with the arguments of a function (`parse_keywords`)."""
     num_processes = checked_value("devices", devices, _NumProcesses)
     spawn = settings.get("spawn")
@@ -124,15 +130,22 @@ def _train(own_settings: dict[str, Any], devices: int, settings: Mapping[str, An
         raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
     if num_processes > 1:
         own_settings = {**own_settings, "spawn": num_processes}
-    return Run(_call("train", own_settings, settings, required_key="folder")["folder"])
+    return Run(_call("train", own_settings, settings, data, required_key="folder")["folder"])
 
 
 def _call(
-    command: str, own_settings: Mapping[str, Any], settings: Mapping[str, Any], *, required_key: str
+    command: str,
+    own_settings: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    data: _DataFile | None = None,
+    *,
+    required_key: str,
 ) -> Mapping[str, Any]:
-    """Calls a command with the arguments of a function (`parse_keywords`), and returns its result."""
+    """Calls a command with the arguments of a function (`parse_keywords`), and returns its result. ``data``: the data
+    set that ``own_settings`` name."""
     parsed = parse_keywords(command, own_settings, settings)
-    with settings_file(parsed.config, parsed.explicit_flags) as word:
+    written = contextlib.nullcontext() if data is None else data.written()
+    with written, settings_file(parsed.config, parsed.explicit_flags) as word:
         return call_command(command, [word], required_key=required_key)
 
 
@@ -147,9 +160,11 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     own_settings = {"weights": checked_value("weights", weights, str)}
+    file = None
     if data is not None:
-        own_settings["data"] = _data_file(data, settings.get("project"), ValConfig.project)
-    return Run(_call("val", own_settings, settings, required_key="folder")["folder"])
+        file = _data_file(data, settings.get("project"), ValConfig.project)
+        own_settings["data"] = file.path
+    return Run(_call("val", own_settings, settings, file, required_key="folder")["folder"])
 
 
 @_lists_settings(ExportConfig)
@@ -175,14 +190,68 @@ def check(data: Data, **settings: Unpack[CheckSettings]) -> dict[str, Any]:
     """
     # Unlike a run, a check never writes to the working folder if that is the data set.
     file = _data_file(data, "", cache_folder() / "check", remedy="set XDG_CACHE_HOME to another folder")
-    return dict(_call("check", {"data": file}, settings, required_key="issues"))
+    return dict(_call("check", {"data": file.path}, settings, file, required_key="issues"))
 
 
-def _data_file(data: Data, project: Any, default_project: str | Path, *, remedy: str = "choose another project") -> str:
-    """Returns the file of a data set. If ``data`` is the content, writes it to a file in ``project`` (None or empty:
-    ``default_project``). Raises UserError, with ``remedy``, if the file cannot be written."""
+@dataclasses.dataclass(frozen=True)
+class _DataFile:
+    """The file of a data set.
+
+    Args:
+        path: as --data takes it.
+        content: what `written` writes to it; None: it is the user's own file.
+        remedy: what to do if the file cannot be written.
+    """
+
+    path: str
+    content: str | None = None
+    remedy: str = ""
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Writes the file. If a UserError leaves the block, removes what this call has made, unless the content
+        describes a data set: another run may use the same file. Raises UserError if the file cannot be written."""
+        if self.content is None:
+            yield
+            return
+        file = Path(self.path)
+        made = [path for path in (file, *file.parents) if not path.exists()]
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(file) as stream:  # runs that start at the same time write the same file
+                stream.write(self.content.encode())
+        except OSError as error:
+            reason = os_reason(error)
+            raise UserError(f"{file}: the content of data cannot be written ({reason}); {self.remedy}") from None
+        try:
+            yield
+        except UserError:
+            if file in made and not _is_data_set(file):
+                file.unlink(missing_ok=True)
+                for folder in made[1:]:
+                    with contextlib.suppress(OSError):  # something else is in it
+                        folder.rmdir()
+            raise
+
+
+def _is_data_set(yaml: Path) -> bool:
+    """Returns whether a YAML describes a data set."""
+    from data.source.dataset_yaml import load_dataset_spec  # loads NumPy
+
+    try:
+        load_dataset_spec(yaml)
+    except UserError:
+        return False
+    return True
+
+
+def _data_file(
+    data: Data, project: Any, default_project: str | Path, *, remedy: str = "choose another project"
+) -> _DataFile:
+    """Returns the file of a data set: in ``project`` (None or empty: ``default_project``) if ``data`` is its
+    content."""
     if not isinstance(data, Mapping):
-        return checked_value("data", data, str)
+        return _DataFile(checked_value("data", data, str))
     import yaml
 
     content = plain_value("data", data)
@@ -191,13 +260,7 @@ def _data_file(data: Data, project: Any, default_project: str | Path, *, remedy:
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     folder = Path(checked_value("project", project, str | None) or default_project)
     file = folder / f"data-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.yaml"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(file) as stream:  # runs that start at the same time write the same file
-            stream.write(text.encode())
-    except OSError as error:
-        raise UserError(f"{file}: the content of data cannot be written ({os_reason(error)}); {remedy}") from None
-    return str(file)
+    return _DataFile(str(file), text, remedy)
 
 
 def _callbacks_name(callbacks: str | Callable) -> str:

@@ -1,8 +1,9 @@
 """Keyword arguments of the Python API as checked settings of the commands.
 
-``device=0``, ``epochs="3"`` and ``classes="cat"`` mean the same as on a command line. Values that a setting does not
-take, such as ``cache=True`` and ``optimizer="sgd"``, mean the same as in Ultralytics (utils/config/other_programs).
-Settings reach the command as values, because no flag sets, for example, an empty list (utils/config/settings_file.py).
+A keyword is first translated: names of Ultralytics, and values that a setting has only there, such as ``cache=True``
+and ``optimizer="sgd"`` (utils/config/other_programs). Then its value is checked; ``device=0``, ``epochs="3"`` and
+``classes="cat"`` mean the same as on a command line. Settings reach the command as values, because no flag sets, for
+example, an empty list (utils/config/settings_file.py).
 """
 
 from __future__ import annotations
@@ -18,22 +19,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_name, int_or_text
-from utils.config.other_programs.arguments import settings_of_argument
-from utils.config.other_programs.table import (
-    actions_of,
-    hyperparameters_of,
-    normalized,
-    python_hint,
-    reason_without_effect,
-)
+from utils.config.flags import flag_name
+from utils.config.other_programs.arguments import Translation, translate_argument, translate_value
+from utils.config.other_programs.table import actions_of, hyperparameters_of, owner_of, python_hint
 from utils.config.parser import ParsedCommand, given_settings
-from utils.config.plain_values import number_as_bool, plain_value
+from utils.config.plain_values import checked_setting, plain_value
 from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig
-from utils.config.yaml_files import parse_yaml_value
 from utils.errors import Mistakes, UserError, all_mistakes
-from utils.schema import bounds_of, check, hints_of, parse_hint, suggestion, type_of
+from utils.schema import hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,8 +41,8 @@ NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
     CheckConfig: ("data", "json"),
 }
 
+_FLAG = r"--[a-z][a-z0-9-]*"
 _YAML_END = "...\n"  # after a document that is a number
-_LISTS_IN_ULTRALYTICS = ("device", "imgsz")  # settings with one value here
 
 
 def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
@@ -58,8 +52,19 @@ def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
 
 def keyword_help(field: dataclasses.Field) -> str:
     """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
-    text = re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: f"`{flag[1].replace('-', '_')}`", field.metadata["help"])
+    text = re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]), field.metadata["help"])
     return re.sub(r"\bnull\b", "None", text)
+
+
+def _reason_for_keyword(command: str, reason: str) -> str:
+    """Returns a reason of the table with the flags of ``command`` named as keywords. Other flags stay as they are: the
+    reason may name another command (``detect.py --track``)."""
+    known = actions_of(command)
+    return re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]) if flag[0] in known else flag[0], reason)
+
+
+def _keyword_of_flag(flag: str) -> str:
+    return f"`{flag.removeprefix('--').replace('-', '_')}`"
 
 
 def parse_keywords(
@@ -123,14 +128,13 @@ def _settings_of_keyword(command: str, name: str, value: Any) -> dict[str, Any]:
     if hint and value is not None:
         raise UserError(f"{name}={value!r}: {hint}")
     plain = plain_value(name, value)
-    if name in hyperparameters_of(command):
-        is_unset = plain is None and not parse_hint(hints_of(Hyperparameters)[name]).is_optional
-        return {} if is_unset else {name: _checked(command, name, name, plain)}
-    if field is not None:
-        return {} if plain is None else _setting(command, name, field, plain)
-    if flag_name(name) in actions_of(command):  # no_check, as in --no-check: check=False
-        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
-    return _ultralytics_settings(command, name, plain)
+    checked = {
+        setting: checked_setting(owner_of(command, setting), setting, setting_value, name)
+        for setting, setting_value in _translate_keyword(command, name, field, plain).items()
+    }
+    if isinstance(plain, list) and len(checked.get("freeze", ())) == 1:
+        checked["freeze"] = _only_layer(checked["freeze"])
+    return checked
 
 
 @functools.cache
@@ -143,71 +147,74 @@ def _fields_by_keyword(cls: type[DataclassInstance]) -> dict[str, dataclasses.Fi
     return fields
 
 
-def _setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
-    """Returns the value of the setting ``field``. A value that the setting does not take may be one of Ultralytics, or
-    one that the table refuses with a reason."""
-    kind = type_of(field, COMMANDS[command].settings)
-    is_list = isinstance(value, list)
-    if is_list and typing.get_origin(kind) is not list:
-        return _list_as_one_value(command, name, value)
-    try:
-        checked = _checked(command, name, field.name, value)
-    except UserError:
-        if not _may_be_of_ultralytics(value, kind):
-            raise
-        if not is_list:
-            return _ultralytics_settings(command, name, value)
-        translated = [_ultralytics_settings(command, name, element) for element in value]
-        return {field.name: [element for settings in translated for element in settings.get(field.name, [])]}
-    if field.name == "freeze" and is_list and len(checked) == 1:
-        checked = _only_layer(checked)
-    return {field.name: checked}
+def _translate_keyword(command: str, name: str, field: dataclasses.Field | None, value: Any) -> dict[str, Any]:
+    """Returns the settings and hyper-parameters that a keyword sets, by their names here. ``field``: our setting of
+    this name, or None."""
+    if field is not None:
+        return {} if value is None else _translate_setting(command, name, field, value)
+    if name in hyperparameters_of(command):
+        is_unset = value is None and not parse_hint(hints_of(Hyperparameters)[name]).is_optional
+        return {} if is_unset else {name: value}
+    if flag_name(name) in actions_of(command):  # no_check, as in --no-check: check=False
+        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
+    translation = translate_argument(command, name, str(value))
+    if translation is None:
+        raise UserError(f"{name}={value!r}: {_unknown(command, name)}")
+    if value is None:
+        return {}
+    # A value without another name keeps its type.
+    return {
+        setting: value if text == str(value) else text
+        for setting, text in _accepted(command, name, value, translation).items()
+    }
 
 
-def _checked(command: str, keyword: str, setting: str, value: Any) -> Any:
-    """Returns the value of a setting or hyper-parameter, converted to its type. Raises UserError that begins with
-    ``keyword``."""
-    is_hyperparameter = setting in hyperparameters_of(command)
-    owner = Hyperparameters if is_hyperparameter else COMMANDS[command].settings
-    field = _fields_by_keyword(owner)[setting]
-    if not is_hyperparameter:
-        converted = _converted(value, type_of(field, owner))
-    else:
-        converted = parse_yaml_value(value, keyword) if isinstance(value, str) else value
-    return check(converted, hints_of(owner)[setting], keyword, bounds_of(field))
+def _translate_setting(command: str, name: str, field: dataclasses.Field, value: Any) -> dict[str, Any]:
+    """Returns our setting ``field`` with its value here: Ultralytics writes some values as others, or as lists."""
+    takes_list = typing.get_origin(type_of(field, COMMANDS[command].settings)) is list
+    if isinstance(value, list) and not takes_list:
+        return {field.name: _one_value(name, value)}
+    if not isinstance(value, list):
+        translation = _translate_value(command, name, value)
+        return {field.name: value} if translation is None else _accepted(command, name, value, translation)
+    elements: list[Any] = []
+    for element in value:
+        translation = _translate_value(command, name, element) if isinstance(element, str) else None
+        if translation is None:
+            elements.append(element)
+        else:
+            elements += _accepted(command, name, element, translation).get(field.name, [])
+    return {field.name: elements}
 
 
-def _converted(value: Any, kind: Any) -> Any:
-    """Converts a plain value to the type of a setting as a command line does: numbers to text and text to numbers, one
-    value to a list, and 0 and 1 to false and true. Returns others unchanged, for `check` to refuse."""
-    if typing.get_origin(kind) is list:
-        (element_type,) = typing.get_args(kind)
-        elements = value if isinstance(value, list) else [value]
-        return [_converted(element, element_type) for element in elements]
-    if kind is bool:
-        return number_as_bool(value)
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if kind is int and isinstance(value, str):
-        return int_or_text(value)
-    return value
+def _translate_value(command: str, name: str, value: Any) -> Translation | None:
+    """Returns what text, a number, true or false means if our setting has it only under another name, else None."""
+    return translate_value(command, name, str(value)) if isinstance(value, str | int | float) else None
 
 
-def _may_be_of_ultralytics(value: Any, kind: Any) -> bool:
-    """Returns whether the table may be asked for a value that a setting of type ``kind`` does not take."""
-    if kind is bool:  # the table drops a false that is the default, but it may be another value in a resumed run
-        return False
-    if isinstance(value, list):
-        return all(isinstance(element, str) and _is_given(element) for element in value)
-    is_list_as_text = isinstance(value, str) and value.startswith(("[", "("))
-    if is_list_as_text and typing.get_origin(kind) is not list:  # a list says what it becomes (`_list_as_one_value`)
-        return False
-    return isinstance(value, str | int | float) and _is_given(value)
+def _accepted(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
+    """Returns the settings of a translation, and prints why it sets nothing. Raises UserError if it is a refusal."""
+    if translation.refusal:
+        raise UserError(f"{name}={value!r}: {_reason_for_keyword(command, translation.refusal)}")
+    if translation.without_effect:
+        reason = _reason_for_keyword(command, translation.without_effect)
+        print(f"{name}={value!r}: without effect ({reason})", flush=True)
+    return dict(translation.settings)
 
 
-def _is_given(value: str | float) -> bool:
-    """Returns whether the table does not take ``value`` for none, which means not given there."""
-    return normalized(str(value)) != "none"
+def _one_value(name: str, values: list[Any]) -> Any:
+    """Returns our value for a list that Ultralytics writes for what is one value here: ``device=[0, 1]``. Raises
+    UserError for other names and for an empty list."""
+    while len(values) == 1 and isinstance(values[0], list):  # an array of one row
+        (values,) = values
+    if name == "device" and values:
+        return ",".join(map(str, values))
+    if name != "imgsz" or not values:
+        raise UserError(f"{name}={values!r}: must be one value, not a list")
+    larger = max(values, key=lambda size: (len(str(size)), str(size)))
+    if any(size != values[0] for size in values):
+        print(f"{name}={values!r}: used as {name}={larger}, the larger one", flush=True)
+    return larger
 
 
 def _only_layer(layers: list[int]) -> list[int]:
@@ -221,33 +228,6 @@ def _only_layer(layers: list[int]) -> list[int]:
             flush=True,
         )
     return layers * 2
-
-
-def _list_as_one_value(command: str, name: str, values: list[Any]) -> dict[str, Any]:
-    """Returns the setting for a list that Ultralytics writes for what is one value here: ``device=[0, 1]``. Raises
-    UserError for other names and for an empty list."""
-    if name not in _LISTS_IN_ULTRALYTICS or not values:
-        raise UserError(f"{name}={values!r}: must be one value, not a list")
-    settings = _ultralytics_settings(command, name, values)
-    if name == "imgsz" and any(size != values[0] for size in values):
-        print(f"{name}={values!r}: used as {name}={settings[name]}, the larger one", flush=True)
-    return settings
-
-
-def _ultralytics_settings(command: str, name: str, value: Any) -> dict[str, Any]:
-    """Returns our settings and hyper-parameters for a keyword with the name or the kind of value that Ultralytics uses;
-    none if it is None."""
-    try:
-        settings = settings_of_argument(command, name, str(value))
-    except UserError as error:
-        reason = str(error)
-        if reason and value is None:
-            return {}
-        raise UserError(f"{name}={value!r}: {reason or _unknown(command, name)}") from None
-    reason_for_none = reason_without_effect(command, name)
-    if not settings and reason_for_none and value is not None:
-        print(f"{name}={value!r}: without effect ({reason_for_none})", flush=True)
-    return {setting: _checked(command, name, setting, text) for setting, text in settings.items()}
 
 
 def _unknown(command: str, name: str) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from engine.inference.predictor import Predictor
 
-_METRIC_NAMES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # by name in results.json
+# Numbers of results.json that `Run.metrics` has in addition to the metrics.
+_OTHER_SCORES = ("best_confidence", "ap_small", "ap_medium", "ap_large")
 _SHOWN_COLUMNS = ("epoch", "train/", "val/", "metrics/AP")  # prefixes of the results.csv columns shown in notebooks
 _CHARTS_PER_ROW = 4
 
@@ -65,16 +66,18 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The scores ("AP", "AP50", "precision", ...) of a validation, or of best.pt during its training; nan if a
-        score is undefined, for example without objects. Raises UserError if there are no scores."""
+        """The scores of a validation, or of best.pt during its training, by the names of results.csv without
+        "metrics/": "AP", "AP50", "precision", "f1", ... A validation also has the AP by size ("ap_small", ...) and
+        "best_confidence", the confidence of precision, recall and f1. nan if a score is undefined, for example without
+        objects. Raises UserError if there are no scores."""
         results = self.folder / "results.json"
         if results.is_file():
+            from engine.evaluation.metrics import METRICS
+
             content = json.loads(results.read_text(encoding="utf-8"))
-            scores: dict[str, float] = {}
-            for name, value in content.items():
-                if value is None or isinstance(value, float):  # neither a count nor a table
-                    scores[_METRIC_NAMES.get(name, name)] = math.nan if value is None else value
-            return scores
+            keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
+            scores = {name: content[key] for name, key in keys.items() if key in content}
+            return {name: math.nan if score is None else score for name, score in scores.items()}
         from utils.files.checkpoint_file import read_part
 
         stored = read_part(self.best, "metrics") or {}

@@ -5,6 +5,7 @@ This module is generated from the dataclasses of settings in utils/config by tes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 
@@ -12,304 +13,306 @@ from typing import Literal, TypedDict
 class Hyperparameters(TypedDict, total=False):
     lr0: float | None
     """initial learning rate; None: the default of the optimizer"""
-    lr_factor: float
+    lr_factor: float | None
     """factor on the learning rate, however it was chosen"""
     lr_mult: float | None
     """learning rate factor of loaded parameters; None: by how well `weights` detect the objects"""
-    lrf: float
+    lrf: float | None
     """final learning rate as a fraction of lr0"""
-    momentum: float
+    momentum: float | None
     """momentum of SGD and Muon, beta1 of Adam"""
-    weight_decay: float
+    weight_decay: float | None
     """weight decay; biases and norms are not decayed"""
-    warmup_epochs: float
+    warmup_epochs: float | None
     """length of the warm-up in epochs, at most a quarter of the run; may be fractional"""
-    warmup_momentum: float
+    warmup_momentum: float | None
     """momentum at step 0"""
-    warmup_bias_lr: float
+    warmup_bias_lr: float | None
     """learning rate of biases at step 0, whatever lr0 and lr_factor are; lr_mult applies to loaded ones"""
-    bn_momentum: float
+    bn_momentum: float | None
     """weight of a batch in the running statistics of batch norm; more for short runs"""
-    clip_norm: float
+    clip_norm: float | None
     """maximum norm of the gradients; 0: no clipping"""
-    ema_decay: float
+    ema_decay: float | None
     """final decay of the weight EMA"""
-    ema_tau: float
+    ema_tau: float | None
     """EMA ramp in steps: decay * (1 - exp(-step / tau))"""
-    box: float
+    box: float | None
     """box loss gain"""
-    cls: float
+    cls: float | None
     """class loss gain"""
-    dfl: float
+    dfl: float | None
     """distance loss gain (anchor-free heads): DFL, or L1 if reg_max is 1"""
-    obj: float
+    obj: float | None
     """objectness loss gain (anchor heads, YOLOX)"""
-    distill: float
+    distill: float | None
     """gain of the loss that compares with a teacher (`teacher`, `keep_old`)"""
-    one2one: float
+    one2one: float | None
     """gain of the one-to-one loss (models with end2end)"""
-    anchor_t: float
+    anchor_t: float | None
     """maximum width or height ratio between an anchor and its target"""
-    tal_topk: int
+    tal_topk: int | None
     """candidates per target in task-aligned assignment"""
-    hsv_h: float
+    hsv_h: float | None
     """hue jitter, +- fraction of the color circle"""
-    hsv_s: float
+    hsv_s: float | None
     """saturation jitter, +- fraction"""
-    hsv_v: float
+    hsv_v: float | None
     """value jitter, +- fraction"""
-    degrees: float
+    degrees: float | None
     """rotation, +- degrees"""
-    translate: float
+    translate: float | None
     """translation, +- fraction of the canvas"""
-    scale: float
+    scale: float | None
     """scale jitter, +- fraction"""
-    shear: float
+    shear: float | None
     """shear, +- degrees"""
-    perspective: float
+    perspective: float | None
     """perspective coefficients, +-"""
-    flipud: float
+    flipud: float | None
     """probability of a vertical flip"""
-    fliplr: float
+    fliplr: float | None
     """probability of a horizontal flip"""
-    mosaic: float
+    mosaic: float | None
     """probability of a four-image mosaic"""
-    mosaic_block: int
+    mosaic_block: int | None
     """draw mosaic and mixup partners from blocks of n samples, each decoded once; 0: from all images"""
-    mixup: float
+    mixup: float | None
     """probability of blending two samples"""
     close_mosaic: int | None
     """disable mosaic and mixup in the last n epochs; None: 10, at most half of the run"""
     close_scale: int | None
     """shrink the scale jitter linearly over the last n epochs; None: 10, at most half of the run"""
-    tile_visibility: float
+    tile_visibility: float | None
     """with tile in the data set's YAML: ignore objects if a tile shows a smaller fraction"""
-    tile_backgrounds: float
+    tile_backgrounds: float | None
     """maximum number of tiles without objects per epoch, as a multiple of those with objects"""
-    albumentations: list[dict]
+    albumentations: list[dict] | None
     """pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"""
 
 
 class RunSettings(TypedDict, total=False):
-    name: str
+    name: str | None
     """name of this run"""
-    exist_ok: bool
+    exist_ok: bool | None
     """write into an existing run folder; detect and val remove what they wrote there before"""
-    offline: bool
+    offline: bool | None
     """never download weights"""
 
 
 class DataSettings(RunSettings, total=False):
-    classes: list[str] | str
+    classes: str | int | Sequence[str | int] | None
     """use only these classes of the data set, by number or name; default: all, or the checkpoint's"""
-    single_cls: bool
+    single_cls: bool | None
     """treat all classes as one"""
-    max_bad: float
+    max_bad: float | None
     """stop if more than this fraction of the images or labels cannot be used"""
-    cache_dir: str
+    cache_dir: str | PathLike[str] | None
     """folder of index and disk caches; empty: ~/.cache/lockstep"""
-    device: str
+    device: str | int | Sequence[int] | None
     """cpu, mps, 0 or 0,1; empty: the best available device"""
-    workers: int
+    workers: int | None
     """loader workers per rank; -1: its share of the cores, at most 8, or 16 with GPUs"""
-    noplots: bool
+    noplots: bool | None
     """do not write plots"""
-    stage: str
+    stage: str | PathLike[str] | None
     """copy the data to this folder on each node's local disk first; may contain {node_rank}"""
-    spawn: int
+    spawn: int | None
     """start this many processes on this machine without torchrun"""
 
 
 class TrainSettings(DataSettings, Hyperparameters, total=False):
-    fraction: float
+    fraction: float | None
     """train on a random fraction of the training images, drawn with `seed`"""
-    val_fraction: float
+    val_fraction: float | None
     """without 'val': hold out this fraction of the training images; 0: none"""
-    model: str | PathLike[str]
+    model: str | PathLike[str] | None
     """model name or YAML; empty: the model of `weights`, or yolov8n"""
-    weights: str | PathLike[str]
+    weights: str | PathLike[str] | None
     """checkpoint to start from, or a public name such as yolov8n; empty: from scratch"""
-    teacher: str | PathLike[str]
+    teacher: str | PathLike[str] | None
     """trained, usually larger model whose outputs are additional targets"""
-    keep_old: bool
+    keep_old: bool | None
     """learn new classes without losing those of `weights`, which the data set does not label"""
-    hyp: str
+    hyp: str | PathLike[str] | None
     """scratch, finetune, keep_old, demo, debug or a YAML; auto: by `keep_old` and `weights`, else scratch"""
-    epochs: int
+    epochs: int | None
     """number of epochs"""
-    time: float
-    """train for as many epochs as fit into this many hours; 0: for `epochs`"""
-    batch_size: int
+    time: float | None
+    """train for as many epochs as fit into this many hours; 0: no limit, train for `epochs`"""
+    batch_size: int | None
     """images per global batch; -1: as many as fit"""
-    imgsz: int
+    imgsz: int | None
     """size of square training images, pixels"""
-    rect: bool
+    rect: bool | None
     """shuffled rectangular batches of images with similar aspect ratios"""
-    cache: Literal["none", "ram", "disk", "device"]
+    cache: Literal["none", "ram", "disk", "device"] | bool | None
     """keep decoded images, one copy per node; device: in GPU memory"""
-    render_on: Literal["host", "device"]
+    render_on: Literal["host", "device"] | None
     """where training images are augmented"""
-    image_weights: bool
+    image_weights: bool | None
     """sample images of classes with low AP more often"""
-    repeat_factor: float
+    repeat_factor: float | None
     """repeat images of classes that occur in less than this fraction of the images; 0: off"""
-    cls_pw: float
+    cls_pw: float | None
     """weight classes in the loss by 1 / frequency to this power; 1: fully, 0: all equal"""
-    multi_scale: float
+    multi_scale: float | bool | None
     """vary the image size between steps by up to +- this fraction of `imgsz`"""
-    quad: bool
-    """collate some groups of four images into one of twice the size"""
-    optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"]
+    quad: bool | None
+    """merge some groups of four images into one image of twice the side"""
+    optimizer: Literal["auto", "SGD", "Adam", "AdamW", "Muon"] | None
     """optimizer"""
-    cos_lr: bool
+    cos_lr: bool | None
     """decay the learning rate by a cosine instead of linearly"""
-    nominal_batch: int
+    nominal_batch: int | None
     """images over which a step accumulates gradients; 0: one batch"""
-    amp: Literal["auto", "off", "bf16", "fp16"]
+    amp: Literal["auto", "off", "bf16", "fp16"] | None
     """autocast type; auto: bf16 if supported"""
-    compile: bool
+    compile: bool | None
     """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
-    sync_bn: int
+    sync_bn: int | bool | None
     """synchronize batch norm over all processes or groups of n; 0: off"""
-    zero: bool
+    zero: bool | None
     """shard the optimizer state over the processes (ZeRO stage 1)"""
-    virtual_ranks: int
+    virtual_ranks: int | None
     """cut each batch into n shards; bitwise equal on 1, 2, 4, ... n processes; 0: one per process"""
-    pipeline: int
+    pipeline: int | None
     """2: split the model's layers between two processes, for images too large for one device"""
-    threads: int
+    threads: int | None
     """CPU threads per process; 0: torch's default, 1 with virtual ranks on CPUs"""
-    skip_zero_grads: bool
+    skip_zero_grads: bool | None
     """skip weight updates where the gradient is exactly zero"""
-    freeze: list[int] | int
+    freeze: int | Sequence[int] | None
     """layers to freeze: one number n freezes 0..n-1, several (or a Python list) name layers"""
-    label_smoothing: float
+    label_smoothing: float | None
     """label smoothing of the classes"""
-    fitness: str
+    fitness: str | None
     """metric for best.pt and `patience`: AP, AP50, AP75, F1, precision or recall; of one class: AP:NAME"""
-    patience: int
+    patience: int | None
     """stop after this many epochs without a better `fitness`; 0: never"""
-    save_period: int
+    save_period: int | None
     """keep an additional checkpoint every n epochs; 0: never"""
-    save_minutes: float
+    save_minutes: float | None
     """also save within an epoch every n minutes; 0: never"""
-    eval_ranks: int
+    eval_ranks: int | None
     """the last n processes only validate, while the others train; 0: all processes do both"""
-    val_every: int
+    val_every: int | None
     """validate every n epochs and at the end; 0: at the end only"""
-    noautoanchor: bool
+    noautoanchor: bool | None
     """never refit anchors"""
     export: (
-        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
-        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
+        Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
+        | Sequence[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
+        | None
     )
     """export best.pt to these formats at the end; tested before the first epoch"""
-    seed: int
+    seed: int | None
     """seed of all random numbers"""
-    deterministic: bool
+    deterministic: bool | None
     """use deterministic kernels"""
-    tracker: list[Literal["mlflow", "wandb"]] | Literal["mlflow", "wandb"]
+    tracker: Literal["mlflow", "wandb"] | Sequence[Literal["mlflow", "wandb"]] | None
     """services that also receive settings, results and reports"""
-    project: str
+    project: str | PathLike[str] | None
     """folder of runs"""
 
 
 class DetectionsSettings(RunSettings, total=False):
-    trust: bool
+    trust: bool | None
     """open OpenVINO, TorchScript, .pt2, ncnn and TFLite files; they can run code"""
-    box_voting: bool
+    box_voting: bool | None
     """let boxes suppressed by NMS refine the kept box and raise its score"""
-    nms: bool
+    nms: bool | None
     """use the one-to-many head of NMS-free models, with NMS"""
-    max_det: int
+    max_det: int | None
     """maximum number of detections per image"""
-    amp: Literal["auto", "off", "bf16", "fp16"]
+    amp: Literal["auto", "off", "bf16", "fp16"] | None
     """autocast type"""
     tile: int | None
     """cut images into overlapping tiles of n x n pixels, unscaled; 0: off; default: as in training"""
     overlap: float | None
     """overlap of neighboring tiles as a fraction of their size; default: 0.2"""
-    tile_full_image: bool
+    tile_full_image: bool | None
     """also use the whole image, scaled to `imgsz`"""
 
 
 class ValSettings(DetectionsSettings, DataSettings, total=False):
-    task: Literal["train", "val", "test"]
+    task: Literal["train", "val", "test"] | None
     """split to evaluate"""
-    batch_size: int
+    batch_size: int | None
     """images per batch and process"""
-    imgsz: int
+    imgsz: int | None
     """longer image side, pixels; 0: the checkpoint's"""
     rect: bool | None
     """rectangles with half a stride of padding, or squares; default: by head (YOLOX: squares)"""
-    conf_thres: float
+    conf_thres: float | None
     """confidence threshold"""
     iou_thres: float | None
     """NMS IoU threshold; default: by head for AP (0.7, 0.65, 0.6 or no NMS), and detect.py's for P, R and F1"""
-    tta: bool
+    tta: bool | None
     """test-time augmentation: add a flipped view and a flipped, enlarged one"""
-    save_json: bool
+    save_json: bool | None
     """write predictions.json in COCO format"""
-    project: str
+    project: str | PathLike[str] | None
     """folder of runs"""
 
 
 class ExportSettings(TypedDict, total=False):
     format: (
-        list[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
-        | Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
+        Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]
+        | Sequence[Literal["onnx", "openvino", "torchscript", "pt2", "ncnn", "litert"]]
+        | None
     )
     """one or more file formats"""
-    imgsz: list[int] | int
+    imgsz: int | Sequence[int] | None
     """image size, or height and width, pixels; default: the checkpoint's"""
-    batch: int
+    batch: int | None
     """batch size of the exported model"""
-    dynamic: bool
+    dynamic: bool | None
     """any batch, and any sides that are multiples of the stride"""
-    half: bool
+    half: bool | None
     """float16 weights and convolutions"""
-    int8: bool
+    int8: bool | None
     """8-bit convolutions, calibrated on training images (onnx, openvino, litert)"""
-    layout: Literal["raw", "end2end"]
+    layout: Literal["raw", "end2end"] | None
     """output: all boxes and scores, or at most 300 detections after NMS"""
-    nms: bool
+    nms: bool | None
     """export the one-to-many head of NMS-free models, which needs NMS"""
     iou_thres: float | None
     """IoU threshold of NMS; default: by head (0.7, 0.6 or 0.65)"""
-    box_voting: bool
+    box_voting: bool | None
     """box voting in the NMS of end2end, as in val.py"""
-    opset: int
+    opset: int | None
     """ONNX opset; torch's exporter writes no valid files below 18"""
-    data: str
+    data: str | PathLike[str] | None
     """data set YAML to check and calibrate with; empty: the checkpoint's"""
-    check: bool
+    check: bool | None
     """compare the exported model with the checkpoint on validation images"""
-    check_images: int
+    check_images: int | None
     """number of validation images to compare on"""
-    calibration_images: int
+    calibration_images: int | None
     """number of training images for `int8`"""
-    cache_dir: str
+    cache_dir: str | PathLike[str] | None
     """folder of index caches; empty: ~/.cache/lockstep"""
-    offline: bool
+    offline: bool | None
     """never download weights"""
 
 
 class CheckSettings(TypedDict, total=False):
-    split: list[str] | str
+    split: str | Sequence[str] | None
     """splits to check; default: all"""
-    imgsz: int
+    imgsz: int | None
     """longer image side in training, pixels; 0: the checkpoint's, or 640"""
-    weights: str | PathLike[str]
+    weights: str | PathLike[str] | None
     """checkpoint trained on this data; adds the label errors it finds"""
-    trust: bool
+    trust: bool | None
     """open OpenVINO, TorchScript, .pt2, ncnn and TFLite files; they can run code"""
-    min_score: float
+    min_score: float | None
     """minimum probability of the label errors that are reported"""
-    device: str
+    device: str | int | Sequence[int] | None
     """cpu, mps or 0, for `weights`; empty: the best available device"""
-    workers: int
+    workers: int | None
     """threads that read images; -1: one per core"""
-    out: str | PathLike[str]
+    out: str | PathLike[str] | None
     """folder for report.html; empty: runs/check/exp, exp2, ..."""
-    noplots: bool
+    noplots: bool | None
     """write no report.html"""

@@ -170,7 +170,7 @@ def test_editors_know_the_keyword_arguments(function):
     annotations = getattr(lockstep.settings, f"{function.title()}Settings").__annotations__
     settings = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     assert set(annotations) == settings - {"devices", "callbacks", "resume"}
-    assert annotations.get("offline", annotations.get("trust")).__forward_arg__ == "bool"
+    assert annotations.get("offline", annotations.get("trust")).__forward_arg__ == "bool | None"
 
 
 def test_the_types_of_keyword_arguments_are_those_of_the_settings():

@@ -21,9 +21,13 @@ This module is generated from the dataclasses of settings in utils/config by tes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from typing import Literal, TypedDict
 '''
+
+# Settings that name files or folders.
+_PATHS = ("weights", "model", "teacher", "data", "hyp", "groups", "project", "cache_dir", "stage", "out")
 
 
 def main() -> None:
@@ -55,16 +59,24 @@ def _type_name(config: type) -> str:
 
 
 def _annotation(field: dataclasses.Field) -> str:
-    """Returns the type of a keyword. If a setting is a list, the keyword may also be a single element."""
-    annotation = str(field.type)
+    """Returns the type of a keyword: what the functions take, which is more than the type of the setting."""
+    annotation = str(field.type).removesuffix(" | None")
     if "dict" in annotation:
-        return annotation
-    if field.metadata["is_path"]:
-        return f"{annotation} | PathLike[str]"
-    element = annotation.removeprefix("list[").removesuffix("]")
+        return f"{annotation} | None"
+    types = [annotation.removeprefix("list[").removesuffix("]")]
     if choices := field.metadata["bounds"].choices:
-        element = f"Literal{list(choices)}"
-    return f"list[{element}] | {element}" if annotation.startswith("list") else element
+        types = [f"Literal{list(choices)}"]
+    if field.name in ("classes", "device"):  # by name or number
+        types.append("int")
+    if field.name in _PATHS:
+        types.append("PathLike[str]")
+    if field.metadata["const"] is not None:  # cache=True, as --cache alone
+        types.append("bool")
+    if annotation.startswith("list"):  # or a single element
+        types.append(f"Sequence[{' | '.join(types)}]")
+    if field.name == "device":  # [0, 1], as in Ultralytics
+        types.append("Sequence[int]")
+    return " | ".join([*types, "None"])
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ def test_bars_are_drawn_for_the_process_that_shows_them(monkeypatch, capsys):
         ({"epochs": 0}, "epochs: must be at least 1, got 0"),
         ({"epocs": 1}, "epocs=1: unknown (did you mean 'epochs'?)"),
         ({"lr0": "x"}, "lr0: must be a number or null, got 'x'"),
-        ({"half": True}, "half=True: use --amp bf16 or --amp fp16; --amp auto uses bf16 if the device supports it"),
+        ({"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device supports it"),
         (
             {"resume": True},
             'resume=True: call lockstep.resume(RUN); resume="auto" of lockstep.train starts or continues the run of a '
@@ -468,6 +468,23 @@ def test_the_content_of_a_data_set_may_have_numbers_of_numpy(command, tmp_path, 
     assert content == {"path": str(tmp_path), "train": ["a", "b"], "names": {0: "cat"}, "nc": 1}
 
 
+@pytest.mark.parametrize(
+    ("data", "settings", "left"),
+    [
+        ({}, {}, []),  # refused by the command
+        ({"train": "images", "names": ["cat"]}, {"epocs": 3}, []),  # refused before it starts
+        ({"train": "images", "names": ["cat"]}, {}, ["runs"]),  # another run may have started with the same data set
+    ],
+)
+def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data, settings, left):
+    """One file and the folders of runs were left for each attempt."""
+    monkeypatch.chdir(tmp_path)
+    command("report_error(ValueError('refused')); sys.exit(2)")
+    with pytest.raises(lockstep.Error):
+        lockstep.train(data, **settings)
+    assert [path.name for path in tmp_path.iterdir()] == left
+
+
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
     """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
@@ -520,9 +537,9 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     run = lockstep.Run(tmp_path / "<b>")
     run.folder.mkdir()
     assert run._repr_html_() == f"<p>{tmp_path}/&lt;b&gt;</p>"
-    (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4}')
-    assert run.metrics == pytest.approx({"AP": 0.5, "AP50": np.nan}, nan_ok=True)
-    assert run._repr_html_().endswith("<td>0.500</td></tr><tr><th>AP50</th><td>–</td></tr></table>")
+    (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4, "seconds": 2.5}')
+    assert run.metrics == pytest.approx({"AP50": np.nan, "AP": 0.5}, nan_ok=True)
+    assert run._repr_html_().endswith("<th>AP50</th><td>–</td></tr><tr><th>AP</th><td>0.500</td></tr></table>")
     (run.folder / "results.csv").write_text("epoch,time,train/box,metrics/AP\n1,5,2.5,0.1\n2,9,2.0,0.2\n")
     (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
     height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape

@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import types
+import typing
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
+import lockstep.settings
 from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
+from utils.config.other_programs.arguments import translate_argument, words_of_settings
 from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters
@@ -211,6 +215,7 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
     [
         ("export", {"fraction": 1.0, "keras": False, "optimize": False}, ""),
         ("export", {"device": "cpu"}, "device='cpu': without effect (models are exported on the CPU)\n"),
+        ("train", {"plots": True}, "plots=True: without effect (plots are drawn unless `noplots` is given)\n"),
         ("train", {"rle": 1.0}, "rle=1.0: without effect (belongs to another task or command)\n"),
         ("train", {"bgr": 0.0}, ""),
     ],
@@ -275,10 +280,18 @@ def test_only_exact_names_are_keywords(name):
         ("train", {"cache": "--"}, "cache: must be one of none, ram, disk, device, got '--'"),
         ("train", {"batch": "many"}, "batch: must be a whole number, got 'many'"),
         ("train", {"lr": "many"}, "lr: must be a number or null, got 'many'"),
+        ("val", {"devices": 2}, "devices=2: a parameter of lockstep.train; lockstep.val takes spawn=N, ..."),
         ("train", {"noval": 1}, "noval=1: must be true or false"),
+        ("train", {"epochs": 3.0}, "epochs: must be a whole number, got 3.0"),
+        ("train", {"nbs": 3.5}, "nbs: must be a whole number, got 3.5"),
+        ("train", {"epochs": True}, "epochs: must be a whole number, got True"),
+        ("train", {"freeze": ["3", "neck"]}, "freeze (1): must be a whole number, got 'neck'"),
+        ("val", {"imgsz": [640.0, 480.0]}, "imgsz: must be a whole number, got 640.0"),
         ("train", {"classes": [True]}, "classes (0): must be text, got True"),
         ("export", {"format": ["onnx", "engine"]}, "format='engine': trtexec ..."),
         ("train", {"lr0": float("nan")}, "lr0: must be at least 0, got nan"),
+        ("train", {"half": True}, "half=True: use `amp` bf16 or `amp` fp16; `amp` auto uses bf16 if the device ..."),
+        ("val", {"visualize": True}, "visualize=True: feature maps are not drawn; ..."),
         ("val", {"task": "speed"}, "task='speed': every validation prints the milliseconds an image takes"),
         (
             "train",
@@ -321,6 +334,36 @@ def test_objects_are_refused_with_the_reason_why_ultralytics_takes_them():
         parsed_keywords("train", {"augmentations": [object()]})
 
 
+def fits(value: Any, hint: Any) -> bool:
+    """Returns whether a type checker takes ``value`` for the type ``hint``."""
+    origin = typing.get_origin(hint) or hint
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, member) for member in typing.get_args(hint))
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    elements = typing.get_args(hint) if origin in (list, Sequence) else ()
+    return isinstance(value, origin) and all(fits(item, element) for element in elements for item in value)
+
+
+@pytest.mark.parametrize(
+    ("command", "keywords"),
+    [
+        ("train", {"classes": [0, 2], "device": 0, "cache": True, "project": Path("r"), "cache_dir": Path("c")}),
+        ("train", {"classes": 2, "device": [0, 1], "multi_scale": True, "sync_bn": True, "freeze": (0, 1)}),
+        ("train", {"hyp": Path("h.yaml"), "weights": Path("a.pt"), "model": Path("m.yaml"), "stage": Path("/s")}),
+        ("train", {"val_fraction": None, "lr0": None, "export": ("onnx", "pt2"), "classes": ["cat", 1]}),
+        ("val", {"device": "cpu", "classes": ("cat", "dog"), "project": Path("r")}),
+        ("export", {"data": Path("x.yaml"), "imgsz": (640, 480), "format": ("onnx",)}),
+        ("check", {"split": ("train",), "out": Path("o"), "weights": Path("a.pt")}),
+    ],
+)
+def test_the_types_for_editors_take_what_the_functions_take(command, keywords):
+    """Numbers of classes and devices, paths and tuples were errors in editors."""
+    hints = typing.get_type_hints(getattr(lockstep.settings, f"{command.title()}Settings"))
+    assert [name for name, value in keywords.items() if not fits(value, hints[name])] == []
+    parsed_keywords(command, keywords)
+
+
 HABITS = {  # what scripts for Ultralytics write although it is the default there, and what it is here
     "train": "task=detect mode=train tracker=botsort.yaml amp=True save_period=-1 val=True save=True dropout=0.0 "
     "split=val half=False plots=True verbose=True iou=0.7 max_det=300 fraction=1.0 close_mosaic=10 copy_paste=0.0",
@@ -350,7 +393,10 @@ def test_what_happens_anyway_may_be_written_as_a_keyword_a_flag_and_an_argument(
     these ways."""
     name, _, value = argument.partition("=")
     unset = parsed(command, [])
-    assert parsed(command, words_of_settings(settings_of_argument(command, name, value))) == unset
+    translation = translate_argument(command, name, value)
+    assert translation is not None
+    assert not translation.refusal
+    assert parsed(command, words_of_settings(translation.settings)) == unset
     is_our_switch = flag_name(name) in flag_actions(COMMANDS[command].settings) and value in ("True", "False")
     if not is_hyperparameter(name) and (not is_our_switch or name == "amp"):  # these are --set NAME=VALUE and --NAME
         assert parsed(command, [flag_name(name), value]) == unset

@@ -1,4 +1,4 @@
-"""Command lines for the dataclasses of `utils.config.settings`: one flag per field."""
+"""Command lines for the dataclasses of `utils.config.settings`: one flag per field, or a positional argument."""
 
 from __future__ import annotations
 
@@ -52,11 +52,22 @@ class Parser(argparse.ArgumentParser):
         if name.startswith("-"):
             return shown + self._hint(name)
         flags = [word for word in arguments if word.startswith("-")]
-        flag = next((flag for flag in flags if words[0] in _words_after(flag, arguments)[1:]), "")
+        flag = next((flag for flag in flags if words[0] in self._surplus_words(flag, arguments)), "")
         # The shell may have replaced a pattern by matching files.
         if flag == "--source" and os.path.exists(words[0]):
             return f"{shown} (if you meant a pattern such as '*.jpg', put it in quotes)"
+        action = self._option_string_actions.get(flag)
+        if isinstance(action, argparse.BooleanOptionalAction):
+            opposite = next(other for other in action.option_strings if _is_negative(other) != _is_negative(flag))
+            effect = "on" if _is_negative(flag) else "off"
+            return f"{shown} ({flag} takes no value; {opposite} switches it {effect})"
         return f"{shown} ({flag} takes one value)" if flag else shown
+
+    def _surplus_words(self, flag: str, arguments: Sequence[str]) -> list[str]:
+        """Returns the words of a command line after ``flag`` and its value, up to the next flag."""
+        action = self._option_string_actions.get(flag)
+        takes_value = action is None or action.nargs != 0
+        return _words_after(flag, arguments)[int(takes_value) :]
 
     def _hint(self, flag: str) -> str:
         """Returns a suggestion for a flag that is misspelled, abbreviated or that of a positional argument, or "" if no
@@ -89,6 +100,11 @@ def _words_after(flag: str, arguments: Sequence[str]) -> list[str]:
     """Returns the words of a command line between ``flag`` and the next flag."""
     following = arguments[arguments.index(flag) + 1 :]
     return list(itertools.takewhile(lambda word: not word.startswith("-"), following))
+
+
+def _is_negative(flag: str) -> bool:
+    """Returns whether a flag of a switch sets it to false."""
+    return flag.startswith("--no-")
 
 
 class ListedChoices(tuple):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import typing
 from collections.abc import KeysView, Mapping, Sequence, ValuesView
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from utils.config.yaml_files import MAX_DEPTH
+from utils.config.flags import int_or_text
+from utils.config.settings import Hyperparameters
+from utils.config.yaml_files import MAX_DEPTH, parse_yaml_value
 from utils.errors import UserError
-from utils.schema import TOO_LONG, check, fits_64_bits, parse_hint
+from utils.schema import TOO_LONG, bounds_of, check, fits_64_bits, hints_of, parse_hint, type_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def plain_value(name: str, value: Any, depth: int = 0) -> Any:
@@ -38,6 +45,33 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if kind is bool:
         plain = number_as_bool(plain)
     return None if plain is None and is_optional else check(plain, kind, name, bounds)
+
+
+def checked_setting(owner: type[DataclassInstance], name: str, value: Any, location: str) -> Any:
+    """Returns the value of the setting ``name`` of ``owner``, converted as on a command line, and checked. ``value``:
+    a `plain_value`, or the words of a command line. Raises UserError that begins with ``location``."""
+    fields = {field.name: field for field in dataclasses.fields(owner)}
+    if owner is not Hyperparameters:
+        converted = _converted(value, type_of(fields[name], owner))
+    else:
+        converted = parse_yaml_value(value, location) if isinstance(value, str) else value
+    return check(converted, hints_of(owner)[name], location, bounds_of(fields[name]))
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """Converts a plain value to the type of a setting: numbers to text and text to numbers, one value to a list, and 0
+    and 1 to false and true. Returns others unchanged, for `check` to refuse."""
+    if typing.get_origin(kind) is list:
+        (element_type,) = typing.get_args(kind)
+        elements = value if isinstance(value, list) else [value]
+        return [_converted(element, element_type) for element in elements]
+    if kind is bool:
+        return number_as_bool(value)
+    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if kind is int and isinstance(value, str):
+        return int_or_text(value)
+    return value
 
 
 def number_as_bool(plain: Any) -> Any:

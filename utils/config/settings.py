@@ -82,7 +82,8 @@ def setting(
         aliases: other names of the flag.
         const: the value of a flag given without one, as in argparse; None: the flag requires a value.
         scope, on_resume: see `Scope` and `OnResume`.
-        is_path: the value may be the path of a file.
+        is_path: the value may be the path of a file that must not change before a run, a search or a cross-validation
+            continues; it is stored as an absolute path, and the file may move.
         positional: the name in --help of an argument without a flag; "": the setting is a flag.
     """
     is_required = default is factory is MISSING
@@ -321,7 +322,9 @@ class TrainConfig(DataSettings):
         factory=list, aliases=("--set",), help="hyper-parameters that override --hyp", scope="recipe"
     )
     epochs: int = setting(100, Bounds(1), help="number of epochs")
-    time: float = setting(0.0, Bounds(0), help="train for as many epochs as fit into this many hours; 0: for --epochs")
+    time: float = setting(
+        0.0, Bounds(0), help="train for as many epochs as fit into this many hours; 0: no limit, train for --epochs"
+    )
     batch_size: int = setting(
         16,
         Bounds(1, sentinel=FIND_BATCH_SIZE),
@@ -355,7 +358,7 @@ class TrainConfig(DataSettings):
     multi_scale: float = setting(
         0.0, Bounds(0, 0.9), const=0.5, help="vary the image size between steps by up to +- this fraction of --imgsz"
     )
-    quad: bool = setting(False, help="collate some groups of four images into one of twice the size")
+    quad: bool = setting(False, help="merge some groups of four images into one image of twice the side")
     optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
     nominal_batch: int = setting(0, Bounds(0), help="images over which a step accumulates gradients; 0: one batch")

@@ -33,13 +33,13 @@ class CheckConfig:
         aliases=IMGSZ_ALIASES,
         help=f"longer image side in training, pixels; 0: the checkpoint's, or {TrainConfig.imgsz}",
     )
-    weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds", is_path=True)
+    weights: str = setting("", help="checkpoint trained on this data; adds the label errors it finds")
     trust: bool = setting(False, help=TRUST_HELP)
     min_score: float = setting(0.3, Bounds(0, 1), help="minimum probability of the label errors that are reported")
     device: str = setting("", help="cpu, mps or 0, for --weights; empty: the best available device", scope="machine")
     workers: int = setting(-1, Bounds(-1, 1024), help="threads that read images; -1: one per core", scope="machine")
     json: bool = setting(False, help="print all issues as JSON, and nothing else, to stdout", scope="run")
-    out: str = setting("", help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run", is_path=True)
+    out: str = setting("", help="folder for report.html; empty: runs/check/exp, exp2, ...", scope="run")
     noplots: bool = setting(False, help="write no report.html", scope="run")
 
 

@@ -20,7 +20,7 @@ _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 _VALUE = "tag:yaml.org,2002:value"  # the key =
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def load_yaml(path: str | Path, *, text_under: frozenset[str] = frozenset()) -> Any:
@@ -78,12 +78,12 @@ def _problem_of(error: Exception) -> str:
 
 
 def _load(text: str, loader: type, text_under: frozenset[str]) -> Any:
-    if _may_be_deep(text):
+    if _may_nest_deeply(text):
         _check_depth(text, loader)
     return yaml.load(text, Loader=_strict(loader, text_under))
 
 
-def _may_be_deep(text: str) -> bool:
+def _may_nest_deeply(text: str) -> bool:
     """Returns whether ``text`` contains more than `MAX_DEPTH` characters that can open a level of nesting: brackets,
     dashes, question marks, and the spaces of an indentation."""
     marks = sum(map(text.count, "[{-?"))
@@ -116,7 +116,7 @@ def _check_value(value: Any) -> None:
                 problem=f"more than {MAX_VALUES:,} values after expanding aliases, or an alias that contains itself"
             )
         if isinstance(item, str):
-            if "\0" in item or (not item.isprintable() and _HALF_CHARACTER.search(item)):
+            if "\0" in item or (not item.isprintable() and _SURROGATE.search(item)):
                 raise yaml.constructor.ConstructorError(problem="contains a NUL or an unpaired surrogate")
         elif isinstance(item, int):
             if not fits_64_bits(item):

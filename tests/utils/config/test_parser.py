@@ -113,7 +113,12 @@ def test_the_name_of_a_run_may_contain_folders(name):
         ),
         (["--epochs"], "argument --epochs: expected one argument\n"),
         (["--x", "a\nb"], "unrecognized arguments: --x a b"),
-        (["--augment", "device"], "unrecognized arguments: device\n"),
+        (["--augment", "device"], "unrecognized arguments: device (after --augment)\n"),
+        (
+            ["--exist-ok", "True"],
+            "unrecognized arguments: True (--exist-ok takes no value; --no-exist-ok switches it off)",
+        ),
+        (["--no-rect", "True"], "unrecognized arguments: True (--no-rect takes no value; --rect switches it on)"),
         (["--ep", "3"], "unrecognized arguments: --ep 3 (did you mean '--epochs'?)"),
         (["--bat", "3"], "unrecognized arguments: --bat 3 (did you mean '--batch-size'?)"),
         (["--sav", "3"], "unrecognized arguments: --sav 3\n"),  # two flags begin like this

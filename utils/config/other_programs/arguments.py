@@ -5,51 +5,105 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from utils.config.flags import flag_name, int_or_text, words_of_flag, words_with_values
 from utils.config.other_programs.table import (
     HYPERPARAMETERS,
-    SettingText,
     actions_of,
     hyperparameter_of,
     normalized,
     reason_for_refusal,
     same_flag,
-    settings_of_known_value,
-    settings_of_words,
     table,
     table_of,
 )
-from utils.errors import UserError
+
+# What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
+SettingText = bool | str | list[str]
 
 
-def settings_of_argument(command: str, name: str, value: str) -> dict[str, SettingText]:
-    """Returns the settings and hyper-parameters that ``name=value`` sets, by their names here; none if it asks for what
-    happens anyway. Raises UserError with the reason why there are none ("" if unknown)."""
+@dataclass(frozen=True)
+class Translation:
+    """What an argument of another program means here. With all fields empty, it asks for what happens anyway.
+
+    Args:
+        settings: the settings and hyper-parameters that it sets, by their names here.
+        without_effect: why it sets nothing, for the log.
+        refusal: why it is refused.
+    """
+
+    settings: Mapping[str, SettingText] = field(default_factory=dict)
+    without_effect: str = ""
+    refusal: str = ""
+
+
+def translate_argument(command: str, name: str, value: str) -> Translation | None:
+    """Returns what ``name=value`` means, or None if neither this program nor the table has an argument of this name."""
+    text = normalized(value)
     if name in table_of(command).ignored_arguments:  # erasing=0.4
-        return {}
-    listed = settings_of_known_value(command, name, value)
+        reason = reason_for_refusal(command, flag_name(name))
+        return Translation(without_effect=reason or "belongs to another task or command")
+    listed = translate_listed_value(command, name, value)
     if listed is not None:  # plots=False
         return listed
-    if _is_true(value) and name in table().defaults_if_true:  # pretrained=True
-        return {}
+    if text == "true" and name in table().defaults_if_true:  # pretrained=True
+        return _default_behavior(command, name)
     hyperparameter = hyperparameter_of(command, name)
-    action = _action(command, name)
-    if normalized(value) == "none" and (hyperparameter or action):  # device=None
-        return {}
+    action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
+    if not hyperparameter and action is None:
+        return _translate_without_setting(command, name, text)
+    if text == "none":  # device=None
+        return Translation()
     if len(value.splitlines()) != 1:  # name=
-        raise UserError("its value is empty or has several lines")
-    if hyperparameter:  # lr=0.1
-        return {hyperparameter: value}
-    if action is None:
-        _check_without_effect(command, name, value)
-        return {}
-    return _value_of_setting(command, name, value, action)
+        return Translation(refusal="its value is empty or has several lines")
+    if action is None:  # lr=0.1
+        return Translation({hyperparameter: value})
+    return _translate_setting(command, name, value, action)
+
+
+def translate_listed_value(command: str, name: str, value: str) -> Translation | None:
+    """Looks up an argument with its value in the command's table. Returns None if it is not listed."""
+    command_table = table_of(command)
+    text = normalized(value)
+    if name in command_table.default_arguments and re.fullmatch(command_table.default_arguments[name], text):
+        return _default_behavior(command, name)
+    for pattern, words in command_table.arguments_to_flags.get(name, {}).items():
+        if re.fullmatch(pattern, text):
+            return _translation_to(command, words.split())
+    return None
+
+
+def translate_value(command: str, name: str, value: str) -> Translation | None:
+    """Returns what a value of our setting ``name`` means in the other programs if our flag does not take it:
+    ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
+    listed = translate_listed_value(command, name, value)
+    if listed is not None:  # batch=0.7
+        return listed
+    if normalized(value) == "none":  # text of ours, or a mistake
+        return None
+    action = actions_of(command)[flag_name(name)]
+    choices = tuple(action.choices or ())
+    own_case = _own_case(value, action)
+    if name in table().other_meaning and choices and own_case not in choices:  # tracker=bytetrack.yaml
+        return _translate_without_setting(command, name, normalized(value))
+    optional = _translate_optional_value(value, action)
+    if optional is not None:  # cache=True
+        return optional
+    refusal = _reason_to_refuse_value(command, action, value)
+    if refusal:  # format=engine
+        return Translation(refusal=refusal)
+    takes_any_text = action.type is str and not choices
+    text = _text_of_setting(value, action)
+    is_several_words = action.nargs == "+" and not takes_any_text and text != [value]
+    if own_case != value or is_several_words:  # optimizer=sgd, freeze=0,1
+        return Translation({action.dest: text})
+    return None
 
 
 def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
-    """Returns the words of a command line for the result of `settings_of_argument`."""
+    """Returns the words of a command line for the settings of a `Translation`."""
     words: list[str] = []
     for name, value in settings.items():
         if name in HYPERPARAMETERS:
@@ -63,61 +117,75 @@ def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
     return words
 
 
-def _is_true(value: str) -> bool:
-    return normalized(value) == "true"
-
-
-def _is_false(value: str) -> bool:
-    return normalized(value) == "false"
-
-
 def _our_words(command: str, name: str) -> list[str]:
     """Returns our flag of the same meaning, with its value if the argument stands for one: ``--optimizer Adam`` for
     ``adam``."""
     return same_flag(command, flag_name(name))
 
 
-def _action(command: str, name: str) -> argparse.Action | None:
-    """Returns the action of our flag, or None if there is no such flag or it means something else."""
-    if name in table().other_meaning:
-        return None
-    return actions_of(command).get(_our_words(command, name)[0])
+def _default_behavior(command: str, name: str) -> Translation:
+    """Returns the translation of an argument that asks for what happens anyway, with the reason if the table says that
+    other values would not change it."""
+    return Translation(without_effect=table_of(command).without_effect.get(flag_name(name), ""))
 
 
-def _check_without_effect(command: str, name: str, value: str) -> None:
-    """Raises UserError unless an argument without a flag here requests nothing, or the default behavior. The message is
-    the reason why there is no flag, or "" if the table has none."""
-    flag = _our_words(command, name)[0]
-    if normalized(value) in ("false", "none") and name in table().defaults_if_false:  # half=False
-        return
-    if _is_true(value) and flag in table_of(command).without_effect:  # verbose=True
-        return
-    raise UserError(table().other_meaning.get(name) or reason_for_refusal(command, flag))
+def _translation_to(command: str, words: Sequence[str]) -> Translation:
+    """Returns what ``words`` of the table set: our flag, with its value unless it is a switch or has a ``const``."""
+    flag, *values = words
+    action = actions_of(command)[flag]
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return Translation({action.dest: not flag.startswith("--no-")})
+    return Translation({action.dest: values[0] if values else str(action.const)})
 
 
-def _value_of_setting(command: str, name: str, value: str, action: argparse.Action) -> dict[str, SettingText]:
-    """Returns the value of the setting whose flag has this ``action``. Raises UserError for a value that the setting
-    does not take."""
+def _translate_without_setting(command: str, name: str, text: str) -> Translation | None:
+    """Translates an argument that is no setting here. ``text``: its `normalized` value."""
+    flag = flag_name(name)
+    if text in ("false", "none") and name in table().defaults_if_false:  # half=False
+        return _default_behavior(command, name)
+    if text == "true" and flag in table_of(command).without_effect:  # verbose=True
+        return _default_behavior(command, name)
+    refusal = table().other_meaning.get(name) or reason_for_refusal(command, flag)
+    return Translation(refusal=refusal) if refusal else None
+
+
+def _translate_setting(command: str, name: str, value: str, action: argparse.Action) -> Translation:
+    """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
     our_words = _our_words(command, name)
+    text = normalized(value)
     stands_for_value = len(our_words) > 1
     is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if stands_for_value or is_switch or action.nargs == "?":
-        if _is_true(value):  # cos_lr=True
-            return settings_of_words(command, our_words)
-        if _is_false(value):  # adam=False, cos_lr=False
-            if stands_for_value:
-                return {}
-            if is_switch:
-                return {} if action.default is False else {action.dest: False}
-            return {} if action.default is None else {action.dest: str(action.default)}  # cache=False: --cache none
-    if stands_for_value:  # noval=1 is not --val-every 1
-        raise UserError("must be true or false")
-    refusal = table_of(command).refused_values.get(our_words[0], {}).get(normalized(value))
+    if stands_for_value or is_switch:
+        if text == "true":  # adam=True, cos_lr=True
+            return _translation_to(command, our_words)
+        if text != "false":  # noval=1 is not --val-every 1
+            return Translation(refusal="must be true or false")
+        return Translation() if stands_for_value or action.default is False else Translation({action.dest: False})
+    optional = _translate_optional_value(value, action)
+    if optional is not None:  # cache=False
+        return optional
+    refusal = _reason_to_refuse_value(command, action, value)
     if refusal:  # task=study
-        raise UserError(refusal)
-    if _is_true(value) or _is_false(value):  # workers=True
-        raise UserError("must not be true or false")
-    return {action.dest: _text_of_setting(value, action)}  # batch=16
+        return Translation(refusal=refusal)
+    if text in ("true", "false"):  # workers=True
+        return Translation(refusal="must not be true or false")
+    return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
+
+
+def _translate_optional_value(value: str, action: argparse.Action) -> Translation | None:
+    """Returns what true or false sets if our flag may be given without a value, or None for other values and flags."""
+    text = normalized(value)
+    if action.nargs != "?" or text not in ("true", "false"):
+        return None
+    if text == "true":
+        return Translation({action.dest: str(action.const)})
+    return Translation() if action.default is None else Translation({action.dest: str(action.default)})
+
+
+def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
+    """Returns the table's reason why our flag does not take ``value``, or "" if it has none."""
+    refused = [table_of(command).refused_values.get(flag, {}) for flag in action.option_strings]
+    return next((reasons[normalized(value)] for reasons in refused if normalized(value) in reasons), "")
 
 
 def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
@@ -125,10 +193,10 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
     as several of them."""
     takes_list = action.nargs == "+"
     if not _is_list(value, action):
-        text = next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
+        text = _own_case(value, action)
         return [text] if takes_list else text
     words = [word.strip("'\"") for word in re.split(r"[,\s]+", value.strip("[]() "))]
-    if action.dest == "freeze" and len(words) == 1 and words[0] != value:
+    if action.dest == "freeze" and len(words) == 1 and words[0] != value.strip():
         return words * 2  # [3] is one layer, but a number alone means all layers before it
     if takes_list:
         return words
@@ -137,8 +205,13 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
     return ",".join(words)
 
 
+def _own_case(value: str, action: argparse.Action) -> str:
+    """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
+    return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
+
+
 def _is_list(value: str, action: argparse.Action) -> bool:
     """Returns whether ``value`` should be split. Names can contain commas and spaces, except class names."""
-    if value.startswith(("[", "(")):
+    if value.startswith(("[", "(")) or (action.dest == "imgsz" and "," in value):  # imgsz=640,480
         return True
     return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))

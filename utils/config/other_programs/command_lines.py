@@ -5,23 +5,26 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from utils.config.flags import int_or_text
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
+from utils.config.flags import first_words, int_or_text
+from utils.config.other_programs.arguments import (
+    Translation,
+    translate_argument,
+    translate_listed_value,
+    words_of_settings,
+)
 from utils.config.other_programs.table import (
-    SettingText,
     actions_of,
     hyperparameter_of,
     is_flag,
     max_values,
     normalized,
     same_flag,
-    settings_of_known_value,
     table_of,
 )
-from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_yolo_words
-from utils.errors import Mistakes, UserError
+from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_words
+from utils.errors import Mistakes
 
 
 @dataclass(frozen=True)
@@ -62,60 +65,85 @@ class _Option:
         return [*first, last + separator + value, *self.words[1:]]
 
 
+@dataclass(frozen=True)
+class _TranslatedOption:
+    """What an option becomes.
+
+    Args:
+        words: in our flags.
+        log_line: why the option has no effect; "" if it has one.
+        mistake: why it is refused; "" if it is not.
+    """
+
+    words: list[str] = field(default_factory=list)
+    log_line: str = ""
+    mistake: str = ""
+
+
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
-    here. For train:
-
-    | option | becomes | because |
-    | --- | --- | --- |
-    | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
-    | ``--quiet`` | nothing, and a log line | it has no effect |
-    | ``--save-period -1`` | ``--save-period 0`` | `_settings_of_option`: the table lists this value |
-    | ``--task detect`` | nothing | `_settings_of_option`: it says what happens anyway |
-    | ``--save False`` | nothing, and a mistake with the reason | what it asks for does not exist here |
-    | ``--lr0 0.1`` | nothing, and a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
-    | ``epochs=3`` | ``--epochs 3``, and a mistake that suggests it | it is a word of the yolo command |
-    | ``--epochs 3`` | the same words | it is our flag, or not in the table |
-    """
-    arguments, yolo_words = split_yolo_words(command, arguments)
-    translated = flags_of_yolo_words(command, yolo_words, mistakes)
+    here. Adds to ``mistakes`` what is refused, with reasons, and what to write instead of words of the yolo command."""
+    split = split_words(command, arguments)
+    translated = flags_of_yolo_words(command, split.yolo_words, mistakes)
     log_lines: list[str] = []
-    before_flags, *options = _split_options(command, arguments)
-    words = [*before_flags.values, *translated]  # the last flag may take all words after it
+    before_flags, *options = _split_options(command, split.flag_words)
+    words = [*split.positional, *before_flags.values, *translated]  # the last flag may take all words after it
     for option in options:
-        reason = table_of(command).without_effect.get(option.flag)
-        settings = _settings_of_option(command, option)
-        if settings is not None:
-            words += [*words_of_settings(settings), *option.values[1:]]
-            if not settings and reason:
-                log_lines.append(f"{option.flag}: {reason}")
-            continue
-        if reason and _is_switched_off(command, option):
-            mistakes.add(f"{option.flag} {option.values[0]}: {reason}")
-            continue
-        if reason:
-            log_lines.append(f"{option.flag}: {reason}")
-            words += _values_of_others(command, option)
-            continue
-        refusal = _refusal(command, option)
-        if refusal:
-            mistakes.add(refusal)
-        else:
-            words += option.words_in_our_flags
+        result = _translate_option(command, option)
+        words += result.words
+        if result.log_line:
+            log_lines.append(result.log_line)
+        if result.mistake:
+            mistakes.add(result.mistake)
     return words, log_lines
 
 
+def _translate_option(command: str, option: _Option) -> _TranslatedOption:
+    """Translates one option. For train:
+
+    | option | becomes | because |
+    | --- | --- | --- |
+    | ``--save-period -1`` | ``--save-period 0`` | `_translate_as_argument`: the table lists this value |
+    | ``--task detect`` | nothing | `_translate_as_argument`: it says what happens anyway |
+    | ``--save False`` | a mistake with the reason | what it asks for does not exist here |
+    | ``--quiet`` | a log line | it has no effect |
+    | ``--lr0 0.1`` | a mistake that suggests ``--set lr0=0.1`` | `_refusal` |
+    | ``--noval`` | ``--val-every 0`` | `same_flag`: it has another name here |
+    | ``--epochs 3`` | the same words | it is our flag, or not in the table |
+    """
+    translation = _translate_as_argument(command, option)
+    if translation is not None:
+        reason = translation.without_effect
+        return _TranslatedOption(
+            words=words_of_settings(translation.settings),
+            log_line=f"{option.flag}: {reason}" if reason else "",
+            mistake=_surplus_words(option, num_values=1),
+        )
+    reason = table_of(command).without_effect.get(option.flag, "")
+    if reason and _is_switched_off(command, option):
+        return _TranslatedOption(mistake=f"{option.flag} {option.values[0]}: {reason}")
+    if reason:
+        has_value = option.is_joined or max_values(command, option.typed_flag) == 1
+        return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_words(option, int(has_value)))
+    refusal = _refusal(command, option)
+    return _TranslatedOption(mistake=refusal) if refusal else _TranslatedOption(option.words_in_our_flags)
+
+
 def _is_switched_off(command: str, option: _Option) -> bool:
-    """Returns whether a flag without effect has the value false. `_settings_of_option` has handled the flags for which
-    false is what happens anyway."""
+    """Returns whether a flag without effect has the value false. `_translate_as_argument` has handled the flags for
+    which false is what happens anyway."""
     has_value = max_values(command, option.typed_flag) == 1  # which is dropped, whatever it is
     return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
 
 
-def _values_of_others(command: str, option: _Option) -> list[str]:
-    """Returns the words after a flag without effect that are not its value, so that the parser refuses them."""
-    has_value = option.is_joined or max_values(command, option.typed_flag) == 1
-    return option.values[1:] if has_value else option.values
+def _surplus_words(option: _Option, num_values: int) -> str:
+    """Describes the words after the values of an option, or returns "" if there are none. The parser would take them
+    for values of the flag before, because the option itself is translated or dropped."""
+    surplus = option.values[num_values:]
+    if not surplus:
+        return ""
+    understood = " ".join(option.words[: -len(surplus)])
+    return f"unrecognized arguments: {first_words(surplus)} (after {understood})"
 
 
 def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
@@ -129,28 +157,28 @@ def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
     return options
 
 
-def _settings_of_option(command: str, option: _Option) -> dict[str, SettingText] | None:
-    """Returns what a flag with its first value sets if these are an argument, such as ``mode=train``. Returns None for
+def _translate_as_argument(command: str, option: _Option) -> Translation | None:
+    """Returns what a flag with its first value means if these are an argument, such as ``mode=train``. Returns None for
     other options, among them flags without meaning for the command, which only keywords and files may name."""
     if not option.values:
         return None
     name = _argument_name(option.typed_flag)
     value = option.values[0]
+    text = normalized(value)
     action = actions_of(command).get(option.typed_flag)
-    if action is not None and _is_list_of_numbers(value, action):
-        return settings_of_argument(command, name, value)
-    listed = settings_of_known_value(command, name, value)
+    if action is not None and _is_list_of_numbers(value, action):  # --freeze [3]
+        return translate_argument(command, name, value)
+    listed = translate_listed_value(command, name, value)
     if action is not None or listed is not None:
         return listed
     if name == "pretrained" or hyperparameter_of(command, name):
         return None  # as flags, these are refused with any value
     is_ignored = name in table_of(command).ignored_arguments
-    if normalized(value) not in (("false", "none") if is_ignored else ("true", "false", "none")):
-        return None
-    try:
-        return settings_of_argument(command, name, value)
-    except UserError:  # `translate_command_line` or the parser gives the reason
-        return None
+    if text in ("false", "none") or (text == "true" and not is_ignored):
+        translation = translate_argument(command, name, value)
+        if translation is not None and not translation.refusal:
+            return translation
+    return None  # `_refusal` or the parser gives the reason
 
 
 def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:

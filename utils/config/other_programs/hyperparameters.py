@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from utils.config.flags import flag_name, given_values
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
+from utils.config.flags import flag_name
+from utils.config.other_programs.arguments import SettingText, translate_argument
 from utils.config.other_programs.table import (
     HYPERPARAMETERS,
     actions_of,
     normalized,
+    owner_of,
     reason_for_refusal,
     same_flag,
     table,
 )
-from utils.config.settings import Hyperparameters, TrainConfig
-from utils.config.yaml_files import parse_override
-from utils.errors import UserError, all_mistakes, one_line
-from utils.schema import build, suggestion
+from utils.config.plain_values import checked_setting
+from utils.errors import UserError, one_line
+from utils.schema import suggestion
 
 _MAX_SHOWN_CHARACTERS = 40  # per value in the log
 
@@ -53,16 +53,20 @@ def translate_recipe(values: dict[Any, Any], location: str) -> tuple[dict[Any, A
 
 
 def _has_effect(name: str, value: str) -> bool:
-    """Returns whether an argument changes training or is unknown."""
-    try:
-        with all_mistakes() as mistakes:
-            words = words_of_settings(settings_of_argument("train", name, value))
-            settings = given_values(TrainConfig, words, mistakes)
-        overrides = dict(parse_override(item) for item in settings.pop("override", ()))
-        hyp = build(Hyperparameters, overrides, "--set")
-    except UserError:
+    """Returns whether an argument is unknown or refused, or sets something to another value than the default."""
+    translation = translate_argument("train", name, value)
+    if translation is None or translation.refusal:
         return True
-    return TrainConfig(**settings) != TrainConfig() or hyp != Hyperparameters()
+    return not all(_is_default(setting, text) for setting, text in translation.settings.items())
+
+
+def _is_default(setting: str, text: SettingText) -> bool:
+    """Returns whether ``text`` is the default of a setting or hyper-parameter; False if it is no value of it."""
+    owner = owner_of("train", setting)
+    try:
+        return checked_setting(owner, setting, text, setting) == getattr(owner(), setting)
+    except UserError:
+        return False
 
 
 def unknown_hyperparameter(key: str) -> str:

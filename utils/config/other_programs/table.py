@@ -13,19 +13,20 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import yaml
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, flag_name
+from utils.config.flags import flag_actions
 from utils.config.settings import Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
 
-# What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
-SettingText = bool | str | list[str]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
@@ -132,6 +133,11 @@ def hyperparameters_of(command: str) -> tuple[str, ...]:
     return HYPERPARAMETERS if "--set" in actions_of(command) else ()
 
 
+def owner_of(command: str, name: str) -> type[DataclassInstance]:
+    """Returns the dataclass whose field is the setting or hyper-parameter ``name`` of ``command``."""
+    return Hyperparameters if name in hyperparameters_of(command) else COMMANDS[command].settings
+
+
 def hyperparameter_of(command: str, name: str) -> str:
     """Returns our name of a hyper-parameter, or "" if the command takes none of this name."""
     name = table().synonyms.get(name, name)
@@ -142,36 +148,6 @@ def reason_for_refusal(command: str, flag: str) -> str:
     """Returns the reason why ``command`` has no ``flag``, or "" if the table has none."""
     command_table = table_of(command)
     return command_table.without_effect.get(flag) or command_table.refused.get(flag, "")
-
-
-def reason_without_effect(command: str, name: str) -> str:
-    """Returns the reason why an argument that ``command`` accepts has no effect, or "" if the table has none: the
-    argument then asks for what happens anyway."""
-    flag = flag_name(name)
-    if name in table_of(command).ignored_arguments:
-        return reason_for_refusal(command, flag) or "belongs to another task or command"
-    return table_of(command).without_effect.get(flag, "")
-
-
-def settings_of_known_value(command: str, name: str, value: str) -> dict[str, SettingText] | None:
-    """Looks up an argument with its value in the command's table. Returns what it sets, or None if it is not listed."""
-    command_table = table_of(command)
-    text = normalized(value)
-    if name in command_table.default_arguments and re.fullmatch(command_table.default_arguments[name], text):
-        return {}
-    for pattern, words in command_table.arguments_to_flags.get(name, {}).items():
-        if re.fullmatch(pattern, text):
-            return settings_of_words(command, words.split())
-    return None
-
-
-def settings_of_words(command: str, words: Sequence[str]) -> dict[str, SettingText]:
-    """Returns what ``words`` of the table set: our flag, with its value unless it is a switch or has a ``const``."""
-    flag, *values = words
-    action = actions_of(command)[flag]
-    if isinstance(action, argparse.BooleanOptionalAction):
-        return {action.dest: not flag.startswith("--no-")}
-    return {action.dest: values[0] if values else str(action.const)}
 
 
 def max_values(command: str, flag: str) -> int | None:

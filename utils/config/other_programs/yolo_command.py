@@ -2,59 +2,72 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import first_words, flag_name
-from utils.config.other_programs.arguments import settings_of_argument, words_of_settings
-from utils.config.other_programs.table import (
+from utils.config.other_programs.arguments import (
     SettingText,
-    actions_of,
-    is_flag,
-    max_values,
-    other_task,
-    settings_of_known_value,
-    table,
+    Translation,
+    translate_argument,
+    translate_listed_value,
+    words_of_settings,
 )
-from utils.errors import Mistakes, UserError
+from utils.config.other_programs.table import actions_of, is_flag, max_values, other_task, owner_of, table
+from utils.config.plain_values import checked_setting
+from utils.config.settings import WEIGHTS_SUFFIXES
+from utils.errors import Mistakes
 from utils.schema import suggestion
 
 _YAMLS = (".yaml", ".yml")
+_LONG_DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{HYPHEN}", "\N{MINUS SIGN}")
 _MIN_SIMILARITY = 0.8  # of flags; "--a" and "--amp", which share the dashes, are less similar
 
 
-def split_yolo_words(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into the words that belong to flags or are positional arguments, and those of the yolo
-    command: other words before the first flag, and other words such as ``epochs=3`` after it."""
+@dataclass(frozen=True)
+class SplitWords:
+    """The words of a command line.
+
+    Args:
+        positional: positional arguments.
+        flag_words: flags with their values, and words that nothing takes.
+        yolo_words: words of the yolo command: words such as ``epochs=3`` that no flag takes, and all words before the
+            first flag of a command without positional arguments.
+    """
+
+    positional: list[str]
+    flag_words: list[str]
+    yolo_words: list[str]
+
+
+def split_words(command: str, arguments: Sequence[str]) -> SplitWords:
+    """Splits a command line into the words that different parts of the program understand."""
     num_positional = sum(bool(field.metadata["positional"]) for field in dataclasses.fields(COMMANDS[command].settings))
-    takes_positional = num_positional > 0
-    our_words: list[str] = []
-    yolo_words: list[str] = []
+    split = SplitWords([], [], [])
     num_values: int | None = 0  # that the last flag may still take; None: any number
     is_before_flags = True
     for argument in arguments:
         name, separator, _ = argument.partition("=")
         is_assignment = bool(separator) and name.isidentifier()
         if is_flag(argument):
-            our_words.append(argument)
+            split.flag_words.append(argument)
             num_values = 0 if separator else max_values(command, name)
             is_before_flags = False
         elif num_values is None:
-            our_words.append(argument)
+            split.flag_words.append(argument)
         elif num_values > 0:
-            our_words.append(argument)
+            split.flag_words.append(argument)
             num_values -= 1
-        elif num_positional > 0:
-            our_words.append(argument)
-            num_positional -= 1
-        elif is_assignment or (is_before_flags and not takes_positional):
-            yolo_words.append(argument)
+        elif len(split.positional) < num_positional:
+            split.positional.append(argument)
+        elif is_assignment or (is_before_flags and num_positional == 0):
+            split.yolo_words.append(argument)
         else:
-            our_words.append(argument)
-    return our_words, yolo_words
+            split.flag_words.append(argument)
+    return split
 
 
 def flags_of_yolo_words(command: str, words: Sequence[str], mistakes: Mistakes) -> list[str]:
@@ -72,7 +85,7 @@ def _other_command(command: str, words: Sequence[str]) -> str:
     """Returns the command for the mode that is among ``words``, or "" if ``command`` is for this mode."""
     for word in words:
         mode = word.removeprefix("mode=")
-        if mode in table().modes and settings_of_known_value(command, "mode", mode) is None:
+        if mode in table().modes and translate_listed_value(command, "mode", mode) is None:
             return table().modes[mode]
     return ""
 
@@ -83,11 +96,15 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
     translated: list[str] = []
     refused: dict[str, list[str]] = {}
     for word in words:
-        try:
-            settings |= _settings_of_word(command, word)
+        translation = _translate_word(command, word)
+        if translation.refusal:
+            refused.setdefault(translation.refusal, []).append(word)
+            continue
+        with mistakes.collecting():
+            for setting, text in translation.settings.items():  # no advice to write what the flag refuses
+                checked_setting(owner_of(command, setting), setting, text, word)
+            settings |= translation.settings
             translated.append(word)
-        except UserError as error:
-            refused.setdefault(str(error), []).append(word)
     if settings.get("resume") == "" and "weights" in settings:  # model=last.pt resume=True
         settings["resume"] = settings.pop("weights")
     flags = words_of_settings(settings)
@@ -100,35 +117,42 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
     return flags
 
 
-def _settings_of_bare_word(command: str, word: str) -> dict[str, SettingText]:
-    """Returns what a word without a value sets: a mode or task, ``yolo detect train``, or what may be true, ``resume``.
-    Raises UserError for other words."""
-    for argument in ("mode", "task"):
-        listed = settings_of_known_value(command, argument, word)
-        if listed is not None:
-            return listed
-    with contextlib.suppress(UserError):
-        return settings_of_argument(command, word, "True")
-    raise UserError("settings are flags here; see docs/migration.md")
-
-
-def _settings_of_word(command: str, word: str) -> dict[str, SettingText]:
-    """Returns what a word sets; nothing if it asks for what happens anyway. Raises UserError with the reason why it has
-    no equivalent."""
+def _translate_word(command: str, word: str) -> Translation:
+    """Translates a word of the yolo command. An unknown one is refused, too."""
+    if word.startswith(_LONG_DASHES):  # pasted from formatted text
+        return Translation(refusal=f"begins with another dash; write --{word.lstrip(''.join(_LONG_DASHES))}")
     name, separator, value = word.partition("=")
     if not separator:
-        return _settings_of_bare_word(command, word)
-    if name == "model" and value:
-        task_reason = other_task(value)
-        if task_reason:  # yolov8n-seg.pt
-            raise UserError(task_reason)
-        if not value.endswith(_YAMLS):
-            return {"weights": value}
-        if "--model" in actions_of(command):
-            return {"model": value}
-        raise UserError(f"is not trained; {flag_name('weights')} takes a checkpoint")
-    try:
-        return settings_of_argument(command, name, value)
-    except UserError as error:
-        hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
-        raise UserError(str(error) or f"settings are flags here{hint}; see docs/migration.md") from None
+        return _translate_bare_word(command, word)
+    if name == "model" and value and "--weights" in actions_of(command):
+        return _translate_model(command, value)
+    hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
+    unknown = Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
+    return translate_argument(command, name, value) or unknown
+
+
+def _translate_bare_word(command: str, word: str) -> Translation:
+    """Translates a word without a value: a mode or task, ``yolo detect train``, or what may be true, ``resume``."""
+    for argument in ("mode", "task"):
+        listed = translate_listed_value(command, argument, word)
+        if listed is not None:
+            return listed
+    translation = translate_argument(command, word, "True")
+    if translation is not None and not translation.refusal:
+        return translation
+    if word.endswith(WEIGHTS_SUFFIXES) and "--weights" in actions_of(command):
+        return Translation(refusal="is not expected here; --weights takes checkpoints")
+    hint = suggestion(flag_name(word), actions_of(command), _MIN_SIMILARITY)
+    return Translation(refusal=f"is not expected here{hint}; settings are flags (--help lists them)")
+
+
+def _translate_model(command: str, model: str) -> Translation:
+    """Translates ``model=yolov8n.pt``, weights, and ``model=yolov8n.yaml``, a model without weights."""
+    task_reason = other_task(model)
+    if task_reason:  # yolov8n-seg.pt
+        return Translation(refusal=task_reason)
+    if not model.endswith(_YAMLS):
+        return Translation({"weights": model})
+    if "--model" in actions_of(command):
+        return Translation({"model": model})
+    return Translation(refusal=f"is not trained; {flag_name('weights')} takes a checkpoint")
