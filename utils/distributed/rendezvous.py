@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.store_barrier import process_key
 from utils.errors import PeerLost, UserError, first_line, os_reason
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
@@ -136,7 +137,7 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
     size = store.compare_set("world size", "", str(launch.world_size)).decode()
     if size != str(launch.world_size):
         raise UserError(f"{description}: another process of this run has WORLD_SIZE={size}")
-    store.set(f"process/{launch.rank}", this_process())
+    store.set(process_key(launch.rank), this_process())
     store.set(f"here/{launch.rank}", description)
     store.add("arrived", 1)
 
@@ -246,6 +247,7 @@ def _init_process_group(ctx: DistributedContext, launch: Launch, timeout_s: floa
     assert ctx.store is not None
     try:
         ctx.store.set_timeout(timeout)
+        ctx.store.set(process_key(ctx.rank), this_process())  # evaluating processes have a store and ranks of their own
         dist.init_process_group(
             ctx.backend,
             store=dist.PrefixStore("group", ctx.store),
