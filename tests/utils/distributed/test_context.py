@@ -36,6 +36,7 @@ def test_a_plain_process_has_rank_zero_of_one():
     ("text", "message"),
     [
         ("tpu", "--device tpu: must be cpu, mps, a GPU number, or several such as 0,1"),
+        ("cuda:", "--device cuda:: must be cpu, mps, a GPU number, or several such as 0,1"),
         ("0,", "--device 0,: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
         ("7", "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
         ("0,x", "--device 0,x: must be cpu, mps, a GPU number, or several such as 0,1"),
