@@ -1,6 +1,6 @@
 """Reads the ranges of a search: YAML files with hyper-parameters and their ranges (``configs/search``).
 
-lr0: [0.001, 0.03, log]      # from, to; with log, the logarithm is uniform
+lr_factor: [0.3, 3, log]     # from, to; with log, the logarithm is uniform
 degrees: [0, 10]             # integers if the hyper-parameter is one, else floats
 mosaic: {choice: [0, 0.5, 1]}
 fliplr: 0.5                  # fixed, as in a recipe
@@ -70,9 +70,9 @@ class Space:
             if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
-    def is_base(self, values: dict[str, Scalar]) -> bool:
-        """Returns whether ``values`` are those of the base recipe."""
-        return asdict(self.base) | values == asdict(self.base)
+    def is_baseline(self, values: dict[str, Scalar], epochs: int) -> bool:
+        """Returns whether ``values``, of all ranges, are those of the base recipe in a run of ``epochs``."""
+        return values == self.baseline_values(epochs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ranges and the fixed hyper-parameters, which must not change while a search continues."""
