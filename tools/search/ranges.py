@@ -142,6 +142,16 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
         """Returns ``item`` converted to the type of the hyper-parameter. Raises UserError."""
         return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
+    def interval(low: Any, high: Any, *, log: bool = False) -> IntDistribution | FloatDistribution:
+        """Builds the distribution from ``low`` to ``high``. Raises UserError."""
+        start = checked(low)
+        end = checked(high)
+        if start > end:
+            raise UserError(f"{path}: {name}: the range ends at {end}, below its start {start}")
+        if log and start <= 0:
+            raise UserError(f"{path}: {name}: a range with log must start above 0, not at {start}")
+        return interval_type(start, end, log=log)
+
     is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)
     interval_type = IntDistribution if is_int else FloatDistribution
     try:
@@ -149,9 +159,9 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
             case {"choice": [*choices]} if len(value) == 1 and len(choices) > 1 and name != "albumentations":
                 return CategoricalDistribution([checked(item) for item in choices])
             case [low, high] if None not in value:
-                return interval_type(checked(low), checked(high))
+                return interval(low, high)
             case [low, high, "log"] if None not in value:
-                return interval_type(checked(low), checked(high), log=True)
+                return interval(low, high, log=True)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {name}: {error}") from None
     raise UserError(f"{path}: {name}: expected {RANGE_SYNTAX}, got {value!r}")

@@ -58,8 +58,8 @@ def test_the_ready_ranges_are_valid(path):
             "ranges.yaml: lr0: expected [FROM, TO], [FROM, TO, log], {choice: [...]} or a single value, got "
             "[0.1, 0.2, 0.3]",
         ),
-        ("lr0: [0.1, 0.01]", "ranges.yaml: lr0: `low <= high` must hold, but got (low=0.1, high=0.01)."),
-        ("lr0: [0, 0.01, log]", "ranges.yaml: lr0: `low > 0` must hold for `log=True`, but got (low=0.0, high=0.01)."),
+        ("lr0: [0.1, 0.01]", "ranges.yaml: lr0: the range ends at 0.01, below its start 0.1"),
+        ("lr0: [0, 0.01, log]", "ranges.yaml: lr0: a range with log must start above 0, not at 0.0"),
         ("mosaic: [0, 2]", "ranges.yaml: mosaic: must be at most 1, got 2"),
         ("close_mosaic: [0, 2.5]", "ranges.yaml: close_mosaic: must be a whole number or null, got 2.5"),
         (
