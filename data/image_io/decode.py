@@ -25,7 +25,7 @@ from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
 from data.image_io.header import Header, exif_orientation, read_header, without_animation
 from data.image_io.shards import read_member, shard_index
 from data.image_io.tiff import PixelFields, prepare_for_opencv, read_tiff
-from utils.decoder_warnings import watched
+from utils.decoder_warnings import capture_warning
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.logger import get_logger
@@ -123,7 +123,7 @@ def imdecode(
 ) -> tuple[np.ndarray, bytes]:
     """Decodes an image with OpenCV; returns it with its EXIF block. Raises UserError."""
     try:
-        decoded, warning = watched(lambda: cv2.imdecodeWithMetadata(np.frombuffer(data, np.uint8), flags=flags))
+        decoded, warning = capture_warning(lambda: cv2.imdecodeWithMetadata(np.frombuffer(data, np.uint8), flags=flags))
     except cv2.error as error:
         if getattr(error, "code", None) == cv2.Error.StsNoMem:  # the image may be fine
             raise MemoryError(error.err) from None

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.decoder_warnings import exit_at_once
+from utils.decoder_warnings import flush_captured
 from utils.errors import (
     ExplainedError,
     FailedCheck,
@@ -215,3 +215,9 @@ def _exit(code: int, *, destroy_group: bool) -> NoReturn:
         child.terminate()
     sys.stdout.flush()
     exit_at_once(code)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """Ends the process without any cleanup except for forwarding captured standard error."""
+    flush_captured()
+    os._exit(code)
