@@ -111,7 +111,7 @@ def picture_of(figure: Figure) -> Picture:
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in other scripts
         canvas.draw()
     return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
