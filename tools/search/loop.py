@@ -103,7 +103,7 @@ def _report(config: SearchConfig, space: Space, study: SharedStudy, experiment: 
         study.remove_weights(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         trials = study.trials()
         lines = write_report(
-            experiment.folder.path, trials, space, config, fitness=experiment.fitness.name, command=command
+            experiment.folder.path, trials, space, fitness=experiment.fitness.name, unit=config.unit, command=command
         )
     num_running = sum(frozen.state == TrialState.RUNNING for frozen in trials)
     if num_running:
@@ -223,7 +223,7 @@ class _Worker:
     def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
         """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.
         Then the hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
-        if self.space.is_baseline(claim.values, self.config.epochs):
+        if self.space.is_baseline(claim.values):
             return False
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
         get_logger().warning(message, claim.number, reason)

@@ -40,18 +40,19 @@ class Space:
     written: dict[str, Any]  # the ranges as written in the file
     base: Hyperparameters  # the recipe without ranges: the file's single values and --set
     train_defaults: Hyperparameters  # the values that train.py uses for hyper-parameters that a recipe omits
+    epochs: int  # of each training, on which the meaning of a null depends
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
         """Returns the values for ``trial``, the same in repeated calls."""
         return {name: _suggested(trial, name, distribution) for name, distribution in self.ranges.items()}
 
-    def baseline_values(self, epochs: int) -> dict[str, Scalar]:
+    def baseline_values(self) -> dict[str, Scalar]:
         """Returns the base recipe's values that are in the ranges.
 
         A null that is not a choice of its range is replaced by its meaning in a run of ``epochs``.
         """
         base = asdict(self.base)
-        effective = base | {name: closing_epochs(base[name], epochs) for name in ("close_mosaic", "close_scale")}
+        effective = base | {name: closing_epochs(base[name], self.epochs) for name in ("close_mosaic", "close_scale")}
         known: dict[str, Scalar] = {}
         for name, distribution in self.ranges.items():
             for value in (effective[name], base[name]):  # the recipe's own value wins if both are in the range
@@ -70,9 +71,9 @@ class Space:
             if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
-    def is_baseline(self, values: dict[str, Scalar], epochs: int) -> bool:
-        """Returns whether ``values``, of all ranges, are those of the base recipe in a run of ``epochs``."""
-        return values == self.baseline_values(epochs)
+    def is_baseline(self, values: dict[str, Scalar]) -> bool:
+        """Returns whether ``values``, of all ranges, are those of the base recipe."""
+        return values == self.baseline_values()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ranges and the fixed hyper-parameters, which must not change while a search continues."""
@@ -132,7 +133,7 @@ def read_space(config: SearchConfig) -> Space:
         name = item.partition("=")[0].strip()
         if name in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
-    return Space(ranges, written, base, train_defaults)
+    return Space(ranges, written, base, train_defaults, config.epochs)
 
 
 def _distribution(name: str, value: Any, path: str) -> Distribution:

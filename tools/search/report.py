@@ -13,7 +13,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tools.search.ranges import Space, values_text
 from tools.search.study import best_of, rank, reason_of
-from utils.config.search_settings import SearchConfig
 from utils.drawing.figures import Chart, Line, Picture, chart_picture
 from utils.files.safe_io import write_csv, write_whole
 from utils.strings import counted
@@ -32,17 +31,18 @@ STATE_NAMES = {
 
 
 def write_report(
-    folder: Path, trials: Sequence[FrozenTrial], space: Space, config: SearchConfig, *, fitness: str, command: str
+    folder: Path, trials: Sequence[FrozenTrial], space: Space, *, fitness: str, unit: str, command: str
 ) -> list[str]:
     """Writes the report into ``folder`` and returns its lines for the terminal.
 
     Args:
         fitness: name of the fitness.
+        unit: interval at which a trial reports its fitness: "epoch" or "fold".
         command: command line of a training, to which --hyp with the best recipe is added.
     """
     complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
-    baselines = [frozen for frozen in complete if space.is_baseline(frozen.params, config.epochs)]
-    write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, config.unit))
+    baselines = [frozen for frozen in complete if space.is_baseline(frozen.params)]
+    write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
     write_whole(folder / TRIALS_PNG, _figure(complete, baselines, fitness).png)
     lines = [_count_by_state(trials), *_table(complete, baselines, fitness)]
     best = best_of(trials)

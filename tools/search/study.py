@@ -137,7 +137,7 @@ class SharedStudy:
         if num_started >= self._config.trials:
             return None
         if not trials:
-            self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
+            self.study.enqueue_trial(self._space.baseline_values())
         trial = self.study.ask()
         lock = self._lock(trial.number)
         assert lock is not None, "no other process can have locked a new trial"
