@@ -33,7 +33,7 @@ if __name__ == "__main__":
     exit_on_interrupt()  # while the following imports run
 
 from engine.run.results_csv import ResultsTable
-from utils.child import Child, RunResult, start
+from utils.child import Child, RunResult, start_child
 from utils.config.flags import Parser
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
@@ -211,7 +211,7 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     # The process gets a session of its own, because Ray kills the process group of a worker that it ends.
     with (
         settings_file(config) as settings,
-        start(
+        start_child(
             [*command_prefix("train"), settings], cwd=working_folder, environment=environment, start_new_session=True
         ) as child,
     ):

@@ -23,7 +23,7 @@ from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.child import RunResult, start
+from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
@@ -144,7 +144,7 @@ def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, mon
     """Rank 1 is refused a moment after its worker has polled. Ray used to retry a job that can never succeed."""
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
-    with start(["true"]) as child:
+    with start_child(["true"]) as child:
         results = ray_train.report_until_done(tmp_path, child, rank=0)
     assert ray_train.refusal_of(results) == REFUSED.reason
 

@@ -160,7 +160,7 @@ def trainings(monkeypatch):
         process = SimpleNamespace(poll=lambda: result.code)
         yield SimpleNamespace(process=process, poll=lambda: result, has_begun=result.has_begun)
 
-    monkeypatch.setattr(training, "start", start)
+    monkeypatch.setattr(training, "start_child", start)
     monkeypatch.setattr(training, "RETRY_S", 0)
     return endings
 

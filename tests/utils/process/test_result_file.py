@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.child import RunResult, start
+from utils.child import RunResult, start_child
 from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main
 from utils.process.limits import limits_as_user_errors
@@ -167,7 +167,7 @@ def test_a_command_that_a_callback_starts_has_a_result_of_its_own(tmp_path: Path
     """Its folder used to become that of the training, and its error was not printed."""
     program = tmp_path / "program.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND}")
-    with start([python(), str(program), *words], stderr=subprocess.PIPE) as child:
+    with start_child([python(), str(program), *words], stderr=subprocess.PIPE) as child:
         _, errors = child.process.communicate()
         result = child.wait()
     assert result.values == {"folder": "exp"}
