@@ -47,9 +47,9 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
 
     def import_ray(*_: str) -> None:
         seen.append(os.environ["RAY_USAGE_STATS_ENABLED"])
-        raise UserError("not installed")
+        raise ModuleNotFoundError(name="ray")
 
-    monkeypatch.setattr(ray_train, "require_package", import_ray)
+    monkeypatch.setattr("utils.machine.packages.import_quietly", import_ray)
     with pytest.raises(UserError, match="not installed"):
         ray_train.main(["--", "--data", "demo"])
     assert seen == [used]
@@ -175,7 +175,7 @@ def work(tmp_path, monkeypatch):
     ray.train.collective.broadcast_from_rank_zero = lambda value: value
     for name, module in {"ray": ray, "ray.train": ray.train, "ray.train.collective": ray.train.collective}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ray_train, "find_meeting_point", lambda: ("127.0.0.1", free_port()))
+    monkeypatch.setattr(ray_train, "rendezvous_address", lambda: ("127.0.0.1", free_port()))
     monkeypatch.setattr(ray_train, "gather", lambda status: [status])
     monkeypatch.setattr(ray_train, "POLL_S", 0.1)
     write_dataset(tmp_path / "set", train=4, val=2)

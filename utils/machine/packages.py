@@ -27,7 +27,7 @@ _NO_TELEMETRY = {
     "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},  # otherwise it looks for a newer version
     "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
     "onnxruntime": {"ORT_DISABLE_TELEMETRY": "1"},
-    "ray": {"RAY_USAGE_STATS_ENABLED": "0"},
+    "ray": {"RAY_USAGE_STATS_ENABLED": "0"},  # nightly versions report by default
     "wandb": {"WANDB_ERROR_REPORTING": "false"},
 }
 _REPORTING_PACKAGES = {"openvino": "openvino_telemetry"}  # would report imports and conversions
