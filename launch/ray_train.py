@@ -33,7 +33,7 @@ if __name__ == "__main__":
     exit_on_interrupt()  # while the following imports run
 
 from engine.run.results_csv import ResultsTable
-from utils.child import Child, RunResult, start
+from utils.child import Child, RunResult, start_child
 from utils.config.flags import Parser
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
@@ -96,7 +96,6 @@ def _parser() -> Parser:
 def _connect(address: str | None) -> None:
     """Connects to the cluster at ``address`` or RAY_ADDRESS, or starts one on this machine. Raises UserError if no
     cluster answers."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nightly versions of Ray send statistics by default
     ray = require_package("ray", "launch/ray_train.py", "start train.py with torchrun")
     import_folder = PROJECT.parent if IS_INSTALLED else PROJECT
     variables = {"PYTHONPATH": str(import_folder), "RAY_kill_child_processes_on_worker_exit": "false"}  # lets them save
@@ -207,12 +206,12 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     context = train.get_context()
     folder = Path(config.project, config.name)
     rank = context.get_world_rank()
-    meeting_point = broadcast_from_rank_zero(find_meeting_point() if rank == 0 else None)
-    environment = dict(os.environ) | rank_variables(context, *meeting_point)
+    address_and_port = broadcast_from_rank_zero(rendezvous_address() if rank == 0 else None)
+    environment = dict(os.environ) | rank_variables(context, *address_and_port)
     # The process gets a session of its own, because Ray kills the process group of a worker that it ends.
     with (
         settings_file(config) as settings,
-        start(
+        start_child(
             [*command_prefix("train"), settings], cwd=working_folder, environment=environment, start_new_session=True
         ) as child,
     ):
@@ -228,8 +227,8 @@ def run_worker(config: TrainConfig, working_folder: str) -> str:
     return ""
 
 
-def find_meeting_point() -> tuple[str, int]:
-    """Returns the address of this node and a free port, where the processes meet. Called on rank 0."""
+def rendezvous_address() -> tuple[str, int]:
+    """Returns the address of this node and a free port, for the store of the run. Called on rank 0."""
     import ray
 
     return ray.util.get_node_ip_address(), free_port()
@@ -237,7 +236,7 @@ def find_meeting_point() -> tuple[str, int]:
 
 def rank_variables(context: TrainContext, address: str, port: int) -> dict[str, str]:
     """Returns the environment variables that torchrun would set for the process of this worker. ``address``, ``port``:
-    see `find_meeting_point`."""
+    see `rendezvous_address`."""
     variables = {
         "RANK": context.get_world_rank(),
         "WORLD_SIZE": context.get_world_size(),
@@ -258,8 +257,8 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
     """
     from ray import train
 
-    rounds_left = 2  # including the one in which the job is over
-    while rounds_left:
+    is_last_poll = False
+    while True:
         result = child.poll()  # before the rows are read, so that none is missed
         statuses = gather(Status(result, unreported_epochs(folder) if rank == 0 else []))
         for row in statuses[0].rows:
@@ -267,11 +266,11 @@ def report_until_done(folder: Path, child: Child, rank: int) -> list[RunResult |
             if rank == 0:
                 write_whole(folder / REPORTED_EPOCH, f"{row['epoch']:.0f}", durable=True)
         results = [status.result for status in statuses]
-        if is_over(results):
-            rounds_left -= 1
+        if is_last_poll:
+            return results
+        is_last_poll = is_over(results)
         with suppress(subprocess.TimeoutExpired):
             child.process.wait(POLL_S)
-    return results
 
 
 class Status(NamedTuple):

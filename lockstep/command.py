@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
-from utils.child import RunFailed, start
+from utils.child import RunFailed, start_child
 from utils.errors import UserError
 from utils.logger import TERMINAL_VARIABLE
 from utils.process.exit_codes import CHECK_FAILED
@@ -36,7 +36,7 @@ def call_command(command: str, words: list[str], *, required_key: str) -> Mappin
     before saving.
     """
     # In a session of its own: a terminal's Ctrl-C reaches only this process, which forwards it.
-    started = start(
+    started = start_child(
         [*command_prefix(command), *words],
         stop=signal.SIGINT,
         environment=_environment(),

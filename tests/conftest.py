@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from utils.logger import configure_logging, get_logger
-from utils.process.result_file import RESULT_VARIABLE, take_result_file
+from utils.process.result_file import RESULT_VARIABLE, claim_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
@@ -137,9 +137,9 @@ def result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     """The file in which commands that run in this process leave their results: `utils.process.result_file`."""
     path = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(path))
-    take_result_file()
+    claim_result_file()
     yield path
-    take_result_file()  # none, as the variable is gone
+    claim_result_file()  # none, as the variable is gone
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
 from tests.helpers.requirements import requirements
 from utils.distributed import agreement
-from utils.machine.packages import PACKAGES
+from utils.machine.packages import DISTRIBUTION_NAMES
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine", "tools")
@@ -222,7 +222,7 @@ def test_every_imported_package_is_required():
         allowed = {*needed[""]}.union(*(packages for prefixes, packages in places if name.startswith(prefixes)))
         for imported, line in found:
             top = imported.partition(".")[0]
-            package = {"mlflow": "mlflow-skinny", **PACKAGES}.get(top, top).lower()
+            package = {"mlflow": "mlflow-skinny", **DISTRIBUTION_NAMES}.get(top, top).lower()
             if top not in product | sys.stdlib_module_names and package not in allowed:
                 wrong.append(f"{name}:{line} imports {top}, which nothing requires")
     assert not wrong
@@ -235,7 +235,7 @@ def test_the_loader_and_the_sampler_are_kinds_of_those_of_pytorch():
 
 def test_every_folder_of_the_code_is_compared_between_the_processes_of_a_run():
     """Those that a training imports, and the scripts of the installed package."""
-    assert {*agreement.PACKAGES} == {*LAYERS} - {"tools"} | {"scripts"}
+    assert {*agreement.CODE_FOLDERS} == {*LAYERS} - {"tools"} | {"scripts"}
 
 
 def test_modules_are_named_for_a_concept():

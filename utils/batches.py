@@ -145,7 +145,7 @@ class Batch:
 
 
 def to_float(images: Tensor, device: torch.device, dtype: torch.dtype, channels_last: bool) -> Tensor:
-    """Converts integer images (B, C, H, W) to floats in [0, 1] on ``device``, in one pass.
+    """Converts integer images (B, C, H, W) to floats in [0, 1] on ``device``.
 
     uint8 becomes ``dtype``; uint16 becomes float32, since ``dtype`` may be too coarse for it.
     """

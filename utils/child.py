@@ -106,7 +106,7 @@ class Child:
 
 
 @contextmanager
-def start(
+def start_child(
     words: Sequence[str],
     *,
     stop: signal.Signals = signal.SIGTERM,

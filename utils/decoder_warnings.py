@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _FROM_DECODERS = re.compile(
 )
 
 
-def watched(decode: Callable[[], T]) -> tuple[T, str]:
+def capture_warning(decode: Callable[[], T]) -> tuple[T, str]:
     """Returns the result of ``decode`` and the decoder's warning about the image, or "". After a warning, which may
     belong to another thread's image, the image is decoded again while no other thread decodes."""
     process = os.getpid()  # a forked child needs its own redirection
@@ -47,18 +47,12 @@ def watched(decode: Callable[[], T]) -> tuple[T, str]:
     return result, (damage["logged"] or damage[0]).decode("latin-1")
 
 
-def pass_on() -> None:
+def flush_captured() -> None:
     """Forwards captured output and restores standard error before this process ends."""
     redirection = _redirections.get(os.getpid())
     if redirection is not None:
         with contextlib.suppress(OSError):
             redirection.restore()
-
-
-def exit_at_once(code: int) -> NoReturn:
-    """Ends the process without any cleanup except for forwarding captured standard error."""
-    pass_on()
-    os._exit(code)
 
 
 _redirections: dict[int, _StderrRedirection] = {}  # by process id
@@ -67,9 +61,9 @@ _redirections: dict[int, _StderrRedirection] = {}  # by process id
 class _StderrRedirection:
     """Redirects descriptor 2 while at least one thread decodes.
 
-        no thread   --_enter-->   redirected, ``_inside`` threads   --last _leave-->   no thread
+        no thread   --_enter-->   redirected, ``_num_decoding`` threads   --last _leave-->   no thread
 
-    `_forward` copies other output to the terminal at each `_decode`. A thread in `run_alone` holds the entrance: it
+    `_forward` copies other output to the terminal at each `_decode`. A thread in `run_alone` holds the gate: it
     waits until no other thread decodes, and none can enter until it has finished.
     """
 
@@ -80,29 +74,29 @@ class _StderrRedirection:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         # A write that another thread began before the file was truncated must not land behind a gap.
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
-        self._entrance = threading.Lock()  # held by a thread that decodes alone
+        self._gate = threading.Lock()  # held by a thread that decodes alone
         self._changed = threading.Condition()
-        self._inside = 0  # threads that decode now
+        self._num_decoding = 0  # threads that decode now
         self._forwarded = 0  # bytes of the file
         self._terminal = -1  # a copy of the original descriptor 2
 
     def run(self, decode: Callable[[], T]) -> tuple[T, bytes]:
         """Runs ``decode``. Returns its result, and what the decoders of all threads have written meanwhile."""
-        with self._entrance:
+        with self._gate:
             start = self._enter()
         return self._decode(decode, start)
 
     def run_alone(self, decode: Callable[[], T]) -> tuple[T, bytes]:
         """Does the same as `run` while no other thread decodes."""
-        with self._entrance:
+        with self._gate:
             with self._changed:
-                self._changed.wait_for(lambda: not self._inside)
+                self._changed.wait_for(lambda: not self._num_decoding)
             return self._decode(decode, self._enter())
 
     def restore(self) -> None:
         """Restores the process's standard error, and forwards what is still captured."""
         with self._changed:
-            if self._inside:
+            if self._num_decoding:
                 os.dup2(self._terminal, 2)
                 self._forward()
 
@@ -110,10 +104,10 @@ class _StderrRedirection:
         """Redirects descriptor 2 if this thread is the first. Returns the file's size, where this thread's output
         begins."""
         with self._changed:
-            if not self._inside:
+            if not self._num_decoding:
                 self._terminal = os.dup(2)
                 os.dup2(self._file.fileno(), 2)
-            self._inside += 1
+            self._num_decoding += 1
             return self._size()
 
     def _decode(self, decode: Callable[[], T], start: int) -> tuple[T, bytes]:
@@ -131,8 +125,8 @@ class _StderrRedirection:
 
     def _leave(self) -> None:
         """Restores descriptor 2 and empties the file if this thread is the last."""
-        self._inside -= 1
-        if not self._inside:
+        self._num_decoding -= 1
+        if not self._num_decoding:
             os.dup2(self._terminal, 2)
             os.close(self._terminal)
             self._file.truncate(0)

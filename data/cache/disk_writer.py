@@ -91,7 +91,8 @@ class DiskCacheWriter:
         assert leaders.handle is not None, "a group of several nodes has a process group"
         names = [f"node {n}" for n in range(leaders.group_size)]
         title = f"disk_cache/{leaders.handle.group_name}"
-        with StoreBarrier(ctx.store, title, rank=leaders.group_rank, names=names) as barrier, self.lock:
+        rank = leaders.group_rank
+        with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=leaders.ranks) as barrier, self.lock:
             local = self._local_state()
             barrier.wait_all()
             states = _gather_states(local, leaders)

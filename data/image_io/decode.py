@@ -27,7 +27,7 @@ from data.image_io.header import Header, exif_orientation, read_header, without_
 from data.image_io.tiff import opencv_reads, prepare_for_opencv, read_tiff
 from data.image_io.tiff_damage import check_fields
 from data.image_io.tiff_fields import PixelFields
-from utils.decoder_warnings import watched
+from utils.decoder_warnings import capture_warning
 from utils.errors import UserError
 from utils.logger import get_logger
 from utils.pixels import RGB8, PixelFormat
@@ -74,7 +74,7 @@ def imdecode(
 ) -> tuple[np.ndarray, bytes]:
     """Decodes an image with OpenCV; returns it with its EXIF block. Raises UserError."""
     try:
-        decoded, warning = watched(lambda: cv2.imdecodeWithMetadata(np.frombuffer(data, np.uint8), flags=flags))
+        decoded, warning = capture_warning(lambda: cv2.imdecodeWithMetadata(np.frombuffer(data, np.uint8), flags=flags))
     except cv2.error as error:
         if getattr(error, "code", None) == cv2.Error.StsNoMem:  # the image may be fine
             raise MemoryError(error.err) from None

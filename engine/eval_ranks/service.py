@@ -30,6 +30,7 @@ from engine.evaluation.evaluator import Evaluator
 from engine.evaluation.result import EvalResult
 from utils.distributed.context import DistributedContext, broadcast_object
 from utils.distributed.rendezvous import evaluation_store
+from utils.distributed.store_barrier import process_key
 from utils.logger import get_logger
 from utils.process.identity import has_died
 from utils.strings import rank_list
@@ -171,7 +172,7 @@ class ValidationService:
         """Records and logs, once, that an evaluating process has ended."""
         if self._failure:
             return
-        dead = [rank for rank in self._ranks if has_died(self._run_store.get(f"process/{rank}").decode())]
+        dead = [rank for rank in self._ranks if has_died(self._run_store.get(process_key(rank)).decode())]
         if self._store.check([FAILED]):
             self._failure = self._store.get(FAILED).decode()
         elif dead:

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
-from utils.decoder_warnings import exit_at_once
 from utils.distributed.context import DistributedContext, all_objects
 from utils.errors import Stopped
 from utils.files.safe_io import open_direct
 from utils.logger import get_logger
+from utils.process.entrypoint import exit_at_once
 from utils.process.exit_codes import USER_ERROR
 from utils.process.identity import has_died, this_process
 from utils.process.stop_signals import StopSignals

@@ -14,7 +14,7 @@ from data.labels.report import ScanReport
 from engine.issues.small_boxes import SMALL_PX, median_side, remedy_for_small_boxes
 from utils.boxes import scale_boxes, xywh_to_xyxy, xyxy_to_cxcywh
 from utils.drawing import page
-from utils.drawing.figures import AxisLabels, Mark, Picture, bars_picture, heat_picture, histogram_picture
+from utils.drawing.figures import AxisLabels, Mark, Picture, bar_chart_picture, heatmap_picture, histogram_picture
 from utils.strings import counted
 
 HEAT_CELLS = 24
@@ -148,7 +148,7 @@ def _class_bars(census: Census, names: Sequence[str]) -> Picture:
     counts = census.class_boxes[order]
     subset = f"{MAX_BARS} of {len(names)} classes" if len(names) > MAX_BARS else "each class"
     labels = AxisLabels("", "boxes", f"Boxes of {subset} ({census.split})")
-    return bars_picture([names[c] for c in order], counts, [f"{count:,}" for count in counts], labels)
+    return bar_chart_picture([names[c] for c in order], counts, [f"{count:,}" for count in counts], labels)
 
 
 def _size_histogram(census: Census, imgsz: int) -> Picture:
@@ -167,4 +167,4 @@ def _center_map(census: Census) -> Picture:
     labels = AxisLabels(
         "x (fraction of the image's width)", "y (fraction of its height)", f"Centers of the boxes ({census.split})"
     )
-    return heat_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")
+    return heatmap_picture(census.centers, labels, f"the strongest color: {counted(int(census.centers.max()), 'box')}")

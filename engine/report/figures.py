@@ -15,9 +15,9 @@ from utils.drawing.figures import (
     Line,
     Mark,
     Picture,
-    bars_picture,
+    bar_chart_picture,
     new_figure,
-    picture_of,
+    render_figure,
     short_label,
 )
 
@@ -108,7 +108,7 @@ def confusion_picture(confusion: np.ndarray, names: Sequence[str], title: str) -
         for row, column in np.argwhere(confusion > 0):
             ink = "white" if fractions[row, column] > 0.5 else "black"
             axes.text(column, row, str(confusion[row, column]), ha="center", va="center", fontsize=7, color=ink)
-    return picture_of(figure)
+    return render_figure(figure)
 
 
 def errors_picture(errors: ErrorSplit) -> Picture:
@@ -118,4 +118,4 @@ def errors_picture(errors: ErrorSplit) -> Picture:
     texts = [f"{c:.3f}" for c in costs]
     texts[: len(KINDS)] = [f"{c:.3f}\n({n:,})" for c, n in zip(errors.cost, errors.counts.sum(0))]
     labels = AxisLabels("kind of error", "AP50 to be gained", f"Errors; AP50 is {errors.ap:.3f}")
-    return bars_picture(names, costs, texts, labels)
+    return bar_chart_picture(names, costs, texts, labels)

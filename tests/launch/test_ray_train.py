@@ -23,7 +23,7 @@ from tests.helpers.messages import refused
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, error_of
 from tests.helpers.tiny import write_dataset, write_model
-from utils.child import RunResult, start
+from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
 from utils.config.settings import AUTO, TrainConfig
 from utils.errors import UserError
@@ -47,9 +47,9 @@ def test_ray_reports_no_usage_unless_the_user_wants_it(monkeypatch, given, used)
 
     def import_ray(*_: str) -> None:
         seen.append(os.environ["RAY_USAGE_STATS_ENABLED"])
-        raise UserError("not installed")
+        raise ModuleNotFoundError(name="ray")
 
-    monkeypatch.setattr(ray_train, "require_package", import_ray)
+    monkeypatch.setattr("utils.machine.packages.import_quietly", import_ray)
     with pytest.raises(UserError, match="not installed"):
         ray_train.main(["--", "--data", "demo"])
     assert seen == [used]
@@ -144,7 +144,7 @@ def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, mon
     """Rank 1 is refused a moment after its worker has polled. Ray used to retry a job that can never succeed."""
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
-    with start(["true"]) as child:
+    with start_child(["true"]) as child:
         results = ray_train.report_until_done(tmp_path, child, rank=0)
     assert ray_train.refusal_of(results) == REFUSED.reason
 
@@ -175,7 +175,7 @@ def work(tmp_path, monkeypatch):
     ray.train.collective.broadcast_from_rank_zero = lambda value: value
     for name, module in {"ray": ray, "ray.train": ray.train, "ray.train.collective": ray.train.collective}.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(ray_train, "find_meeting_point", lambda: ("127.0.0.1", free_port()))
+    monkeypatch.setattr(ray_train, "rendezvous_address", lambda: ("127.0.0.1", free_port()))
     monkeypatch.setattr(ray_train, "gather", lambda status: [status])
     monkeypatch.setattr(ray_train, "POLL_S", 0.1)
     write_dataset(tmp_path / "set", train=4, val=2)

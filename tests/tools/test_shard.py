@@ -292,6 +292,13 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
     assert list((tmp_path / "new").glob("*out*")) == []
 
 
+def test_a_folder_that_cannot_be_created_is_refused_before_the_scan(source: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    shutil.rmtree(source.parent / "images")  # a scan would fail
+    with refused(f"{tmp_path}/file: is a file, not a folder; choose another folder"):
+        written(source, tmp_path / "file" / "deep" / "out")
+
+
 def test_a_disk_without_space_for_an_image_is_named_by_the_output(source: Path, tmp_path: Path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.helpers.processes import ROOT
-from utils.child import RunFailed, start
+from utils.child import RunFailed, start_child
 from utils.errors import Stopped
 from utils.process.exit_codes import INTERRUPTED, REQUEUE
 from utils.process.outcome import Outcome
@@ -43,7 +43,9 @@ BEGUN = "report_begun('exp'); "
 )
 def test_how_a_command_ends(code, outcome, reason):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with start([sys.executable, "-c", PROGRAM, code], environment=environment, stderr=subprocess.DEVNULL) as child:
+    with start_child(
+        [sys.executable, "-c", PROGRAM, code], environment=environment, stderr=subprocess.DEVNULL
+    ) as child:
         result = child.wait()
         assert child.poll() == result
     assert result.outcome == outcome
@@ -59,13 +61,13 @@ def test_how_a_command_ends(code, outcome, reason):
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", REQUEUE), ("USR1", REQUEUE), ("INT", INTERRUPTED)])
 def test_a_signal_that_a_command_does_not_handle_yet_stops_it(name, code):
-    with start(["sh", "-c", f"kill -{name} $$"]) as child, pytest.raises(Stopped) as caught:
+    with start_child(["sh", "-c", f"kill -{name} $$"]) as child, pytest.raises(Stopped) as caught:
         child.wait().check()
     assert caught.value.code == code
 
 
 def test_a_command_ends_with_the_block():
-    with start(["sleep", "60"], stop=signal.SIGINT) as child:
+    with start_child(["sleep", "60"], stop=signal.SIGINT) as child:
         assert child.poll() is None
     assert child.process.returncode == -signal.SIGINT
 
@@ -73,6 +75,6 @@ def test_a_command_ends_with_the_block():
 def test_a_child_runs_in_the_folder_and_the_session_that_are_asked_for(tmp_path):
     code = f"import os; print(os.getcwd(), os.getsid(0) != {os.getsid(0)})"
     words = [sys.executable, "-c", code]
-    with start(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
+    with start_child(words, cwd=str(tmp_path), stdout=subprocess.PIPE, start_new_session=True) as child:
         output, _ = child.process.communicate()
     assert output.decode().split() == [str(tmp_path), "True"]

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from tests.helpers.damaged_jpegs import make_jpeg, replace_middle
-from utils.decoder_warnings import pass_on, watched
+from utils.decoder_warnings import capture_warning, flush_captured
 
 
 def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
@@ -19,7 +19,7 @@ def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
     damaged = replace_middle(make_jpeg(2), "other")
 
     def decode(data):
-        return watched(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
+        return capture_warning(lambda: cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR))
 
     stop = threading.Event()
 
@@ -46,18 +46,18 @@ def test_decoder_warnings_are_attributed_to_the_right_thread(tmp_path, capfd):
 def test_output_printed_during_decoding_is_kept_when_the_process_ends(capfd):
     inside = threading.Event()
     goes_on = threading.Event()
-    decoder = threading.Thread(target=watched, args=(lambda: inside.set() or goes_on.wait(20),))
+    decoder = threading.Thread(target=capture_warning, args=(lambda: inside.set() or goes_on.wait(20),))
     decoder.start()
     inside.wait(20)
     os.write(2, b"Premature end of JPEG file\nerror: x\n")
     assert capfd.readouterr().err == ""
-    pass_on()
+    flush_captured()
     assert capfd.readouterr().err == "error: x\n"
     os.write(2, b"later\n")
     assert capfd.readouterr().err == "later\n"
     goes_on.set()
     decoder.join()
-    assert watched(lambda: os.write(2, b"Corrupt JPEG data: x\ny\n")) == (23, "Corrupt JPEG data: x")
+    assert capture_warning(lambda: os.write(2, b"Corrupt JPEG data: x\ny\n")) == (23, "Corrupt JPEG data: x")
     assert capfd.readouterr().err == "y\ny\n"  # decoded twice
 
 
@@ -66,6 +66,6 @@ def test_a_message_of_several_lines_is_captured_whole(capfd):
     message = (
         b"[ERROR:0@0.111] global loadsave.cpp:1355 imdecode_ can't read header\n> Unsupported:\n>     'bits' is 5\n\n"
     )
-    _, warning = watched(lambda: os.write(2, message + b"other\n"))
+    _, warning = capture_warning(lambda: os.write(2, message + b"other\n"))
     assert warning == "imdecode_ can't read header"
     assert capfd.readouterr().err == "other\nother\n"  # decoded twice

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.results_csv import ResultsTable, read_columns
-from utils.child import Child, RunResult, start
+from utils.child import Child, RunResult, start_child
 from utils.config.settings import AUTO, TrainConfig
 from utils.config.settings_file import settings_file
 from utils.errors import UserError
@@ -81,7 +81,9 @@ def can_begin(config: TrainConfig, scratch: Path) -> bool:
         scratch_config = dataclasses.replace(config, project=str(folder), name="run", tracker=[])
         with (
             settings_file(scratch_config) as settings,
-            start([*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child,
+            start_child(
+                [*command_prefix("train"), settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as child,
         ):
             while child.process.poll() is None and not child.has_begun:
                 with suppress(subprocess.TimeoutExpired):
@@ -113,7 +115,7 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
         settings_file(config) as settings,
         open(folder / ERRORS_TXT, "ab", opener=open_direct) as errors,
         signals.deferred(),
-        start(
+        start_child(
             [*command_prefix("train"), settings], stop=signal.SIGKILL, stdout=subprocess.DEVNULL, stderr=errors
         ) as child,
     ):

@@ -14,7 +14,7 @@ from engine.commands.scoring import score
 from engine.commands.val import open_model_and_data
 from tools.experiment.training import repeat_if_lost
 from tools.kfold.scores import DETECTIONS_FILE, ScoredFold, write_fold
-from utils.child import RunResult, start
+from utils.child import RunResult, start_child
 from utils.config.parser import parse_config
 from utils.config.search_settings import KfoldConfig
 from utils.config.settings import FIND_BATCH_SIZE, DataSettings, ValConfig
@@ -64,7 +64,7 @@ def run_scoring(validation: ValConfig) -> RunResult:
 def _run_process(validation: ValConfig) -> RunResult:
     with (
         settings_file(validation) as settings,
-        start([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,
+        start_child([*command_prefix("score-fold"), settings], stop=signal.SIGKILL) as child,
     ):
         return child.wait()
 

@@ -215,7 +215,7 @@ class _Worker:
     def _try_base_recipe(self, claim: Claim, reason: str) -> bool:
         """Returns whether a training with the base recipe can begin, although that of the trial ``claim`` could not.
         Then the hyper-parameters of the trial are the reason, and not the settings, the data or the machine."""
-        if self.space.is_base(claim.values):
+        if self.space.is_baseline(claim.values):
             return False
         message = "trial %d: cannot begin (%s); checking whether a training with the base recipe can"
         get_logger().warning(message, claim.number, reason)

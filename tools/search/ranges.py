@@ -1,6 +1,6 @@
 """Reads the ranges of a search: YAML files with hyper-parameters and their ranges (``configs/search``).
 
-lr0: [0.001, 0.03, log]      # from, to; with log, the logarithm is uniform
+lr_factor: [0.3, 3, log]     # from, to; with log, the logarithm is uniform
 degrees: [0, 10]             # integers if the hyper-parameter is one, else floats
 mosaic: {choice: [0, 0.5, 1]}
 fliplr: 0.5                  # fixed, as in a recipe
@@ -40,18 +40,19 @@ class Space:
     written: dict[str, Any]  # the ranges as written in the file
     base: Hyperparameters  # the recipe without ranges: the file's single values and --set
     train_defaults: Hyperparameters  # the values that train.py uses for hyper-parameters that a recipe omits
+    epochs: int  # of each training, on which the meaning of a null depends
 
     def suggest(self, trial: Trial) -> dict[str, Scalar]:
         """Returns the values for ``trial``, the same in repeated calls."""
         return {name: _suggested(trial, name, distribution) for name, distribution in self.ranges.items()}
 
-    def baseline_values(self, epochs: int) -> dict[str, Scalar]:
+    def baseline_values(self) -> dict[str, Scalar]:
         """Returns the base recipe's values that are in the ranges.
 
         A null that is not a choice of its range is replaced by its meaning in a run of ``epochs``.
         """
         base = asdict(self.base)
-        effective = base | {name: closing_epochs(base[name], epochs) for name in ("close_mosaic", "close_scale")}
+        effective = base | {name: closing_epochs(base[name], self.epochs) for name in ("close_mosaic", "close_scale")}
         known: dict[str, Scalar] = {}
         for name, distribution in self.ranges.items():
             for value in (effective[name], base[name]):  # the recipe's own value wins if both are in the range
@@ -70,9 +71,9 @@ class Space:
             if value != defaults[name] or value != train_defaults[name] or name in values
         }
 
-    def is_base(self, values: dict[str, Scalar]) -> bool:
-        """Returns whether ``values`` are those of the base recipe."""
-        return asdict(self.base) | values == asdict(self.base)
+    def is_baseline(self, values: dict[str, Scalar]) -> bool:
+        """Returns whether ``values``, of all ranges, are those of the base recipe."""
+        return values == self.baseline_values()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the ranges and the fixed hyper-parameters, which must not change while a search continues."""
@@ -132,7 +133,7 @@ def read_space(config: SearchConfig) -> Space:
         name = item.partition("=")[0].strip()
         if name in ranges:
             raise UserError(f"--set {item}: {path} searches {name}; remove one")
-    return Space(ranges, written, base, train_defaults)
+    return Space(ranges, written, base, train_defaults, config.epochs)
 
 
 def _distribution(name: str, value: Any, path: str) -> Distribution:
@@ -142,6 +143,16 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
         """Returns ``item`` converted to the type of the hyper-parameter. Raises UserError."""
         return getattr(build(Hyperparameters, {name: item}, path, unknown_hyperparameter), name)
 
+    def interval(low: Any, high: Any, *, log: bool = False) -> IntDistribution | FloatDistribution:
+        """Builds the distribution from ``low`` to ``high``. Raises UserError."""
+        start = checked(low)
+        end = checked(high)
+        if start > end:
+            raise UserError(f"{path}: {name}: the range ends at {end}, below its start {start}")
+        if log and start <= 0:
+            raise UserError(f"{path}: {name}: a range with log must start above 0, not at {start}")
+        return interval_type(start, end, log=log)
+
     is_int = typing.get_type_hints(Hyperparameters).get(name) in (int, int | None)
     interval_type = IntDistribution if is_int else FloatDistribution
     try:
@@ -149,9 +160,9 @@ def _distribution(name: str, value: Any, path: str) -> Distribution:
             case {"choice": [*choices]} if len(value) == 1 and len(choices) > 1 and name != "albumentations":
                 return CategoricalDistribution([checked(item) for item in choices])
             case [low, high] if None not in value:
-                return interval_type(checked(low), checked(high))
+                return interval(low, high)
             case [low, high, "log"] if None not in value:
-                return interval_type(checked(low), checked(high), log=True)
+                return interval(low, high, log=True)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: {name}: {error}") from None
     raise UserError(f"{path}: {name}: expected {RANGE_SYNTAX}, got {value!r}")

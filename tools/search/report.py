@@ -40,9 +40,11 @@ def write_report(
         unit: interval at which a trial reports its fitness: "epoch" or "fold".
         command: command line of a training, to which --hyp with the best recipe is added.
     """
+    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+    baselines = [frozen for frozen in complete if space.is_baseline(frozen.params)]
     write_csv(folder / TRIALS_CSV, _rows(trials, space, fitness, unit))
-    write_whole(folder / TRIALS_PNG, _figure(trials, fitness).png)
-    lines = format_trials(trials, fitness)
+    write_whole(folder / TRIALS_PNG, _figure(complete, baselines, fitness).png)
+    lines = [_count_by_state(trials), *_table(complete, baselines, fitness)]
     best = best_of(trials)
     if best is not None:
         recipe = folder / BEST_YAML
@@ -53,17 +55,19 @@ def write_report(
     return [*lines, f"all trials: {folder / TRIALS_CSV} and {folder / TRIALS_PNG}"]
 
 
-def format_trials(trials: Sequence[FrozenTrial], fitness: str) -> list[str]:
-    """Returns a line with the number of trials by outcome, and a line for each of the best trials."""
-    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
-    complete.sort(key=rank)
+def _count_by_state(trials: Sequence[FrozenTrial]) -> str:
+    """Returns a line with the number of trials by state."""
     counts = {state: sum(frozen.state == state for frozen in trials) for state in STATE_NAMES}
     summary = ", ".join(f"{count} {STATE_NAMES[state]}" for state, count in counts.items() if count)
-    lines = [f"{counted(len(trials), 'trial')}: {summary}", f"trial  {fitness:>10}  hyper-parameters"]
-    for frozen in complete[:PRINTED_TRIALS]:
-        baseline = "  (baseline)" if frozen.number == 0 else ""
-        lines.append(f"{frozen.number:>5}  {frozen.value:10.4f}  {' '.join(values_text(frozen.params))}{baseline}")
-    return lines
+    return f"{counted(len(trials), 'trial')}: {summary}"
+
+
+def _table(complete: Sequence[FrozenTrial], baselines: Sequence[FrozenTrial], fitness: str) -> Iterator[str]:
+    """Yields a header, and a line for each of the best trials."""
+    yield f"trial  {fitness:>10}  hyper-parameters"
+    for frozen in sorted(complete, key=rank)[:PRINTED_TRIALS]:
+        label = "  (baseline)" if frozen in baselines else ""
+        yield f"{frozen.number:>5}  {frozen.value:10.4f}  {' '.join(values_text(frozen.params))}{label}"
 
 
 def last_step(frozen: FrozenTrial) -> int:
@@ -85,12 +89,11 @@ def _rows(trials: Sequence[FrozenTrial], space: Space, fitness: str, unit: str) 
         )
 
 
-def _figure(trials: Sequence[FrozenTrial], fitness: str) -> Picture:
-    """Draws the fitness of the complete trials, the best so far, and the baseline if it is complete."""
-    complete = [frozen for frozen in trials if frozen.state == TrialState.COMPLETE]
+def _figure(complete: Sequence[FrozenTrial], baselines: Sequence[FrozenTrial], fitness: str) -> Picture:
+    """Draws the fitness of the complete trials, the best so far, and a baseline if there is one."""
     numbers = np.array([frozen.number for frozen in complete], np.float64)
     values = np.array([frozen.value for frozen in complete], np.float64)
     lines = [Line("trial", numbers, values), Line("best so far", numbers, np.maximum.accumulate(values))]
-    if complete and complete[0].number == 0:
-        lines.append(Line("baseline", numbers, np.full_like(values, values[0])))
+    if baselines:
+        lines.append(Line("baseline", numbers, np.full_like(values, baselines[0].value)))
     return chart_picture(Chart("Complete trials", lines, "trial", fitness, x_is_whole=True))

@@ -4,7 +4,7 @@ The processes may be on several machines that share the folder. The journal stor
 (locks.py) tells whether its process is still running:
 
     state in the journal    lock    the trial                    what follows
-    none                    free    is not drawn yet             `claim` draws it (the first has the recipe's values)
+    none                    free    is not drawn yet             `claim` draws it
     running                 held    is run by a process          `report` after each step, then `finish`
     running                 free    was interrupted              `claim` gives it to a process, which continues it
     complete, pruned, fail  free    has ended                    nothing
@@ -124,12 +124,12 @@ class SharedStudy:
         return None
 
     def _claim_new(self, trials: Sequence[FrozenTrial]) -> Claim | None:
-        """Draws a new trial; the first trial of a search has the values of the recipe."""
+        """Draws a new trial; the first trial of a search has the recipe's values, as far as the ranges hold them."""
         num_started = sum(frozen.state != TrialState.WAITING for frozen in trials)
         if num_started >= self._config.trials:
             return None
         if not trials:
-            self.study.enqueue_trial(self._space.baseline_values(self._config.epochs))
+            self.study.enqueue_trial(self._space.baseline_values())
         trial = self.study.ask()
         lock = lock_trial(self.folder_of(trial.number))
         assert lock is not None, "no other process can have locked a new trial"

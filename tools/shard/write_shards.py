@@ -85,6 +85,7 @@ def write_set(
     problem = problem_of_output(out, spec)
     if problem:
         raise UserError(f"{out}: {problem}; name another folder")
+    _check_parent(out)
     settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
@@ -102,6 +103,17 @@ def write_set(
     except OSError as error:
         raise UserError(f"{error.filename or out}: {os_reason(error)}") from None
     return list(indexes)
+
+
+def _check_parent(out: Path) -> None:
+    """Raises UserError, before the data set is scanned, if the parent folder of ``out`` is not one that can be created
+    or written."""
+    parent = out.absolute().parent
+    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
+    if not existing.is_dir():
+        raise UserError(f"{existing}: is a file, not a folder; choose another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{existing}: cannot be written; choose another folder")
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:
@@ -138,7 +150,7 @@ def _write_split(folder: Path, split: str, index: DatasetIndex, max_bytes: int, 
     members = {name: np.zeros(len(index), dtype) for name, dtype in MEMBER_ARRAYS.items()}
     contents = map_ahead(lambda i: read_bytes(index.path(i)), range(len(index)), threads=workers)
     with contextlib.closing(_TarFiles(folder, split, max_bytes)) as tars:
-        for i, content in enumerate(progress(contents, desc=f"writing {split}", total=len(index), enabled=True)):
+        for i, content in enumerate(progress(contents, desc=f"writing {split}", total=len(index))):
             label = json.dumps(_label(index, i, paths[i])).encode()
             members["position"][i] = tars.add(i, _suffix(paths[i]), content, label)
             members["size"][i] = len(content)

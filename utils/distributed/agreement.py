@@ -20,7 +20,7 @@ from utils.errors import PeerFailure, UserError
 from utils.program_folders import PROJECT
 from utils.strings import rank_list
 
-PACKAGES = ("utils", "data", "models", "engine", "scripts")  # "scripts" exists in the installed package only
+CODE_FOLDERS = ("utils", "data", "models", "engine", "scripts")  # "scripts" exists in the installed package only
 _MAX_LISTED_FACTS = 4
 _MAX_SHOWN_CHARACTERS = 60
 
@@ -79,9 +79,9 @@ def check_same_model(ctx: DistributedContext, model: _Model, from_files: Iterabl
 
 
 def product_version() -> str:
-    """Returns a digest of this program's own source files: 12 hex digits."""
+    """Returns a digest of the source files that determine a result, so not of tools or lockstep: 12 hex digits."""
     digest = hashlib.blake2b(digest_size=6)
-    files = [*PROJECT.glob("*.py"), *(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))]
+    files = [*PROJECT.glob("*.py"), *(path for package in CODE_FOLDERS for path in (PROJECT / package).rglob("*.py"))]
     for path in sorted(files):
         digest.update(path.relative_to(PROJECT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -111,7 +111,7 @@ def _check_same_recipe(ctx: DistributedContext, config: TrainConfig) -> None:
     recipes = all_objects(ctx, recipe)
     if recipe.is_missing:
         recipe = next((r for r in recipes if r.flags == recipe.flags and not r.is_missing), recipe)
-    check_agreement(ctx, {"the error of the recipe": recipe.error or "none"})
+    check_agreement(ctx, {"the error in reading --hyp": recipe.error or "none"})
     if not recipe.error:
         check_agreement(ctx, {f"hyper-parameter {name}": value for name, value in recipe.values.items()})
 

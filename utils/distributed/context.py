@@ -81,8 +81,8 @@ class DistributedContext:
 
 @contextmanager
 def torch_distributed_zero_first(ctx: DistributedContext) -> Iterator[None]:
-    """Runs the block on the first process of each node, then on the other processes, which use its results. All
-    processes enter and leave it as in `leaving_together`."""
+    """Runs the block on the first process of *each node* (not only on rank 0, despite the name), then on the other
+    processes, which use its results. All processes enter and leave it as in `leaving_together`."""
     is_ready = f"node {ctx.node_rank} is ready"
     with leaving_together(ctx) as barrier:
         if not ctx.is_node_leader:
@@ -106,7 +106,8 @@ def leaving_together(ctx: DistributedContext) -> Iterator[StoreBarrier]:
         rank = ctx.rank
         names = [f"process {number}" for number in range(ctx.world_size)]
         names[ctx.rank - ctx.local_rank] = f"the first process of node {ctx.node_rank}"
-    with StoreBarrier(ctx.store, f"together/{next(ctx._turns)}", rank=rank, names=names) as barrier:
+    title = f"together/{next(ctx._turns)}"
+    with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=range(len(names))) as barrier:
         yield barrier
         barrier.wait_all()
 

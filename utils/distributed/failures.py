@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.store_barrier import process_key
 from utils.errors import ExplainedError, PeerFailure, PeerLost, Stopped, UserError, first_line
 from utils.process.entrypoint import error_line
 from utils.process.identity import has_died
@@ -81,7 +82,7 @@ def _ended_process(store: dist.Store, world_size: int) -> str:
     with suppress(dist.DistError):
         for _ in range(20):  # its connections are closed a moment before it is gone
             for rank in range(world_size):
-                if has_died(store.get(f"process/{rank}").decode()):
+                if has_died(store.get(process_key(rank)).decode()):
                     return f"process {rank} of {world_size}"
             time.sleep(0.05)
     return "another process of this run"

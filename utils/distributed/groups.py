@@ -56,7 +56,7 @@ def check_group_size(ctx: DistributedContext, size: int) -> None:
     if not 1 <= size <= ctx.world_size or ctx.world_size % size:
         fitting = [n for n in range(1, ctx.world_size + 1) if ctx.world_size % n == 0]
         raise UserError(
-            f"groups of {size} processes do not divide the {ctx.world_size} of this run (--sync-bn); "
+            f"--sync-bn {size}: does not divide the {ctx.world_size} processes of this run; "
             f"use {', '.join(map(str, fitting))}"
         )
 

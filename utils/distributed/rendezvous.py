@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.store_barrier import process_key
 from utils.errors import PeerLost, UserError, first_line, os_reason
 from utils.logger import get_logger
 from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
@@ -33,10 +34,11 @@ from utils.process.identity import process_identity, this_process
 from utils.process.launch import Launch
 from utils.strings import counted, rank_list
 
-FIRST_LINE_S = 10.0  # waiting time after which a line is logged
-NEXT_LINES_S = 60.0  # interval between further lines
-HOSTED_S = 20.0  # a launcher's store runs before the processes start; if it does not answer, the launcher has died
-UNKNOWN_NAME = (
+FIRST_LOG_AFTER_S = 10.0  # waiting time after which a line is logged
+LOG_EVERY_S = 60.0  # interval between further lines
+# A launcher's store runs before the processes start; if it does not answer, the launcher has died.
+HOSTED_STORE_TIMEOUT_S = 20.0
+UNRESOLVED_HOST = (
     "the host name does not resolve here; use an address that all machines reach, or 127.0.0.1 on a single one "
     "(MASTER_ADDR; torchrun --local-addr or --master-addr)"
 )
@@ -50,7 +52,7 @@ def open_store(launch: Launch, timeout_s: float) -> dist.Store:
     """
     is_host = launch.rank == 0 and not launch.is_hosted
     if not is_host:
-        _wait_for_address(launch, min(timeout_s, HOSTED_S) if launch.is_hosted else timeout_s)
+        _wait_for_address(launch, min(timeout_s, HOSTED_STORE_TIMEOUT_S) if launch.is_hosted else timeout_s)
     try:
         tcp_store = dist.TCPStore(
             launch.address,
@@ -121,7 +123,7 @@ def _unreachable(launch: Launch, error: OSError) -> str:
     reason = os_reason(error)
     hint = f"is {host} running, is the address right (MASTER_ADDR, MASTER_PORT), does a firewall block it?"
     if isinstance(error, socket.gaierror):
-        hint = UNKNOWN_NAME
+        hint = UNRESOLVED_HOST
     process = f"process {launch.rank} of {launch.world_size}"
     return f"{process}: {launch.address}:{launch.port}, where {host} should be, does not answer ({reason}); {hint}"
 
@@ -136,7 +138,7 @@ def _check_in(store: dist.Store, launch: Launch, timeout_s: float) -> None:
     size = store.compare_set("world size", "", str(launch.world_size)).decode()
     if size != str(launch.world_size):
         raise UserError(f"{description}: another process of this run has WORLD_SIZE={size}")
-    store.set(f"process/{launch.rank}", this_process())
+    store.set(process_key(launch.rank), this_process())
     store.set(f"here/{launch.rank}", description)
     store.add("arrived", 1)
 
@@ -155,19 +157,19 @@ def _wait_until(
     """Waits until ``is_done()`` is true. Logs ``problem()`` after ten seconds and then every minute, and raises
     PeerLost with it after ``timeout_s``."""
     started = time.monotonic()
-    next_line_s = FIRST_LINE_S
+    next_log_s = FIRST_LOG_AFTER_S
     while not is_done():
         waited_s = time.monotonic() - started
         if waited_s > timeout_s:
             raise PeerLost(f"gave up after {waited_s:.0f} s: {problem()}")
-        if waited_s >= next_line_s:
-            next_line_s += NEXT_LINES_S
+        if waited_s >= next_log_s:
+            next_log_s += LOG_EVERY_S
             if logs:
                 get_logger().warning("still waiting after %.0f s: %s", waited_s, problem())
         time.sleep(poll_s)
 
 
-class _Place(NamedTuple):
+class _Placement(NamedTuple):
     """The position of a process among the training, or the evaluating, processes of its node."""
 
     local_rank: int
@@ -246,6 +248,7 @@ def _init_process_group(ctx: DistributedContext, launch: Launch, timeout_s: floa
     assert ctx.store is not None
     try:
         ctx.store.set_timeout(timeout)
+        ctx.store.set(process_key(ctx.rank), this_process())  # evaluating processes have a store and ranks of their own
         dist.init_process_group(
             ctx.backend,
             store=dist.PrefixStore("group", ctx.store),
@@ -269,7 +272,7 @@ class _Node(NamedTuple):
     gpus: set[str]  # identities
 
 
-def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Place:
+def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Placement:
     """Returns the place of this process. Every process of the run must call this.
 
     Raises UserError on all training processes of a node that has fewer devices than training processes.
@@ -281,7 +284,7 @@ def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: 
     return _place_of_evaluator(launch, devices, nodes, eval_ranks)
 
 
-def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _Node, eval_ranks: int) -> _Place:
+def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _Node, eval_ranks: int) -> _Placement:
     """Returns the place of a training process, or of any process of a run without ``--eval-ranks``. These processes get
     the GPUs of a node first."""
     local_rank = launch.local_rank
@@ -291,18 +294,18 @@ def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _No
         local_rank = trainers.index(launch.rank)
         local_world_size = len(trainers)
     if not devices:
-        return _Place(local_rank, local_world_size, torch.device("cpu"))
+        return _Placement(local_rank, local_world_size, torch.device("cpu"))
     if local_world_size > len(node.gpus):
         gpus = counted(len(node.gpus), "GPU")
         raise UserError(
             f"{local_world_size} processes on a node with {gpus}: start one for each (--nproc_per_node or --spawn)"
         )
-    return _Place(local_rank, local_world_size, devices[local_rank % len(devices)])
+    return _Placement(local_rank, local_world_size, devices[local_rank % len(devices)])
 
 
 def _place_of_evaluator(
     launch: Launch, devices: Sequence[torch.device], nodes: Mapping[int, _Node], eval_ranks: int
-) -> _Place:
+) -> _Placement:
     """Returns the place of an evaluating process. It gets a GPU of its own if every node has at least as many GPUs as
     processes; otherwise it uses the CPU."""
     ranks_of_node = nodes[launch.node_rank].ranks
@@ -311,7 +314,7 @@ def _place_of_evaluator(
     device = torch.device("cpu")
     if devices and all(len(node.gpus) >= len(node.ranks) for node in nodes.values()):
         device = devices[ranks_of_node.index(launch.rank) % len(devices)]  # after those of the training processes
-    return _Place(local_rank, len(evaluators), device)
+    return _Placement(local_rank, len(evaluators), device)
 
 
 def _exchange_devices(store: dist.Store, launch: Launch, devices: Sequence[torch.device]) -> dict[int, _Node]:

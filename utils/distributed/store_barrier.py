@@ -16,12 +16,18 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from utils.errors import ExplainedError, PeerFailure, PeerLost, Stopped, first_line
-from utils.process.identity import has_died, this_process
+from utils.process.identity import has_died
 
 HEARTBEAT_S = 1.0
 LOST_AFTER_S = 60.0  # a process can hold the interpreter lock for long, e.g. while parsing a large file
 _CHECK_ALIVE_EVERY_S = 0.5
 _LINGER_S = 2.0
+
+
+def process_key(rank: int) -> str:
+    """Returns the key under which a process's identity (`this_process`) is in the store of its group, once it has
+    joined the run."""
+    return f"process/{rank}"
 
 
 class StoreBarrier:
@@ -34,23 +40,31 @@ class StoreBarrier:
     | it raises inside the context | `_report`, `_raise_failure` | PeerFailure with its message, or `Stopped` |
     | the same, while it hosts the store, which ends with it | `_wait_for_readers` | the same |
     | it is killed, on this machine (out of memory) | `_check_alive`: its process id | PeerLost, within a second |
-    | it hangs, or its machine is lost | `_check_alive`: heartbeats | PeerLost, after a minute |
+    | it hangs, or its machine is lost, inside the context | `_check_alive`: heartbeats | PeerLost, after a minute |
     | it hosts the store, and is killed | `_contact` | PeerLost |
 
+    A process may also be killed before it enters the context. It may be late without limit.
+
     Args:
-        store: the run's store; None if there is a single process, which never waits.
+        store: the store of the group (`DistributedContext.store`); None if there is a single process, which never
+            waits.
         title: the same in all processes, and unique within the run.
         rank: the index of this process in ``names``.
         names: names of the processes in messages.
+        group_ranks: ranks of the processes in the group.
     """
 
-    def __init__(self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str]) -> None:
+    def __init__(
+        self, store: dist.Store | None, title: str, *, rank: int, names: Sequence[str], group_ranks: Sequence[int]
+    ) -> None:
+        self._group_store = store
         self._prefix_store: dist.PrefixStore | None = None
         if len(names) > 1:
             assert store is not None, "several processes need a store"
             self._prefix_store = dist.PrefixStore(f"barrier/{title}", store)
         self._rank = rank
         self._names = names
+        self._group_ranks = group_ranks
         self._rounds = 0
         self._alive_checked_at = 0.0
         self._beats: dict[int, tuple[bytes, float]] = {}  # rank -> its last heartbeat, and when it was first seen
@@ -59,7 +73,6 @@ class StoreBarrier:
 
     def __enter__(self) -> StoreBarrier:
         if self._prefix_store is not None:
-            self._store.set(f"{self._rank}/process", this_process())
             self._heartbeat.start()
         return self
 
@@ -166,8 +179,9 @@ class StoreBarrier:
             return
         self._alive_checked_at = now
         name = self._names[rank]
-        process = self._value(f"{rank}/process").decode()
-        if process and has_died(process):
+        assert self._group_store is not None, "a single process watches nobody"
+        process = self._group_store.get(process_key(self._group_ranks[rank])).decode()
+        if has_died(process):
             self.check()  # it may have reported why
             raise PeerLost(
                 f"{name} (process {process.split()[0]}) died while the others waited for it; is there enough memory?"

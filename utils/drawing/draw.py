@@ -10,7 +10,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from utils.decoder_warnings import watched
+from utils.decoder_warnings import capture_warning
 from utils.drawing.text import text_mask, write_text
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
@@ -95,7 +95,7 @@ def write_image(path: str | Path, image: np.ndarray) -> None:
 def encode_image(image: np.ndarray, suffix: str, path: str | Path) -> bytes:
     """Encodes an RGB image in the format of ``suffix``. Raises UserError about ``path``, as `write_image` does."""
     bgr = np.ascontiguousarray(image[..., ::-1])
-    (ok, encoded), _ = watched(lambda: cv2.imencode(suffix, bgr))  # keeps its warnings from a decoder's
+    (ok, encoded), _ = capture_warning(lambda: cv2.imencode(suffix, bgr))  # keeps its warnings from a decoder's
     if not ok:
         raise UserError(f"{path}: {image.shape[1]}x{image.shape[0]} pixels cannot be written in the format {suffix}")
     return encoded.tobytes()

@@ -104,14 +104,14 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def picture_of(figure: Figure) -> Picture:
+def render_figure(figure: Figure) -> Picture:
     """Renders a figure created by `new_figure`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in a script that the font lacks
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")  # class names in other scripts
         canvas.draw()
     return Picture(np.asarray(canvas.buffer_rgba())[..., :3].copy())
 
@@ -133,19 +133,19 @@ def chart_picture(chart: Chart) -> Picture:
         _draw_mark(axes, chart.mark)
     if rows:
         figure.legend(loc="outside lower center", ncols=columns, fontsize=7.5, frameon=False, labelspacing=0.2)
-    return picture_of(figure)
+    return render_figure(figure)
 
 
 def _draw_line(axes: Axes, line: Line, number: int) -> None:
-    known = np.isfinite(line.y)
+    finite = np.isfinite(line.y)
     axes.plot(
-        line.x[known],
-        line.y[known],
+        line.x[finite],
+        line.y[finite],
         color=LINE_COLORS[number % len(LINE_COLORS)],
         linestyle="-" if number < len(LINE_COLORS) else "--",
         linewidth=2.5 if line.is_strong else 1.3,
         zorder=3 if line.is_strong else 2,
-        marker="." if known.sum() <= MAX_MARKED_POINTS else None,
+        marker="." if finite.sum() <= MAX_MARKED_POINTS else None,
         markersize=4,
         label=short_label(line.name),
     )
@@ -195,20 +195,20 @@ def histogram_picture(
     label_axes(axes, labels, note)
     if mark:
         _draw_mark(axes, mark)
-    return picture_of(figure)
+    return render_figure(figure)
 
 
-def heat_picture(counts: np.ndarray, labels: AxisLabels, note: str = "") -> Picture:
+def heatmap_picture(counts: np.ndarray, labels: AxisLabels, note: str = "") -> Picture:
     """Draws cells of ``counts`` (rows, columns), row 0 at the top, over axes from 0 to 1; a stronger color means
     more."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     axes.imshow(counts, cmap="Blues", vmin=0, extent=(0, 1, 1, 0), aspect="auto", interpolation="nearest")
     label_axes(axes, labels, note)
-    return picture_of(figure)
+    return render_figure(figure)
 
 
-def bars_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
+def bar_chart_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str], labels: AxisLabels) -> Picture:
     """Draws a bar with text above it for each name."""
     figure = new_figure(max(WIDTH, 0.4 * len(names) + 1), HEIGHT)
     axes = figure.subplots()
@@ -218,7 +218,7 @@ def bars_picture(names: Sequence[str], values: np.ndarray, texts: Sequence[str],
     for bar, (value, text) in enumerate(zip(values, texts)):
         axes.annotate(text, (bar, value), (0, 2), textcoords="offset points", ha="center", fontsize=6)
     axes.margins(y=0.15)
-    return picture_of(figure)
+    return render_figure(figure)
 
 
 def short_label(text: str) -> str:

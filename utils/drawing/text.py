@@ -33,7 +33,7 @@ def text_mask(text: str, size: int) -> np.ndarray:
     """Renders one line of text as coverage, uint8 (h, w). The height depends only on the font.
 
     The font is matplotlib's DejaVu Sans (Latin, Greek, Cyrillic, Arabic, ...), or else a system font that has all
-    letters of the text. Letters that the font lacks are written as ``<code point>``.
+    letters of the text. Characters without a glyph are written as ``<code point>``.
     """
     from PIL import Image, ImageDraw
 
@@ -62,7 +62,7 @@ def _has_all(path: str, text: str) -> bool:
 
 
 def _with_code_points(text: str, path: str) -> str:
-    """Replaces the letters that a font lacks by their code points. ``path``: "" for Pillow's built-in font."""
+    """Replaces characters without a glyph in a font by their code points. ``path``: "" for Pillow's built-in font."""
     if not path:
         return text
     letters = _charmap(path)

@@ -37,8 +37,8 @@ def url_path(url: str) -> str:
 def open_url(url: str) -> http.client.HTTPResponse:
     """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
     authentication, but not to another host after a redirect. Raises one of `NETWORK_ERRORS` on failure."""
-    address = urllib.parse.quote(without_login(url), safe=_RESERVED)
-    request = urllib.request.Request(address, headers={"User-Agent": "lockstep"})
+    address = re.sub("(?<=://)[^/?#]+", lambda host: host[0].encode("idna").decode(), without_login(url), count=1)
+    request = urllib.request.Request(urllib.parse.quote(address, safe=_RESERVED), headers={"User-Agent": "lockstep"})
     login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
     if separator:
         token = base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()

@@ -20,7 +20,7 @@ def make_current(device: torch.device) -> None:
 
 def parse_devices(device: str) -> tuple[torch.device, ...]:
     """Parses ``--device``, which may list several CUDA devices. Raises UserError for devices that do not exist."""
-    name = device.strip().lower().replace("cuda:", "")
+    name = re.sub("cuda:(?=[0-9])", "", device.strip().lower())
     if not name and not torch.cuda.is_available():
         name = "mps" if torch.backends.mps.is_available() else "cpu"
     if name == "cpu":

@@ -13,7 +13,7 @@ from typing import cast
 
 from utils.errors import UserError
 
-PACKAGES = {  # packages whose module has another name
+DISTRIBUTION_NAMES = {  # of packages whose module has another name
     "PIL": "pillow",
     "ai_edge_litert": "ai-edge-litert",
     "ai_edge_quantizer": "ai-edge-quantizer",
@@ -27,7 +27,7 @@ _NO_TELEMETRY = {
     "albumentations": {"NO_ALBUMENTATIONS_UPDATE": "1"},  # otherwise it looks for a newer version
     "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true"},
     "onnxruntime": {"ORT_DISABLE_TELEMETRY": "1"},
-    "ray": {"RAY_USAGE_STATS_ENABLED": "0"},
+    "ray": {"RAY_USAGE_STATS_ENABLED": "0"},  # nightly versions report by default
     "wandb": {"WANDB_ERROR_REPORTING": "false"},
 }
 _REPORTING_PACKAGES = {"openvino": "openvino_telemetry"}  # would report imports and conversions
@@ -43,7 +43,7 @@ def require_installed(modules: Iterable[str], purpose: str, alternative: str) ->
     if len(missing) == 1:
         raise _missing_package(missing[0], "is not installed", purpose, alternative)
     if missing:
-        packages = ", ".join(PACKAGES.get(module, module) for module in missing)
+        packages = ", ".join(DISTRIBUTION_NAMES.get(module, module) for module in missing)
         requirements = " ".join(dict.fromkeys(_requirement(module) for module in missing))
         raise UserError(
             f"{purpose}: the packages {packages} are not installed; pip install {requirements}, or {alternative}"
@@ -79,13 +79,13 @@ def import_quietly(name: str) -> ModuleType:
 
 
 def _missing_package(module: str, reason: str, purpose: str, alternative: str) -> UserError:
-    package = PACKAGES.get(module, module)
+    package = DISTRIBUTION_NAMES.get(module, module)
     return UserError(f"{purpose}: the package {package} {reason}; pip install {_requirement(module)}, or {alternative}")
 
 
 def _requirement(module: str) -> str:
     """Returns the requirement for pip, with the extras in use."""
-    return _REQUIREMENTS.get(module) or PACKAGES.get(module, module)
+    return _REQUIREMENTS.get(module) or DISTRIBUTION_NAMES.get(module, module)
 
 
 @contextlib.contextmanager

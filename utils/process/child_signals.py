@@ -16,7 +16,7 @@ _ADVICE: dict[int, str] = {signal.SIGKILL: "is there enough memory?", signal.SIG
 
 
 def cause_of_signal(number: int) -> Cause:
-    """Returns the cause that a signal stands for which ended a process.
+    """Returns the cause of a death by this signal.
 
     | signal | reason | cause |
     | --- | --- | --- |

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from utils.decoder_warnings import exit_at_once
+from utils.decoder_warnings import flush_captured
 from utils.errors import (
     ExplainedError,
     FailedCheck,
@@ -31,8 +31,8 @@ from utils.machine.malloc import keep_freed_memory
 from utils.process.exit_codes import BUG, CHECK_FAILED, INTERRUPTED, PIPE_CLOSED, USER_ERROR
 from utils.process.interrupts import raise_on_interrupt, repeat_interrupt
 from utils.process.limits import DISK_FULL, cause_of, explain_limit
-from utils.process.result_file import report_error, take_result_file
-from utils.process.standard_streams import keep_standard_streams, output_error
+from utils.process.result_file import claim_result_file, report_error
+from utils.process.standard_streams import output_error, tolerate_broken_streams
 from utils.program_folders import cache_folder
 
 SPIN_COUNT = "20000"
@@ -72,8 +72,8 @@ def _run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | Non
 
 def _prepare_process() -> None:
     """Configures the process before torch and Matplotlib are loaded, and installs hooks for errors without a caller."""
-    keep_standard_streams()
-    take_result_file()
+    tolerate_broken_streams()
+    claim_result_file()
     # Importing torch creates some 500,000 objects, none of them garbage. With the default threshold they are scanned so
     # often that training starts half a second later. After that it hardly matters: a training step leaves no cycles.
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
@@ -215,3 +215,9 @@ def _exit(code: int, *, destroy_group: bool) -> NoReturn:
         child.terminate()
     sys.stdout.flush()
     exit_at_once(code)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """Ends the process without any cleanup except for forwarding captured standard error."""
+    flush_captured()
+    os._exit(code)

@@ -34,15 +34,16 @@ class Launch:
     @property
     def launcher(self) -> str:
         """The launcher's name in messages."""
-        return "torchrun" if self.run_id else "the environment"
+        return _launcher_name(self.run_id)
 
 
-def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use torchrun or --spawn") -> Launch | None:
-    """Reads the rank of this process from the environment. Returns None if the process is not one of several.
+def _launcher_name(run_id: str) -> str:
+    return "torchrun" if run_id else "the environment"
 
-    Args:
-        environ: None for this process's environment.
-        instead: what to do instead of starting copies, for the message that refuses them.
+
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch | None:
+    """Reads the rank of this process from ``environ`` (None: this process's environment). Returns None if the process
+    is not one of several.
 
     Raises UserError for variables that are incomplete, not numbers, or contradictory, and for independent copies of the
     program, which would overwrite each other's files.
@@ -50,7 +51,7 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
     environ = os.environ if environ is None else environ
     present = [name for name in _VARIABLES if environ.get(name)]
     if not present:
-        _check_no_copies(environ, instead)
+        _check_no_copies(environ, "use torchrun or --spawn")
         return None
     if len(present) < len(_VARIABLES):
         missing = ", ".join(name for name in _VARIABLES if name not in present)
@@ -78,7 +79,8 @@ def read_launch(environ: Mapping[str, str] | None = None, *, instead: str = "use
 
 
 def _check_no_copies(environ: Mapping[str, str], instead: str) -> None:
-    """Raises UserError if a launcher has started independent copies of the program."""
+    """Raises UserError if a launcher has started independent copies of the program. ``instead`` is what to do instead
+    of starting them."""
     for name, launcher in _COPIES.items():
         count = _number(environ, name, default="1")
         # The shell of ``srun --pty`` is a single process, whatever the size of its job step.
@@ -121,13 +123,17 @@ def forget_copy_count() -> None:
 def require_one_process(command: str, instead: str) -> None:
     """Refuses several processes, which would all do the same work. ``instead`` is what to do instead of starting them.
 
+    A process that joins no other may have any other variables of a launcher: clusters export MASTER_ADDR to all jobs.
+
     Raises UserError on rank 0, and in copies, which have no rank; on other ranks PeerFailure.
     """
-    launch = read_launch(instead=instead)
-    if launch is None or launch.world_size == 1:
-        return
-    error_type = UserError if launch.rank == 0 else PeerFailure
-    raise error_type(f"{command} runs in one process, but {launch.launcher} sets {launch.world_size}; {instead}")
+    world_size = _number(os.environ, "WORLD_SIZE", default="1")
+    if world_size > 1:
+        error_type = UserError if _number(os.environ, "RANK", default="0") == 0 else PeerFailure
+        launcher = _launcher_name(os.environ.get("TORCHELASTIC_RUN_ID", ""))
+        raise error_type(f"{command} runs in one process, but {launcher} sets {world_size}; {instead}")
+    if not os.environ.get("WORLD_SIZE"):
+        _check_no_copies(os.environ, instead)
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -144,9 +150,10 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def environment_of_child() -> dict[str, str]:
-    """Returns the environment for a command that this process starts. If a launcher started this process alone, the
-    launcher's variables are left out; otherwise every command would join the launcher's store as the same rank."""
-    if os.environ.get("WORLD_SIZE") != "1":
+    """Returns the environment for a command that this process starts. Unless this process is one of several, the
+    launcher's variables are left out; otherwise every command would join the launcher's store as the same rank, or be
+    refused because a cluster exports only some of them."""
+    if (os.environ.get("WORLD_SIZE") or "1") != "1":
         return dict(os.environ)
     return {
         name: value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeGuard
 
 from utils.errors import ExplainedError, PeerLost, UserError, os_reason
-from utils.machine.packages import PACKAGES
+from utils.machine.packages import DISTRIBUTION_NAMES
 from utils.process.outcome import Cause
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # errno of a full disk or an exceeded quota
@@ -134,7 +134,7 @@ def _missing_package(error: Exception, _: str) -> str | None:
     module = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if not module or importlib.util.find_spec(module) is not None:
         return None
-    package = PACKAGES.get(module, module)
+    package = DISTRIBUTION_NAMES.get(module, module)
     return f"the package {package} is not installed: pip install {package}"
 
 

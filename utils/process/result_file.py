@@ -27,7 +27,7 @@ RESULT_VARIABLE = "LOCKSTEP_RESULT"  # path of the result file of the process th
 _path = ""  # the result file of this process, or "" if its result is not read
 
 
-def take_result_file() -> None:
+def claim_result_file() -> None:
     """Reads `RESULT_VARIABLE` and removes it from the environment, so that commands started by a callback do not
     inherit it."""
     global _path

@@ -40,7 +40,7 @@ class _Unbuffered(io.BufferedWriter):
         return count
 
 
-def keep_standard_streams() -> None:
+def tolerate_broken_streams() -> None:
     """Makes standard output and standard error ignore write errors. `output_error` returns those of standard output.
 
     Opens /dev/null in place of closed streams. Otherwise the next opened file would get a closed stream's descriptor,

@@ -62,7 +62,9 @@ def _copy_as_leader(
     local_folder = Path(os.path.expanduser(source.stage.replace("{node_rank}", str(ctx.node_rank)))).absolute()
     node_names = [f"node {n}" for n in range(leaders.group_size)]
     title = f"stage/{leaders.handle.group_name}" if leaders.handle else ""
-    with StoreBarrier(ctx.store, title, rank=leaders.group_rank, names=node_names) as barrier:
+    with StoreBarrier(
+        ctx.store, title, rank=leaders.group_rank, names=node_names, group_ranks=leaders.ranks
+    ) as barrier:
         plans: list[StagePlan | None] = [None]
         if leaders.group_rank == 0:
             plans[0] = make_plan()

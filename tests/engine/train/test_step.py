@@ -268,7 +268,7 @@ def ranks(count: int) -> DistributedContext:
 @pytest.mark.parametrize(
     ("processes", "settings", "message"),
     [
-        (3, {"sync_bn": 2}, "groups of 2 processes do not divide the 3 of this run (--sync-bn); use 1, 3"),
+        (3, {"sync_bn": 2}, "--sync-bn 2: does not divide the 3 processes of this run; use 1, 3"),
         (3, {"deterministic": True}, "--deterministic on 3 processes: use 2, 4, 8, ..."),
         (
             4,

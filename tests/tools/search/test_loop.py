@@ -61,8 +61,8 @@ def child(tmp_path, monkeypatch):
     def set_end(code: int, **result: object) -> None:
         program.write_text(
             f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-            "from utils.process.result_file import take_result_file, write_result\n"
-            f"take_result_file()\nwrite_result(**{result!r})\nsys.exit({code})\n"
+            "from utils.process.result_file import claim_result_file, write_result\n"
+            f"claim_result_file()\nwrite_result(**{result!r})\nsys.exit({code})\n"
         )
 
     return set_end
@@ -160,7 +160,7 @@ def trainings(monkeypatch):
         process = SimpleNamespace(poll=lambda: result.code)
         yield SimpleNamespace(process=process, poll=lambda: result, has_begun=result.has_begun)
 
-    monkeypatch.setattr(training, "start", start)
+    monkeypatch.setattr(training, "start_child", start)
     monkeypatch.setattr(training, "RETRY_S", 0)
     return endings
 

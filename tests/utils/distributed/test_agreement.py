@@ -172,7 +172,8 @@ def test_recipes_are_compared_by_value(tmp_path):
     assert run_ranks(2, _compare_start, [by_set, by_file]) == [None, None]
     assert run_ranks(2, _compare_start, [missing, missing]) == [None, None]  # rank 0 reports it, if it is needed
     assert (
-        "differ: the error of the recipe is none on rank 0, but " in run_ranks(2, _compare_start, [plain, missing])[0]
+        "differ: the error in reading --hyp is none on rank 0, but "
+        in run_ranks(2, _compare_start, [plain, missing])[0]
     )
 
 

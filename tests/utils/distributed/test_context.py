@@ -11,7 +11,13 @@ from torch import distributed as dist
 
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
-from utils.distributed.context import DistributedContext, broadcast_object, gather_arrays, torch_distributed_zero_first
+from utils.distributed.context import (
+    DistributedContext,
+    broadcast_object,
+    gather_arrays,
+    leaving_together,
+    torch_distributed_zero_first,
+)
 from utils.distributed.rendezvous import join_run
 from utils.errors import PeerFailure, PeerLost, UserError
 from utils.machine.devices import parse_devices
@@ -30,6 +36,7 @@ def test_a_plain_process_has_rank_zero_of_one():
     ("text", "message"),
     [
         ("tpu", "--device tpu: must be cpu, mps, a GPU number, or several such as 0,1"),
+        ("cuda:", "--device cuda:: must be cpu, mps, a GPU number, or several such as 0,1"),
         ("0,", "--device 0,: there is no GPU 0; no CUDA GPU is available here; use --device cpu"),
         ("7", "--device 7: there is no GPU 7; no CUDA GPU is available here; use --device cpu"),
         ("0,x", "--device 0,x: must be cpu, mps, a GPU number, or several such as 0,1"),
@@ -136,6 +143,19 @@ def test_followers_end_when_their_leader_is_killed(tmp_path):
     message, seconds = results[3]
     assert "died" in message
     assert seconds < 50  # the timeout of the group is 60
+
+
+def _die_between_blocks(ctx):
+    with leaving_together(ctx):
+        pass
+    if ctx.rank == 1:
+        os.kill(os.getpid(), 9)
+    with pytest.raises(PeerLost, match=r"process 1 .* died while the others waited for it"), leaving_together(ctx):
+        pass
+
+
+def test_a_process_that_is_killed_before_it_enters_a_block_ends_the_others():
+    assert run_ranks(2, _die_between_blocks, lost=1) == [None, None]
 
 
 def _scan_for_long(ctx, seconds):

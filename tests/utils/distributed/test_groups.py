@@ -58,8 +58,8 @@ def test_groups_of_uneven_nodes_and_of_batch_statistics():
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (3, "groups of 3 processes do not divide the 8 of this run (--sync-bn); use 1, 2, 4, 8"),
-        (16, "groups of 16 processes do not divide the 8 of this run (--sync-bn); use 1, 2, 4, 8"),
+        (3, "--sync-bn 3: does not divide the 8 processes of this run; use 1, 2, 4, 8"),
+        (16, "--sync-bn 16: does not divide the 8 processes of this run; use 1, 2, 4, 8"),
     ],
 )
 def test_groups_that_do_not_divide_the_run_are_one_line(size, message):

@@ -41,8 +41,8 @@ def failure_of(launch: Launch, timeout_s: float) -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr(rendezvous, "FIRST_LINE_S", 1.0)
-    monkeypatch.setattr(rendezvous, "NEXT_LINES_S", 1.0)
+    monkeypatch.setattr(rendezvous, "FIRST_LOG_AFTER_S", 1.0)
+    monkeypatch.setattr(rendezvous, "LOG_EVERY_S", 1.0)
 
 
 def test_the_first_process_names_missing_ones_until_all_have_joined(caplog):
@@ -77,7 +77,7 @@ def test_what_does_not_come_ends_the_wait_with_one_line(caplog):
 
 def test_a_launcher_that_has_died_is_not_waited_for(monkeypatch):
     """torchrun's own store is there before the processes, so that one does not answer later either."""
-    monkeypatch.setattr(rendezvous, "HOSTED_S", 1.0)
+    monkeypatch.setattr(rendezvous, "HOSTED_STORE_TIMEOUT_S", 1.0)
     launch = launch_of(1, 2, free_port(), is_hosted=True, run_id="1")
     assert "where torchrun should be, does not answer (" in failure_of(launch, 1800)
 

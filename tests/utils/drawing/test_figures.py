@@ -15,9 +15,9 @@ from utils.drawing.figures import (
     Line,
     Mark,
     Picture,
-    bars_picture,
+    bar_chart_picture,
     chart_picture,
-    heat_picture,
+    heatmap_picture,
     histogram_picture,
 )
 from utils.drawing.text import text_mask
@@ -56,7 +56,7 @@ def test_names_are_drawn_as_text(recwarn):
         drawn.append(
             [
                 chart_picture(Chart(names[3], lines, names[1], names[3])).pixels,
-                bars_picture(names, np.arange(4.0), ["1"] * 4, AxisLabels("", "", "")).pixels,
+                bar_chart_picture(names, np.arange(4.0), ["1"] * 4, AxisLabels("", "", "")).pixels,
             ]
         )
     assert all(map(np.array_equal, *drawn))
@@ -66,14 +66,14 @@ def test_names_are_drawn_as_text(recwarn):
 @pytest.mark.filterwarnings("error")
 def test_other_figures_are_drawn():
     sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), AxisLabels("x", "y", "t"), Mark(3.0, "m"))
-    heat = heat_picture(np.array([[0, 1], [2, 4]]), AxisLabels("x", "y", "t"), "n")
+    heat = heatmap_picture(np.array([[0, 1], [2, 4]]), AxisLabels("x", "y", "t"), "n")
     assert min(picture.pixels.std() for picture in (sizes, heat)) > 5
     from matplotlib import _pylab_helpers
 
     assert not _pylab_helpers.Gcf.figs  # pyplot, which has global state, is not used
 
 
-PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), AxisLabels(*'xyt')).png))"
+PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heatmap_picture(np.eye(2), AxisLabels(*'xyt')).png))"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ PLOT = "run_main(lambda argv: open('c.png', 'wb').write(heat_picture(np.eye(2), 
 def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
     code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.entrypoint import run_main"
-    code += f"; from utils.drawing.figures import AxisLabels, heat_picture; {work}"
+    code += f"; from utils.drawing.figures import AxisLabels, heatmap_picture; {work}"
     environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,6 +68,20 @@ def test_a_login_is_not_sent_to_another_host():
         with open_url(f"http://me:secret@{server.host}/first") as response:
             assert response.read() == b"0123456789"
         assert server.logins == {"/first": login, "/second": login}
+
+
+def test_a_host_name_with_other_letters_is_resolved_as_idna(monkeypatch):
+    resolved = []
+
+    def resolve(host, port, *_):
+        resolved.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with Server().running() as server, open_url(f"http://münchen.de:{server.http.server_address[1]}/ü") as response:
+        assert response.read() == b"0123456789"
+    assert resolved == ["xn--mnchen-3ya.de"]
+    assert list(server.logins) == ["/%C3%BC"]
 
 
 def test_an_answer_is_whole_and_not_too_large():

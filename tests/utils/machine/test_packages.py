@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import numpy as np
 from utils.drawing.draw import class_colors, draw_boxes
-from utils.drawing.figures import new_figure, picture_of
+from utils.drawing.figures import new_figure, render_figure
 from utils.machine.packages import require_package
 {first}
 require_package("matplotlib", "plots", "--noplots")
-picture_of(new_figure(2, 2))
+render_figure(new_figure(2, 2))
 draw_boxes(np.zeros((64, 64, 3), np.uint8), np.array([[1.0, 1, 40, 40]]), ["a \\u732b"], class_colors(np.array([0])))
 """
 
@@ -27,7 +27,7 @@ draw_boxes(np.zeros((64, 64, 3), np.uint8), np.array([[1.0, 1, 40, 40]]), ["a \\
     "first",
     [
         pytest.param("", marks=pytest.mark.slow),
-        pytest.param("picture_of(new_figure(2, 2))", marks=pytest.mark.slow),
+        pytest.param("render_figure(new_figure(2, 2))", marks=pytest.mark.slow),
         "from utils.drawing.text import text_mask; text_mask('\\u732b', 10)",
     ],
 )

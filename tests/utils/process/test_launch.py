@@ -17,7 +17,7 @@ from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.commands import COMMANDS
 from utils.distributed import rendezvous
 from utils.process.entrypoint import run_main
-from utils.process.launch import Launch, environment_of_child, read_launch, torchrun_variables
+from utils.process.launch import Launch, environment_of_child, read_launch, require_one_process, torchrun_variables
 
 LAUNCH = torchrun_variables(1, 2, 29500)
 STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[003-004]"}
@@ -83,11 +83,21 @@ def test_incomplete_variables_are_one_line(names, missing):
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun has started 2 separate processes"),
     ],
 )
-def test_copies_of_one_process_are_one_line(environ, message):
+def test_copies_of_one_process_are_one_line(monkeypatch, environ, message):
     with refused(f"{message}; use torchrun or --spawn"):
         read_launch(environ)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     with refused(f"{message}; start it once"):
-        read_launch(environ, instead=COMMANDS["demo"].instead)
+        require_one_process("tools.demo", "start it once")
+
+
+def test_a_single_process_may_have_variables_that_a_cluster_exports_to_all(monkeypatch):
+    """Neither it nor the trainings that it starts are among several processes."""
+    for name, value in {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    require_one_process("detect.py", "start it once")
+    assert read_launch(environment_of_child()) is None
 
 
 def test_only_a_search_takes_copies(monkeypatch, capsys):

@@ -12,12 +12,12 @@ import torch
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.child import RunResult, start
+from utils.child import RunResult, start_child
 from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main
 from utils.process.limits import limits_as_user_errors
 from utils.process.outcome import Cause, Outcome
-from utils.process.result_file import RESULT_VARIABLE, read_result, report_begun, take_result_file, write_result
+from utils.process.result_file import RESULT_VARIABLE, claim_result_file, read_result, report_begun, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _no_result_file(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes the process of the tests forget the file of a test."""
     yield
     monkeypatch.delenv(RESULT_VARIABLE, raising=False)
-    take_result_file()
+    claim_result_file()
 
 
 def fill_disk():
@@ -132,7 +132,7 @@ def test_a_line_that_does_not_fit_into_the_result_file_is_printed(tmp_path, monk
 def test_results_of_several_processes_are_joined_and_half_a_line_is_left_out(tmp_path, monkeypatch):
     result_file = tmp_path / "result.jsonl"
     monkeypatch.setenv(RESULT_VARIABLE, str(result_file))
-    take_result_file()
+    claim_result_file()
     write_result(folder="exp")
     with open(result_file, "a") as file:
         file.write('\n{"error": "the disk')
@@ -167,7 +167,7 @@ def test_a_command_that_a_callback_starts_has_a_result_of_its_own(tmp_path: Path
     """Its folder used to become that of the training, and its error was not printed."""
     program = tmp_path / "program.py"
     program.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{COMMAND}")
-    with start([python(), str(program), *words], stderr=subprocess.PIPE) as child:
+    with start_child([python(), str(program), *words], stderr=subprocess.PIPE) as child:
         _, errors = child.process.communicate()
         result = child.wait()
     assert result.values == {"folder": "exp"}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import ROOT
-from utils.child import start
+from utils.child import start_child
 from utils.process.outcome import Outcome
 
 
@@ -90,7 +90,7 @@ def test_the_end_of_each_process_is_reported_once(tmp_path, end, code, line):
 def test_a_parent_learns_whether_another_try_may_succeed(tmp_path, end, outcome):
     program = write_program(tmp_path, sleeping_rank=None)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with start([python(), program, end], environment=environment) as child:
+    with start_child([python(), program, end], environment=environment) as child:
         result = child.wait()
     assert (result.outcome, result.code) == (outcome, 2)
 

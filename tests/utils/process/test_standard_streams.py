@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 WAIT = """
 import sys
-from utils.process.standard_streams import keep_standard_streams
-keep_standard_streams()
+from utils.process.standard_streams import tolerate_broken_streams
+tolerate_broken_streams()
 print("no line end", end="")
 sys.stdin.readline()
 print(", the end")
