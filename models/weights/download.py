@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import urllib.parse
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -17,7 +16,7 @@ from models.weights.catalog import UNKNOWN, WeightsEntry, catalog_name, known_we
 from models.weights.origin import public_origin
 from utils.errors import UserError
 from utils.files.safe_io import atomic_write
-from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of
+from utils.files.url import NETWORK_ERRORS, is_http, open_url, reason_of, url_path
 from utils.logger import get_logger
 from utils.program_folders import cache_folder
 
@@ -67,7 +66,7 @@ def fetch_weights(name_or_path: str, *, ctx: DistributedContext, offline: bool, 
 def _download_path(name_or_path: str, entry: WeightsEntry, cache_dir: Path) -> Path:
     """Returns the path of the file: its name in the catalog. Files of other URLs, whose names may be equal, have a
     folder each."""
-    file_name = Path(urllib.parse.unquote(urllib.parse.urlsplit(entry.url).path)).name or "weights.pt"
+    file_name = Path(url_path(entry.url)).name or "weights.pt"
     if is_http(name_or_path):
         return cache_dir / hashlib.sha256(entry.url.encode()).hexdigest()[:16] / file_name
     return cache_dir / f"{catalog_name(name_or_path)}{Path(file_name).suffix or '.pt'}"

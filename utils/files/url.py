@@ -37,13 +37,22 @@ def url_path(url: str) -> str:
 def open_url(url: str) -> http.client.HTTPResponse:
     """Sends a GET request and returns the response. A user and password in ``url`` are sent as HTTP basic
     authentication, but not to another host after a redirect. Raises one of `NETWORK_ERRORS` on failure."""
+    try:
+        return urllib.request.build_opener(_RedirectHandler).open(_request(url), timeout=STALL_S)
+    except ValueError as error:  # also if the server redirects to such a URL
+        reason = "malformed host name" if isinstance(error, UnicodeError) else str(error)
+        raise http.client.InvalidURL(reason) from None
+
+
+def _request(url: str) -> urllib.request.Request:
+    """Builds the request of `open_url`. Raises ValueError for a malformed URL."""
     address = re.sub("(?<=://)[^/?#]+", lambda host: host[0].encode("idna").decode(), without_login(url), count=1)
     request = urllib.request.Request(urllib.parse.quote(address, safe=_RESERVED), headers={"User-Agent": "lockstep"})
     login, separator, _ = urllib.parse.urlsplit(url).netloc.rpartition("@")
     if separator:
         token = base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()
         request.add_unredirected_header("Authorization", f"Basic {token}")
-    return urllib.request.build_opener(_RedirectHandler).open(request, timeout=STALL_S)
+    return request
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
@@ -82,8 +91,6 @@ def read_url(url: str, *, max_bytes: int) -> bytes:
                 raise ConnectionError(f"cut off after {len(content)} bytes")
     except NETWORK_ERRORS as error:
         raise UserError(f"{name}: cannot be downloaded ({reason_of(error)})") from None
-    except (ValueError, UnicodeError) as error:  # not a URL
-        raise UserError(f"{name}: is not an address ({error})") from None
     if len(content) > max_bytes:
         raise UserError(f"{name}: is larger than {max_bytes:,} bytes")
     return content

@@ -84,6 +84,15 @@ def test_a_host_name_with_other_letters_is_resolved_as_idna(monkeypatch):
     assert list(server.logins) == ["/%C3%BC"]
 
 
+@pytest.mark.parametrize("host", ["a..b", "ü" * 70, "a" * 70 + ".de", "[::1", "a:b", "a b"])
+def test_a_malformed_host_is_a_failed_download(host):
+    url = f"http://{host}/x.pt"
+    with refused(f"{url}: cannot be downloaded (...)"):
+        read_url(url, max_bytes=10)
+    with Server(url).running() as server, refused("...: cannot be downloaded (...)"):
+        read_url(f"http://{server.host}/first", max_bytes=10)
+
+
 def test_an_answer_is_whole_and_not_too_large():
     with Server().running() as server:
         address = f"http://{server.host}/file"
