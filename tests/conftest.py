@@ -115,15 +115,20 @@ def tmp_path(_folders: Iterator[Path], request: pytest.FixtureRequest) -> Iterat
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folders_thread_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test has its own working and cache folders, whatever lies in the user's, and runs its kernels on one
-    thread, so that parallel test runs do not slow each other down."""
+    thread, so that parallel test runs do not slow each other down.
+
+    Its random tensors do not depend on the tests that ran before, which the load of the machine distributes to the
+    processes.
+    """
     import torch  # in here, as the process that hands out the tests also reads this file, and runs none
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # init_process_group replaces it
     torch.set_num_threads(1)
+    torch.default_generator.manual_seed(0)  # the CPU's; torch.manual_seed takes longer
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,9 @@ def test_it_is_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
     assert (tmp_path / "predictions.json").read_bytes() == expected.encode("utf-8", "backslashreplace")
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path):
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: open("/dev/full", "w+"))  # noqa: SIM115
     predictions = PredictionsFile(tmp_path / "predictions.json")
-    predictions._rows = open("/dev/full", "w+")  # noqa: SIM115
     with pytest.raises(OSError, match=r"No space left on device: '.*/predictions.json'"):
         predictions.add("a", [{"image_id": "a"}] * 10000)
     predictions.close()

@@ -120,11 +120,19 @@ class Process:
             self._hooks.call(point, self.trainer, Epoch(epoch, dict(scores)))
 
 
-def process(
-    folder: Path, service: Service, epochs: Sequence[int], *, row: Mapping[str, float] = MappingProxyType({}),
-    complete: bool = True, **options: Any,
-) -> None:  # fmt: skip
-    """A whole process, which starts or resumes at the first of ``epochs``."""
+def run_process(
+    folder: Path,
+    service: Service,
+    epochs: Sequence[int],
+    *,
+    row: Mapping[str, float] = MappingProxyType({}),
+    complete: bool = True,
+    **options: Any,
+) -> None:
+    """Tracks ``epochs`` in a process of a run, which starts or resumes at the first of them.
+
+    ``complete``: the run ends with the last one. ``options``: of `Process`.
+    """
     run = Process(folder, service, epochs[0], **options)
     for epoch in epochs:
         run.track(epoch, row)
@@ -142,7 +150,7 @@ def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
     for name in ("report.html", "results.png", "best.pt"):
         (tmp_path / name).write_text(name)
     service = MemoryService()
-    process(tmp_path, service, range(1, 4))
+    run_process(tmp_path, service, range(1, 4))
     assert service.settings == SETTINGS
     assert service.epochs == [1, 2, 3]
     assert service.rows[1] == {"time": 1.0, "train/box": 0.5, "metrics/AP": 0.2}
@@ -155,9 +163,9 @@ def test_results_settings_and_files_arrive_in_another_thread(tmp_path, capsys):
 def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
     """The second process repeats epochs 3 and 4, which the service has."""
     service = MemoryService()
-    process(tmp_path, service, range(1, 5), complete=False)
+    run_process(tmp_path, service, range(1, 5), complete=False)
     assert (service.epochs, service.files, service.ends) == ([1, 2, 3, 4], [], [False])
-    process(tmp_path, service, range(3, 7))
+    run_process(tmp_path, service, range(3, 7))
     assert service.epochs == [1, 2, 3, 4, 5, 6]
     assert (service.keys, service.ends) == (["", "k"], [False, True])
 
@@ -173,19 +181,19 @@ def test_each_epoch_is_tracked_once_across_resumes(tmp_path):
 )
 def test_a_run_that_goes_back_with_other_settings_is_another_tracked_run(tmp_path, first, config, key, epochs):
     service = MemoryService()
-    process(tmp_path, service, range(1, 5))
+    run_process(tmp_path, service, range(1, 5))
     resumed = MemoryService()
     resumed.epochs = list(service.epochs) if key else []
-    process(tmp_path, resumed, [first], config=config)
+    run_process(tmp_path, resumed, [first], config=config)
     assert (resumed.keys, resumed.epochs) == ([key], epochs)
 
 
 @pytest.mark.parametrize(("run_id", "key"), [("run", "k"), ("other", "")])
 def test_a_new_run_in_a_used_folder_is_another_tracked_run(tmp_path, run_id, key):
     """``--exist-ok``. A run that torchrun restarts before its first checkpoint stays the same."""
-    process(tmp_path, MemoryService(), [1, 2], complete=False)
+    run_process(tmp_path, MemoryService(), [1, 2], complete=False)
     service = MemoryService()
-    process(tmp_path, service, [1], run_id=run_id)
+    run_process(tmp_path, service, [1], run_id=run_id)
     assert service.keys == [key]
     assert TrackedRun.read(tmp_path / "tracked_note.json") == TrackedRun("k", 1, run_id, str(tmp_path))
 
@@ -197,12 +205,12 @@ def test_a_copied_run_is_another_tracked_run_and_a_moved_one_the_same(tmp_path, 
     original = tmp_path / "exp"
     original.mkdir()
     (original / "settings.yaml").write_text("run_id: run\n")
-    process(original, MemoryService(), [1, 2], complete=False)
+    run_process(original, MemoryService(), [1, 2], complete=False)
     folder = tmp_path / "placed"
     place(original, folder)
     service = MemoryService()
     service.epochs = [1, 2] if key else []
-    process(folder, service, [3])
+    run_process(folder, service, [3])
     assert (service.keys, service.epochs) == ([key], [1, 2, 3])
     assert TrackedRun.read(folder / "tracked_note.json").folder == str(folder.resolve())
 
@@ -213,7 +221,7 @@ def test_a_copied_run_is_another_tracked_run_and_a_moved_one_the_same(tmp_path, 
 def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follow(tmp_path, config, run_id):
     """The checkpoint may have been copied from a run whose later epochs the service has."""
     service = MemoryService()
-    process(tmp_path, service, [3], config=config)
+    run_process(tmp_path, service, [3], config=config)
     assert (service.keys, service.run_ids) == ([""], [run_id])
 
 
@@ -228,11 +236,11 @@ def test_a_run_without_its_note_is_found_by_its_id_unless_other_epochs_may_follo
 )
 def test_a_damaged_note_of_the_tracked_run_is_one_warning(tmp_path, capsys, content, reason):
     """A tracking problem must not end a run."""
-    process(tmp_path, MemoryService(), [1, 2], complete=False)
+    run_process(tmp_path, MemoryService(), [1, 2], complete=False)
     note = tmp_path / "tracked_note.json"
     note.write_bytes(content)
     service = MemoryService()
-    process(tmp_path, service, [3])
+    run_process(tmp_path, service, [3])
     assert (service.keys, service.epochs) == ([""], [1, 2, 3])
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"warning: {note}: ")
@@ -262,7 +270,7 @@ def test_a_broken_service_costs_one_warning_and_catches_up(tmp_path, capsys):
 def test_a_service_that_never_works_is_reported_at_the_end(tmp_path, capsys):
     service = MemoryService()
     service.down = True
-    process(tmp_path, service, range(1, 4))
+    run_process(tmp_path, service, range(1, 4))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "warning: Memory lacks 3 epochs that results.csv has"
     assert len(lines) == 2
@@ -278,7 +286,7 @@ def test_scores_that_come_after_their_epoch_was_tracked_are_missing(tmp_path, ca
     run.tracking.report(run.trainer, unscored)
     run.tracking.close()
     assert capsys.readouterr().out == ""
-    process(tmp_path, MemoryService(), [3])
+    run_process(tmp_path, MemoryService(), [3])
     assert capsys.readouterr().out == ""
     service = MemoryService()
     service.epochs = [1, 2, 3]
@@ -293,7 +301,7 @@ def test_a_service_that_hangs_delays_only_the_end_and_only_once(tmp_path, capsys
     service = MemoryService()
     service.answer.clear()
     started = time.monotonic()
-    process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
+    run_process(tmp_path, service, range(1, 50), finish_s=0.5, close_s=120.0)
     assert time.monotonic() - started < 60
     assert capsys.readouterr().out == "warning: Memory: no answer in 0 s; results.csv has all epochs\n"
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 50
@@ -325,7 +333,7 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path, monkeypatc
     folder.mkdir(parents=True)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
         config = replace(CONFIG, epochs=epochs[-1])
-        process(folder, Mlflow(), epochs, config=config, complete=False, close_s=60)
+        run_process(folder, Mlflow(), epochs, config=config, complete=False, close_s=60)
     ((run, history, _),) = tracked(tmp_path / "runs")
     assert [(m.step, m.value) for m in history["metrics/AP"]] == [(n, n / 10) for n in range(1, 6)]
     assert [m.step for m in history["train/box"]] == [1, 2, 3, 4, 5]
@@ -338,7 +346,7 @@ def test_mlflow_continues_the_same_run_with_each_epoch_once(tmp_path, monkeypatc
 def test_mlflow_continues_a_run_whose_note_is_lost(tmp_path):
     """A new run in its folder has replaced the note, or the process has ended before it was written."""
     for run_id, epochs in (("earlier", (1, 2, 3)), ("new", (1,)), ("earlier", (3, 4))):
-        process(tmp_path, Mlflow(), epochs, run_id=run_id, complete=False, close_s=60)
+        run_process(tmp_path, Mlflow(), epochs, run_id=run_id, complete=False, close_s=60)
     steps = {run.data.tags["lockstep_run_id"]: history["time"] for run, history, _ in tracked(tmp_path.parent)}
     assert {run_id: [m.step for m in metrics] for run_id, metrics in steps.items()} == {
         "earlier": [1, 2, 3, 4],
@@ -352,7 +360,7 @@ def test_mlflow_has_a_run_of_its_own_for_a_checkpoint_in_another_folder(tmp_path
     for name, epochs in (("first", (1, 2)), ("second", (2, 3))):
         folder = tmp_path / name
         folder.mkdir()
-        process(folder, Mlflow(), epochs, complete=False, close_s=60)
+        run_process(folder, Mlflow(), epochs, complete=False, close_s=60)
     steps = {run.info.run_name: [m.step for m in history["time"]] for run, history, _ in tracked(tmp_path)}
     assert steps == {"first": [1, 2], "second": [2, 3]}
 
@@ -397,7 +405,7 @@ def test_mlflow_takes_metrics_of_classes_with_any_name(tmp_path, capsys):
     folder = tmp_path / "exp"
     folder.mkdir()
     names = [f"metrics/AP:{name}" for name in ("a,b", "ö(ü)", "a//b", "a/../b", "plain", "n" * 300)]
-    process(folder, Mlflow(), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
+    run_process(folder, Mlflow(), (1,), row=dict.fromkeys(names, 0.5), complete=False, close_s=60)
     assert "tried again" not in capsys.readouterr().out
     ((run, _, _),) = tracked(tmp_path)
     assert {"metrics/AP:a_b", "metrics/AP:ö_ü_", "metrics/AP:plain", "train/box"} <= run.data.metrics.keys()
@@ -409,7 +417,7 @@ def test_wandb_offline_continues_the_same_id_with_each_epoch_once(tmp_path, monk
     for name, value in {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
     for epochs in ((1, 2, 3), (2, 3, 4, 5)):
-        process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
+        run_process(tmp_path, Wandb(), epochs, complete=False, close_s=60)
     files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert {path.stem for path in files} == {f"run-{TrackedRun.read(tmp_path / 'tracked_wandb.json').key}"}
     assert sorted(steps_of(files)) == [1, 2, 3, 4, 5]
