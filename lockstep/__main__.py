@@ -36,10 +36,10 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        from utils.config.other_programs.table import table
+        from utils.config.other_programs.yolo_command import words_of_mode
 
-        mode_command = table().modes.get(name)
-        hint = f" (lockstep {mode_command} does this)" if mode_command else suggestion(name, COMMANDS)
+        mode_words = words_of_mode(name)
+        hint = f" (lockstep {' '.join(mode_words)} does this)" if mode_words else suggestion(name, COMMANDS)
         raise UserError(f"{name}: no such command{hint}; commands are {', '.join(COMMANDS)}")
 
 

@@ -9,7 +9,7 @@ from lockstep.__main__ import main
     ("name", "hint"),
     [
         ("predict", "predict: no such command (lockstep detect does this); commands are train, val, "),
-        ("track", "track: no such command (lockstep detect does this); commands are train, val, "),
+        ("track", "track: no such command (lockstep detect --track botsort does this); commands are train, val, "),
         ("trian", "trian: no such command (did you mean 'train'?); commands are train, val, "),
         ("cfg=a.yaml", "cfg=a.yaml: no such command; commands are train, val, "),
     ],

@@ -155,6 +155,11 @@ def test_only_exact_names_are_arguments(name):
             "track model=a.pt source=b.mp4 tracker=bytetrack.yaml persist=True",
             "--track bytetrack --weights a.pt --source b.mp4",
         ),
+        (
+            DetectConfig,
+            "tracker=bytetrack.yaml model=a.pt mode=track",
+            "--track bytetrack --weights a.pt",
+        ),  # in any order
         (ExportConfig, "export model=best.pt format=onnx half=True", "--weights best.pt --format onnx --half"),
         (ExportConfig, "model=best.pt format=onnx end2end=False", "--weights best.pt --format onnx --nms"),
     ],
@@ -164,6 +169,17 @@ def test_words_of_the_yolo_command_are_answered_with_flags_that_work(cls: type, 
     assert message.startswith("error: ")
     assert message.endswith(f": settings are flags here; write {advice}\n")
     parse_config(cls, shlex.split(advice))
+
+
+def test_a_mode_does_not_replace_the_tracker_that_flags_name():
+    typed = "--weights a.pt --source b.mp4 --track sort --mode track"
+    assert flag_error(DetectConfig, typed.split()) == "error: unrecognized arguments: --mode track\n"
+
+
+def test_a_line_for_another_command_ends_with_the_flags_that_were_typed():
+    typed = "detect train --data d.yaml --epochs 3"
+    line = f"{COMMANDS['train'].typed} --data d.yaml --epochs 3"
+    assert flag_error(DetectConfig, typed.split()) == f"error: detect train: settings are flags here; write {line}\n"
 
 
 @pytest.mark.parametrize(
@@ -217,11 +233,7 @@ def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
         (TrainConfig, "detect train", ["detect train: not needed here; leave this out"]),
         (TrainConfig, "a=1 y=2 c=3", ["a=1 y=2 c=3: settings are flags here; see docs/migration.md"]),
         (TrainConfig, "cfg=default.yaml", ["cfg=default.yaml: flags are not read from files"]),
-        (
-            TrainConfig,
-            "model=yolov8n-seg.pt",
-            ["model=yolov8n-seg.pt: yolov8n-seg.pt: there are no masks, only boxes; use yolov8n.pt"],
-        ),
+        (TrainConfig, "model=yolov8n-seg.pt", ["model=yolov8n-seg.pt: there are no masks, only boxes; use yolov8n.pt"]),
         (
             ValConfig,
             "model=x.yaml",

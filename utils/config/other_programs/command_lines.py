@@ -84,7 +84,7 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
     here. Adds to ``mistakes`` what is refused, with reasons, and what to write instead of words of the yolo command."""
     split = split_words(command, arguments)
-    translated = flags_of_yolo_words(command, split.yolo_words, mistakes)
+    translated = flags_of_yolo_words(command, split.yolo_words, mistakes, flag_words=split.flag_words)
     log_lines: list[str] = []
     before_flags, *options = _split_options(command, split.flag_words)
     words = [*split.positional, *before_flags.values, *translated]  # the last flag may take all words after it
@@ -169,6 +169,8 @@ def _translate_as_argument(command: str, option: _Option) -> Translation | None:
     if action is not None and _is_list_of_numbers(value, action):  # --freeze [3]
         return translate_argument(command, name, value)
     listed = translate_listed_value(command, name, value)
+    if name == "mode" and listed is not None and listed.settings:
+        return None  # `--mode track` is no flag of the yolo command, and would replace what other flags set
     if action is not None or listed is not None:
         return listed
     if name == "pretrained" or hyperparameter_of(command, name):

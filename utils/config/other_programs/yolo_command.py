@@ -70,28 +70,51 @@ def split_words(command: str, arguments: Sequence[str]) -> SplitWords:
     return split
 
 
-def flags_of_yolo_words(command: str, words: Sequence[str], mistakes: Mistakes) -> list[str]:
+def flags_of_yolo_words(
+    command: str, words: Sequence[str], mistakes: Mistakes, *, flag_words: Sequence[str] = ()
+) -> list[str]:
     """Returns the flags equivalent to words of the yolo command. Adds to ``mistakes`` what to write, and the words
     without an equivalent, by reason. Raises them at once if the words name another command, as ``lockstep detect train
-    epochs=3`` does, because what this command requires does not matter then."""
+    epochs=3`` does, because what this command requires does not matter then.
+
+    ``flag_words``: flags that are typed as well, with their values. The line for another command ends with them.
+    """
     other_command = _other_command(command, words)
     if other_command:
-        _translate_words(other_command, words, mistakes, prefix=f"{COMMANDS[other_command].typed} ")
+        prefix = f"{COMMANDS[other_command].typed} "
+        _translate_words(other_command, words, mistakes, prefix=prefix, flag_words=flag_words)
         mistakes.raise_any()
     return _translate_words(command, words, mistakes)
+
+
+def words_of_mode(mode: str) -> list[str]:
+    """Returns the command for a mode of the yolo command, and the flags that it needs; nothing for other words."""
+    command = table().modes.get(mode)
+    if command is None:
+        return []
+    translation = translate_listed_value(command, "mode", mode)
+    return [command, *words_of_settings(translation.settings if translation else {})]
 
 
 def _other_command(command: str, words: Sequence[str]) -> str:
     """Returns the command for the mode that is among ``words``, or "" if ``command`` is for this mode."""
     for word in words:
         mode = word.removeprefix("mode=")
-        if mode in table().modes and translate_listed_value(command, "mode", mode) is None:
+        if _is_mode(word) and translate_listed_value(command, "mode", mode) is None:
             return table().modes[mode]
     return ""
 
 
-def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, prefix: str = "") -> list[str]:
-    """Implements `flags_of_yolo_words` for the right ``command``. ``prefix``: how the line to write begins."""
+def _is_mode(word: str) -> bool:
+    """Returns whether a word is a mode of the yolo command, ``train`` or ``mode=train``."""
+    return word.removeprefix("mode=") in table().modes
+
+
+def _translate_words(
+    command: str, words: Sequence[str], mistakes: Mistakes, *, prefix: str = "", flag_words: Sequence[str] = ()
+) -> list[str]:
+    """Implements `flags_of_yolo_words` for the right ``command``. ``prefix`` and ``flag_words``: how the line to write
+    begins and ends."""
     settings: dict[str, SettingText] = {}
     translated: list[str] = []
     refused: dict[str, list[str]] = {}
@@ -103,13 +126,16 @@ def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes, pre
         with mistakes.collecting():
             for setting, text in translation.settings.items():  # no advice to write what the flag refuses
                 checked_setting(owner_of(command, setting), setting, text, word)
-            settings |= translation.settings
+            if _is_mode(word):  # its settings are defaults, wherever it stands: track without tracker=
+                settings = {**translation.settings, **settings}
+            else:
+                settings |= translation.settings
             translated.append(word)
     if settings.get("resume") == "" and "weights" in settings:  # model=last.pt resume=True
         settings["resume"] = settings.pop("weights")
     flags = words_of_settings(settings)
     if translated:
-        line = f"{prefix}{shlex.join(flags)}".strip()
+        line = f"{prefix}{shlex.join([*flags, *flag_words])}".strip()
         advice = f"settings are flags here; write {line}" if line else "not needed here; leave this out"
         mistakes.add(f"{' '.join(translated)}: {advice}")
     for reason, refused_words in refused.items():
@@ -150,7 +176,7 @@ def _translate_model(command: str, model: str) -> Translation:
     """Translates ``model=yolov8n.pt``, weights, and ``model=yolov8n.yaml``, a model without weights."""
     task_reason = other_task(model)
     if task_reason:  # yolov8n-seg.pt
-        return Translation(refusal=task_reason)
+        return Translation(refusal=task_reason.removeprefix(f"{model}: "))
     if not model.endswith(_YAMLS):
         return Translation({"weights": model})
     if "--model" in actions_of(command):
