@@ -157,8 +157,8 @@ def test_only_exact_names_are_arguments(name):
         ),
         (
             DetectConfig,
-            "tracker=bytetrack.yaml model=a.pt mode=track",
-            "--track bytetrack --weights a.pt",
+            "tracker=bytetrack.yaml mode=track model=a.pt source=b",
+            "--track bytetrack --weights a.pt --source b",
         ),  # in any order
         (ExportConfig, "export model=best.pt format=onnx half=True", "--weights best.pt --format onnx --half"),
         (ExportConfig, "model=best.pt format=onnx end2end=False", "--weights best.pt --format onnx --nms"),
