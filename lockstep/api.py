@@ -215,8 +215,8 @@ class _DataFile:
             yield
             return
         file = Path(self.path)
-        made = [path for path in (file, *file.parents) if not path.exists()]
         try:
+            made = [path for path in (file, *file.parents) if not path.exists()]
             file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(file) as stream:  # runs that start at the same time write the same file
                 stream.write(self.content.encode())

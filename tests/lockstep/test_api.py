@@ -488,7 +488,7 @@ def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data,
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
     """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
-    for project in (tmp_path / "file", tmp_path / "file" / "runs"):
+    for project in (tmp_path / "file", tmp_path / "file" / "runs", tmp_path / ("x" * 300)):
         with refused(f"{project}/data-....yaml: the content of data cannot be written (...); choose another project"):
             lockstep.train({"train": "a"}, project=project)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

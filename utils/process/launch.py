@@ -125,14 +125,18 @@ def require_one_process(command: str, instead: str) -> None:
 
     A process that joins no other may have any other variables of a launcher: clusters export MASTER_ADDR to all jobs.
 
-    Raises UserError on rank 0, and in copies, which have no rank; on other ranks PeerFailure.
+    Raises UserError on rank 0, in copies, which have no rank, and if the variables are incomplete; on the other ranks
+    of a launcher PeerFailure.
     """
+    is_launched = all(os.environ.get(name) for name in _VARIABLES)
     world_size = _number(os.environ, "WORLD_SIZE", default="1")
     if world_size > 1:
-        error_type = UserError if _number(os.environ, "RANK", default="0") == 0 else PeerFailure
+        is_rank_0 = _number(os.environ, "RANK", default="0") == 0
+        error_type = UserError if is_rank_0 or not is_launched else PeerFailure
         launcher = _launcher_name(os.environ.get("TORCHELASTIC_RUN_ID", ""))
-        raise error_type(f"{command} runs in one process, but {launcher} sets {world_size}; {instead}")
-    if not os.environ.get("WORLD_SIZE"):
+        remedy = instead if is_launched else f"{instead}, or unset WORLD_SIZE"
+        raise error_type(f"{command} runs in one process, but {launcher} sets {world_size}; {remedy}")
+    if not is_launched:
         _check_no_copies(os.environ, instead)
 
 

@@ -92,6 +92,19 @@ def test_copies_of_one_process_are_one_line(monkeypatch, environ, message):
         require_one_process("tools.demo", "start it once")
 
 
+@pytest.mark.parametrize("rank", ["0", "3"])
+def test_one_process_of_a_job_without_a_launcher_is_refused_with_the_remedy(monkeypatch, rank):
+    """No other process prints the line, and copies are refused although they have a WORLD_SIZE of 1."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with refused("detect.py runs in one process, but the environment sets 8; start it once, or unset WORLD_SIZE"):
+        require_one_process("detect.py", "start it once")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    with refused("mpirun has started 3 separate processes; start it once"):
+        require_one_process("detect.py", "start it once")
+
+
 def test_a_single_process_may_have_variables_that_a_cluster_exports_to_all(monkeypatch):
     """Neither it nor the trainings that it starts are among several processes."""
     for name, value in {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}.items():

@@ -130,7 +130,7 @@ def test_a_signal_while_processes_start_ends_all_quietly(tmp_path, name, code):
     "end",
     [
         # All processes refuse after the signal; one has refused before the signal.
-        "signal.signal(signal.SIGTERM, refuse); print('begun', flush=True); time.sleep(60)",
+        "signal.signal(signal.SIGTERM, refuse); os.write(1, b'begun\\n'); time.sleep(60)",
         "print(os.getpid(), flush=True); refuse()",
     ],
 )
