@@ -121,8 +121,11 @@ def _strip_problem(fields: PixelFields) -> str:
 
 def _is_in_one_piece(fields: PixelFields) -> bool:
     """Returns whether the strips, of unknown numbers of rows, are the uncompressed image in one piece, as which
-    decoders read them then. The last strip may be padded; strips without bytes are ignored."""
+    decoders read them then. The last strip may be padded by less than a row, because more may be rows of a longer
+    image; strips without bytes are ignored."""
     if fields.compression != Compression.NONE or Field.RowsPerStrip in fields.stored:
+        return False
+    if fields.has_planes:  # decoders read one strip of each plane
         return False
     if list(fields.stored) != sorted(fields.stored):  # RowsPerStrip with a wrong bit may be an Orientation
         return False
@@ -131,8 +134,10 @@ def _is_in_one_piece(fields: PixelFields) -> bool:
     total_bytes = sum(num_bytes for _, num_bytes in strips)
     last_bytes = strips[-1][1] if strips else 0
     is_contiguous = all(start + size == next_start for (start, size), (next_start, _) in itertools.pairwise(strips))
+    needed_bytes = fields.first_strip_bytes()
     # A last strip that the size does not need may be a part of a larger image.
-    return is_contiguous and total_bytes - last_bytes < fields.first_strip_bytes() <= total_bytes
+    has_needed_strips = total_bytes - last_bytes < needed_bytes <= total_bytes < needed_bytes + fields.row_bytes()
+    return is_contiguous and has_needed_strips
 
 
 def _is_first_strip_uncompressed(fields: PixelFields) -> bool:

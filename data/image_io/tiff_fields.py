@@ -118,7 +118,10 @@ class PixelFields:
     def first_strip_bytes(self, bits: int | None = None) -> int:
         """Returns the number of bytes of the first strip's pixels without compression, with ``bits`` per sample (None:
         BitsPerSample)."""
-        rows = min(self.value(Field.RowsPerStrip), self.value(Field.ImageLength))
+        return min(self.value(Field.RowsPerStrip), self.value(Field.ImageLength)) * self.row_bytes(bits)
+
+    def row_bytes(self, bits: int | None = None) -> int:
+        """Returns the number of bytes of a row without compression, of one channel if channels have planes. ``bits``:
+        see `first_strip_bytes`."""
         row_samples = self.value(Field.ImageWidth) * (1 if self.has_planes else self.channels)
-        row_bytes = math.ceil(row_samples * (bits or self.values(Field.BitsPerSample)[0]) / 8)
-        return rows * row_bytes
+        return math.ceil(row_samples * (bits or self.values(Field.BitsPerSample)[0]) / 8)

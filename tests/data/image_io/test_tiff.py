@@ -452,6 +452,38 @@ def test_strips_without_their_number_of_rows_are_all_needed(tmp_path):
         read_image(path)
 
 
+@pytest.mark.parametrize("num_missing", [1, 2])
+def test_strips_without_their_number_of_rows_are_not_cropped(tmp_path, num_missing):
+    """The rows that a damaged length lacks were taken for padding of the last strip."""
+    path = tmp_path / "a.tif"
+    _, content = strips()
+    rename_field(content, 278, UNKNOWN_TAG)  # RowsPerStrip
+    struct.pack_into("<I", content, directory_entry(content, 257) + 8, HW[0] - num_missing)  # ImageLength
+    path.write_bytes(content)
+    with refused("a.tif: cannot be decoded (its first strip needs ... bytes, the file lists 1,344)"):
+        read_image(path)
+
+
+def test_one_strip_of_all_planes_is_refused(tmp_path):
+    """OpenCV read the first plane, and two of other pixels."""
+    path = tmp_path / "a.tif"
+    planes = np.random.default_rng(0).integers(0, 255, (3, *HW), np.uint8)
+    fields = {
+        256: [HW[1]],  # ImageWidth
+        257: [HW[0]],  # ImageLength
+        258: [8, 8, 8],  # BitsPerSample
+        259: [1],  # Compression
+        262: [2],  # PhotometricInterpretation
+        273: [8],  # StripOffsets
+        277: [3],  # SamplesPerPixel
+        279: [planes.nbytes],  # StripByteCounts
+        284: [2],  # PlanarConfiguration
+    }
+    path.write_bytes(tiff_of(fields, planes.tobytes()))
+    with refused("a.tif: cannot be decoded (its size needs 3 strips or tiles, the file lists 1)"):
+        read_image(path)
+
+
 def test_a_number_of_rows_that_became_an_orientation_is_refused(tmp_path):
     """The tags differ by a bit, and the image was turned."""
     path = tmp_path / "a.tif"
