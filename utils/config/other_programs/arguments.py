@@ -88,12 +88,9 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     own_case = _own_case(value, action)
     if name in table().other_meaning and choices and own_case not in choices:  # tracker=bytetrack.yaml
         return _translate_without_setting(command, name, normalized(value))
-    optional = _translate_optional_value(value, action)
-    if optional is not None:  # cache=True
-        return optional
-    refusal = _reason_to_refuse_value(command, action, value)
-    if refusal:  # format=engine
-        return Translation(refusal=refusal)
+    foreign = _translate_foreign_value(command, action, value)
+    if foreign is not None:  # cache=True, format=engine
+        return foreign
     takes_any_text = action.type is str and not choices
     text = _text_of_setting(value, action)
     is_several_words = action.nargs == "+" and not takes_any_text and text != [value]
@@ -161,15 +158,22 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
         if text != "false":  # noval=1 is not --val-every 1
             return Translation(refusal="must be true or false")
         return Translation() if stands_for_value or action.default is False else Translation({action.dest: False})
-    optional = _translate_optional_value(value, action)
-    if optional is not None:  # cache=False
-        return optional
-    refusal = _reason_to_refuse_value(command, action, value)
-    if refusal:  # task=study
-        return Translation(refusal=refusal)
+    foreign = _translate_foreign_value(command, action, value)
+    if foreign is not None:  # cache=False, task=study
+        return foreign
     if text in ("true", "false"):  # workers=True
         return Translation(refusal="must not be true or false")
     return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
+
+
+def _translate_foreign_value(command: str, action: argparse.Action, value: str) -> Translation | None:
+    """Translates a value that our flag does not take but the other programs do: true and false of a flag that may be
+    given without a value, or a value with a reason to refuse it. Returns None for others."""
+    optional = _translate_optional_value(value, action)
+    if optional is not None:
+        return optional
+    refusal = _reason_to_refuse_value(command, action, value)
+    return Translation(refusal=refusal) if refusal else None
 
 
 def _translate_optional_value(value: str, action: argparse.Action) -> Translation | None:
