@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
-from benchmarks.speed.step import Sides
+from benchmarks.speed.step import Sides, step_flags
 from benchmarks.speed.turns import PEER_SIDE, ROOT
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -105,7 +105,8 @@ def step_rate(options: argparse.Namespace) -> float:
     cuDNN does not search for the fastest kernels, because the trainings here have too few batches for that.
     """
     steps = 1 if options.device == "cpu" else 20
-    with Sides(["auto"], imgsz=options.imgsz, device=options.device, steps=steps, short_run=True) as sides:
+    flags = step_flags(imgsz=options.imgsz, device=options.device, steps=steps)
+    with Sides(["auto"], flags, own_flags=["--short-run"]) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
     if "error" in turn:
         sys.exit(turn["error"])

@@ -40,15 +40,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     errors = []
-    with Sides(
-        options.amp,
-        imgsz=options.imgsz,
-        device=options.device,
-        steps=options.steps,
-        threads=options.threads,
-        compiled=options.compile,
-        peer=options.peer,
-    ) as sides:
+    flags = step_flags(imgsz=options.imgsz, device=options.device, steps=options.steps, threads=options.threads)
+    own_flags = ["--compile"] if options.compile else []
+    with Sides(options.amp, flags, own_flags=own_flags, peer=options.peer) as sides:
         for model, batch_size in sizes_of(options.model, options.batch_size):
             model_rows, model_errors = compare(options, sides, model, batch_size)
             rows += model_rows
@@ -65,31 +59,23 @@ def sizes_of(models: Sequence[str], otherwise: Sequence[int]) -> Iterator[tuple[
             yield model, batch_size
 
 
+def step_flags(*, imgsz: int, device: str, steps: int, threads: int = 0) -> list[str]:
+    """Returns the flags that both sides take."""
+    return ["--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
+
+
 class Sides(AbstractContextManager):
     """Processes that time steps: ours by autocast type, and the peer's."""
 
     def __init__(
-        self,
-        amp: Sequence[str],
-        *,
-        imgsz: int,
-        device: str,
-        steps: int,
-        threads: int = 0,
-        compiled: bool = False,
-        short_run: bool = False,
-        peer: str = "",
+        self, amp: Sequence[str], flags: Sequence[str], *, own_flags: Sequence[str] = (), peer: str = ""
     ) -> None:
-        """``short_run``: whether our side skips cuDNN's search for the fastest kernels."""
-        shared = ["step", "--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
-        ours = [sys.executable, "-m", "benchmarks.speed.our_side", *shared]
-        if compiled:
-            ours.append("--compile")
-        if short_run:
-            ours.append("--short-run")
+        """``flags``: of both sides (`step_flags`); ``own_flags``: further ones of benchmarks.speed.our_side; ``peer``:
+        Python of the peer's environment, if it takes part."""
+        ours = [sys.executable, "-m", "benchmarks.speed.our_side", "step", *flags, *own_flags]
         self._commands = {name: [*ours, "--amp", name] for name in amp}
         if peer:
-            self._commands[PEER] = [peer, str(PEER_SIDE), *shared]
+            self._commands[PEER] = [peer, str(PEER_SIDE), "step", *flags]
         self._sides: dict[str, Side] = {}
         self._ended: dict[str, str] = {}  # reasons of the sides that ended by themselves
         self._stack = ExitStack()

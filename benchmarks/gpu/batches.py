@@ -1,0 +1,55 @@
+"""Checks that batches arrive on the device as the loader renders them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.speed.training_step import context_of
+from data.loading.build import build_train_loader
+from data.loading.loader import InfiniteDataLoader
+from data.loading.prefetcher import Prefetcher
+from data.source.dataset_yaml import load_dataset_spec
+from utils.batches import Batch
+from utils.config.recipes import hyperparameters_from
+from utils.config.settings import TrainConfig
+from utils.distributed.context import DistributedContext
+
+BATCHES = 40
+BURNS = 4  # large matrix products before each copy, which give workers time to overwrite memory that is not kept
+
+
+def compare_batches(options: argparse.Namespace) -> Iterator[str]:
+    """Yields lines of figures. Raises SystemExit if a batch does not arrive as rendered, or no batch is pinned."""
+    ctx = context_of(options.device)
+    device = ctx.device
+    loader = open_loader(options, ctx)
+    pinned = 0
+    side = 4096 if device.type == "cuda" else 16
+    weights = torch.rand(side, side, device=device)
+
+    def move(batch: Batch) -> Batch:
+        nonlocal pinned
+        pinned += batch.images.is_pinned()
+        for _ in range(BURNS):
+            torch.mm(weights, weights)
+        return batch.to(device)
+
+    prefetcher = Prefetcher(iter(loader), device=device, render=move)
+    for number in range(BATCHES):
+        images = next(prefetcher).images.cpu()
+        prefetcher.prefetch(2)
+        if not torch.equal(images, loader.render(*divmod(number, len(loader))).images):
+            sys.exit(f"batch {number} is not what was drawn")
+    loader.close()
+    yield f"{BATCHES} batches arrived as drawn; {pinned} were in page-locked memory"
+    if device.type == "cuda" and not pinned:
+        sys.exit("no batch was in page-locked memory")
+
+
+def open_loader(options: argparse.Namespace, ctx: DistributedContext) -> InfiniteDataLoader:
+    config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
+    return build_train_loader(ctx, config, hyperparameters_from(""), load_dataset_spec(options.data), stride=32)

@@ -1,0 +1,97 @@
+"""Checks that interrupted and resumed trainings end with the bits of an uninterrupted one."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.same_bits import differences
+from benchmarks.speed.turns import ROOT
+from utils.files.checkpoint_file import read_checkpoint
+
+STOPPED = 75  # exit code of train.py after a signal that asks it to stop
+WRITTEN_S = 120.0  # time limit for the first checkpoint
+ENDED_S = 60.0  # time limit for the end of a process after a signal
+# The loopback interface is used because the host's name may not resolve.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "1"]
+
+
+class Interruption(NamedTuple):
+    """A way to end a training early."""
+
+    description: str
+    launcher: list[str]
+    signal: signal.Signals
+    exit_code: int
+
+
+INTERRUPTIONS = {
+    "sigterm": Interruption("stopped", [], signal.SIGTERM, STOPPED),
+    # A process group, of NCCL on a GPU. torchrun itself ends with 1 after a signal.
+    "torchrun": Interruption("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),
+    "sigkill": Interruption("killed", [], signal.SIGKILL, -signal.SIGKILL),
+}
+
+
+def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
+    """Yields how interrupted and resumed runs differ from an uninterrupted one, for each of ``--interruption``. Raises
+    SystemExit if bits differ."""
+    problems = []
+    with tempfile.TemporaryDirectory() as folder:
+        whole = training(options, folder, "whole")
+        expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
+        wanted = read_checkpoint(Path(folder, "whole", "last.pt"))
+        for name in options.interruptions:
+            interruption = INTERRUPTIONS[name]
+            last = Path(folder, name, "last.pt")
+            python, *script = training(options, folder, name)
+            command = [python, *interruption.launcher, *script]
+            progress, seconds = break_off(command, last, interruption.signal, interruption.exit_code)
+            yield f"{interruption.description}: ended {seconds:.1f} s after the signal"
+            resume = [sys.executable, "train.py", "--resume", str(last)]
+            expect(subprocess.run(resume, cwd=ROOT, check=False).returncode, 0, resume)
+            tensors = differences(wanted, read_checkpoint(last))
+            moment = f"after epoch {progress['epoch']} and batch {progress['batch']}"
+            case = f"{interruption.description} {moment}, resumed"
+            if tensors:
+                problems.append(f"{case}: {len(tensors)} tensors differ, first {tensors[0]}")
+            else:
+                yield f"{case}: the same bits as in one go"
+    if problems:
+        sys.exit("; ".join(problems))
+
+
+def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
+    """Returns the command of a training with virtual ranks, deterministic kernels and checkpoints within each epoch."""
+    return [
+        sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
+        "--batch-size", str(options.batch_size), "--epochs", str(options.epochs), "--device", options.device,
+        "--workers", "2", "--virtual-ranks", "4", "--deterministic", "--save-minutes", "1e-6", "--val-every", "0",
+        "--noplots", "--cache-dir", str(Path(folder, "index")), "--project", folder, "--name", name,
+        "--set", "close_mosaic=0", "close_scale=0",
+    ]  # fmt: skip
+
+
+def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> tuple[dict, float]:
+    """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
+    Returns the position of the checkpoint, and the seconds that the process took to end."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    deadline = time.monotonic() + WRITTEN_S
+    while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    sent = time.monotonic()
+    expect(process.wait(ENDED_S), code, command)
+    return read_checkpoint(last)["progress"], time.monotonic() - sent
+
+
+def expect(code: int, wanted: int, command: Sequence[str]) -> None:
+    if code != wanted:
+        sys.exit(f"{' '.join(command)} ended with {code}, not {wanted}")
