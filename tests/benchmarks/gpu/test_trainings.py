@@ -1,0 +1,109 @@
+"""Whole trainings: which epochs their rates count, and failures of one of several."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import trainings
+from engine.eval_ranks.messages import FAILED
+from engine.eval_ranks.service import ValidationService
+from tests.benchmarks.gpu.stand_ins import Scripts, lines_and_failure
+from tests.helpers.tiny import write_dataset
+from utils.distributed.context import DistributedContext
+from utils.distributed.rendezvous import evaluation_store
+from utils.process.identity import this_process
+
+pytestmark = pytest.mark.benchmarks
+
+
+def training_options(**changes) -> Namespace:
+    settings = {"data": "d.yaml", "model": "yolov8n", "imgsz": 64, "batch_size": 4, "epochs": 3, "device": "0"}
+    return Namespace(**settings | {"layouts": 1, "peer": ""} | changes)
+
+
+def write_results(folder: Path, seconds: list[float]) -> None:
+    """Writes the results.csv of either program, whose epochs end after these seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [f"{number}, {second}, 0.25" for number, second in enumerate(seconds, 1)]
+    (folder / "results.csv").write_text("\n".join(["epoch, time, speed/data_wait", *rows]))
+
+
+def test_our_rate_leaves_out_the_first_epoch_and_the_validation_after_the_last(tmp_path: Path):
+    """Two of four epochs, of two seconds each, count, as for the peer."""
+
+    def run(options: Namespace, *command: str) -> str:
+        assert command[command.index("--epochs") + 1] == "4"
+        write_results(Path(command[command.index("--project") + 1], "exp"), [10, 12, 14, 99])
+        return ""
+
+    options = training_options(data=str(write_dataset(tmp_path, train=6, val=1)))
+    assert trainings.our_speed(options, [], run=run) == (3.0, 0.25)
+
+
+# Stands in for the peer's Python, which gets the program and its flags.
+PEER = """\
+#!{python} -IS
+import os, sys
+command = sys.argv
+assert command[command.index("--epochs") + 1] == "4"
+folder = os.path.join(command[command.index("--project") + 1], "train")
+os.mkdir(folder)
+with open(os.path.join(folder, "results.csv"), "w") as file:
+    file.write("epoch, time\\n1, 10\\n2, 12\\n3, 14\\n4, 99\\n")
+"""
+
+
+def test_the_peers_rate_is_that_of_the_same_epochs(tmp_path: Path):
+    peer = tmp_path / "peer"
+    peer.write_text(PEER.format(python=sys.executable))
+    peer.chmod(0o755)
+    data = write_dataset(tmp_path / "set", train=6, val=1)
+    assert trainings.peer_speed(training_options(peer=str(peer), data=str(data))) == 3.0
+
+
+@pytest.mark.parametrize(("ours", "peer"), [(900.0, 890.0), (100.0, 900.0)])
+def test_speeds_are_reported_and_never_fail(ours: float, peer: float):
+    rates = trainings.Rates(lambda options: 1000.0, lambda options, feed: (ours, 0.5), lambda options: peer)
+    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
+    assert reason == ""
+    assert f"{ours / 1000:.2f} of the step alone" in lines[1]
+    assert lines[2].endswith(f"{peer:.0f} images/s; ours is {ours / peer:.2f} times as fast")
+
+
+def test_a_training_that_fails_is_reported_after_the_others():
+    def our_speed(options: Namespace, feed: Sequence[str]) -> tuple[float, float]:
+        if feed:
+            sys.exit("no memory")
+        return 500.0, 0.5
+
+    rates = trainings.Rates(lambda options: 1000.0, our_speed, lambda options: sys.exit("no network"))
+    lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
+    assert "no cache: 500 images/s" in lines[1]
+    assert reason == "images from workers, cache ram: no memory; Ultralytics: no network"
+
+
+def lose_evaluating_process(reason: str) -> None:
+    """Logs what train.py logs when an evaluating process has failed for ``reason``."""
+    store = torch.distributed.HashStore()
+    store.set("process/1", this_process())
+    evaluation_store(store).set(FAILED, reason)
+    ctx = replace(DistributedContext.single(), store=store, eval_ranks=1)
+    assert not ValidationService(ctx, evaluator=None, setup=None).can_take_weights()
+
+
+def test_an_evaluating_process_that_ends_fails_its_part(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The part is judged by the log of train.py."""
+    lose_evaluating_process("rank 1: no fp16 on CPUs")
+    settings = training_options(amp="fp16", folder=tmp_path)
+    whole = Scripts({}, "starting\n--eval-ranks: validation by rank 1\ndone").run
+    figures = trainings.validate_elsewhere(settings, run=whole)
+    assert lines_and_failure(figures) == (["--eval-ranks: validation by rank 1"], "")
+    alone = Scripts({}, f"starting\n{caplog.messages[0]}\ndone").run
+    assert lines_and_failure(trainings.validate_elsewhere(settings, run=alone)) == (caplog.messages, caplog.messages[0])
