@@ -69,6 +69,14 @@ def test_files_that_are_named_exist(page: str):
     assert not absent, f"{page} names {absent}"
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/paths.md", "docs/processes.md"])
+def test_modules_that_are_named_without_their_folder_exist(page: str):
+    """These pages name modules after the folder or the module beside which they are."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\", "")
+    modules = {path.name for pattern in ("*.py", "[!.]*/**/*.py") for path in ROOT.glob(pattern)}
+    assert not set(re.findall(r"(?<![\w/.])\w+\.py\b", text)) - modules
+
+
 def test_every_page_of_docs_is_linked_from_the_readme_or_another_page():
     linked = {path for page in PAGES for path, _ in links(page)}
     assert {page for page in PAGES if page.startswith("docs/")} <= linked

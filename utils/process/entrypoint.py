@@ -1,6 +1,6 @@
 """Runs entry scripts, which end with one line for a user error, and with a traceback only for a bug.
 
-docs/architecture.md ("How a process ends") shows the other parts: signals, several processes, standard output.
+docs/processes.md ("How a process ends") shows the other parts: signals, several processes, standard output.
 """
 
 from __future__ import annotations
