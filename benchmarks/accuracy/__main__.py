@@ -19,7 +19,16 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import Bench, DataCopy, copy_data, end_on_signals, prepare, stored_result, train_and_score
+from benchmarks.accuracy.runs import (
+    Bench,
+    DataCopy,
+    Run,
+    copy_data,
+    end_on_signals,
+    prepare,
+    stored_result,
+    train_and_score,
+)
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from utils.errors import UserError
@@ -70,29 +79,29 @@ def act(args: argparse.Namespace) -> None:
 
 def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
     """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds."""
-
-    def run_one(seed: int, source: Path, variant: Variant) -> None:
-        folder = bench.folder(variant, source.stem, seed)
-        result = train_and_score(bench, variant, copies[source, variant.subset], seed)
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
-        print(f"{folder.relative_to(bench.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
-
     missing = [
         (seed, source, variant)
         for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), args.data, variants)
         if stored_result(bench.folder(variant, source.stem, seed), variant) is None
     ]
     copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(args.data, variants)}
+    runs = [Run(bench, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
     for variant in variants:
         prepare(bench, variant)
     end_on_signals()
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
-            for future in [pool.submit(run_one, *run) for run in missing]:
+            for future in [pool.submit(train_and_show, run) for run in runs]:
                 future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def train_and_show(run: Run) -> None:
+    result = train_and_score(run)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
+    print(f"{run.folder.relative_to(run.bench.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
 
 
 def data_copy(bench: Bench, source: Path, subset: int = 0) -> DataCopy:

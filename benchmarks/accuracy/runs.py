@@ -130,60 +130,95 @@ def _declaration(variant: Variant) -> dict:
     return json.loads(json.dumps(dataclasses.asdict(variant)))
 
 
-def train_and_score(bench: Bench, variant: Variant, data: DataCopy, seed: int) -> dict:
+@dataclass(frozen=True)
+class Run:
+    """A training of a variant on one data set with one seed."""
+
+    bench: Bench
+    variant: Variant
+    data: DataCopy
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return self.bench.folder(self.variant, self.data.name, self.seed)
+
+    @property
+    def tree(self) -> Path:
+        return self.bench.tree(self.variant)
+
+    @property
+    def weights(self) -> Path | None:
+        """The starting weights; None: from scratch."""
+        return self.bench.weights / self.variant.weights if self.variant.weights else None
+
+
+def train_and_score(run: Run) -> dict:
     """Trains and scores; the result is also written to result.json in the run's folder.
 
     Raises SystemExit, with the end of the output, if a process fails.
     """
-    folder = bench.folder(variant, data.name, seed)
-    folder.mkdir(parents=True, exist_ok=True)
+    train = _train_peer if run.variant.peer else _train_ours
+    predict = _predict_peer if run.variant.peer else _predict_ours
+    run.folder.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    cpu_s = (_train_peer if variant.peer else _train_ours)(bench, variant, data, seed, folder)
+    cpu_s = train(run)
     result = {"train_s": time.perf_counter() - start, "train_cpu_s": cpu_s, "commit": commit()}
-    result["variant"] = _declaration(variant)
-    for split in data.splits:
-        file = (_predict_peer if variant.peer else _predict_ours)(bench, variant, data, split, folder)
-        os.replace(file, folder / f"{split}.json")
-        result[split] = average_precision(folder / f"{split}.json", data.gt[split], data.classes)
-    write_whole(folder / "result.json", json.dumps(result, indent=1))
+    result["variant"] = _declaration(run.variant)
+    for split in run.data.splits:
+        predictions = run.folder / f"{split}.json"
+        os.replace(predict(run, split), predictions)
+        result[split] = average_precision(predictions, run.data.gt[split], run.data.classes)
+    write_whole(run.folder / "result.json", json.dumps(result, indent=1))
     return result
 
 
-def _train_ours(bench: Bench, variant: Variant, data: DataCopy, seed: int, folder: Path) -> float:
-    command = [sys.executable, "train.py", "--data", data.yaml, "--device", "cpu", "--seed", seed]
+def _train_ours(run: Run) -> float:
+    """Returns processor seconds, as `_call` does."""
+    variant = run.variant
+    command = [sys.executable, "train.py", "--data", run.data.yaml, "--device", "cpu", "--seed", run.seed]
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs]
     command += ["--threads", 1, "--workers", 1, "--val-every", 0, "--noplots"]
-    command += ["--project", folder, "--name", "run", "--exist-ok", "--cache-dir", folder / "index"]
+    command += ["--project", run.folder, "--name", "run", "--exist-ok", "--cache-dir", run.folder / "index"]
     if variant.model:
         command += ["--model", variant.model]
-    if variant.weights:
-        command += ["--weights", bench.weights / variant.weights]
-    return _call([*command, *variant.flags], bench.tree(variant), folder / "train.log")
+    if run.weights is not None:
+        command += ["--weights", run.weights]
+    return _call([*command, *variant.flags], run.tree, run.folder / "train.log")
 
 
-def _predict_ours(bench: Bench, variant: Variant, data: DataCopy, split: str, folder: Path) -> Path:
-    command = [sys.executable, "val.py", "--weights", folder / "run" / "last.pt", "--data", data.yaml, "--task", split]
-    command += ["--imgsz", variant.imgsz, "--device", "cpu", "--workers", 1, "--noplots", "--cache-dir"]
-    command += [folder / "index", "--project", folder, "--name", f"val-{split}", "--exist-ok"]
-    _call(command, bench.tree(variant), folder / f"val-{split}.log")
-    return folder / f"val-{split}" / "predictions.json"
+def _predict_ours(run: Run, split: str) -> Path:
+    """Returns the path of the detections of last.pt, in COCO's format."""
+    name = f"val-{split}"
+    command = [sys.executable, "val.py", "--weights", run.folder / "run" / "last.pt"]
+    command += ["--data", run.data.yaml, "--task", split, "--imgsz", run.variant.imgsz, "--device", "cpu"]
+    command += ["--workers", 1, "--noplots", "--cache-dir", run.folder / "index"]
+    command += ["--project", run.folder, "--name", name, "--exist-ok"]
+    _call(command, run.tree, run.folder / f"{name}.log")
+    return run.folder / name / "predictions.json"
 
 
-def _train_peer(bench: Bench, variant: Variant, data: DataCopy, seed: int, folder: Path) -> float:
-    model = bench.weights / variant.weights if variant.weights else f"{variant.model}.yaml"
+def _train_peer(run: Run) -> float:
+    """Returns processor seconds, as `_call` does."""
+    variant = run.variant
+    model = f"{variant.model}.yaml" if run.weights is None else run.weights
     further = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
-    command = [bench.peer, PEER_SIDE, "train", "--data", data.yaml, "--model", model]
+    command = [run.bench.peer, PEER_SIDE, "train", "--data", run.data.yaml, "--model", model]
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs, "--workers", 1]
-    command += ["--no-val", "--project", folder, "--set", f"seed={seed}", 'name="run"', "exist_ok=true", *further]
-    return _call(command, folder, folder / "train.log")
+    command += ["--no-val", "--project", run.folder]
+    command += ["--set", f"seed={run.seed}", 'name="run"', "exist_ok=true", *further]
+    return _call(command, run.folder, run.folder / "train.log")
 
 
-def _predict_peer(bench: Bench, variant: Variant, data: DataCopy, split: str, folder: Path) -> Path:
-    command = [Path(bench.peer).parent / "yolo", "detect", "val", f"model={folder / 'run' / 'weights' / 'last.pt'}"]
-    command += [f"data={data.yaml}", f"split={split}", f"imgsz={variant.imgsz}", f"batch={variant.batch}", "device=cpu"]
-    command += ["save_json=True", "plots=False", f"project={folder}", f"name=val-{split}", "exist_ok=True", "workers=1"]
-    _call(command, folder, folder / f"val-{split}.log")
-    return folder / f"val-{split}" / "predictions.json"
+def _predict_peer(run: Run, split: str) -> Path:
+    """Returns the path of the detections of last.pt, in COCO's format."""
+    name = f"val-{split}"
+    weights = run.folder / "run" / "weights" / "last.pt"
+    command = [Path(run.bench.peer).parent / "yolo", "detect", "val", f"model={weights}", f"data={run.data.yaml}"]
+    command += [f"split={split}", f"imgsz={run.variant.imgsz}", f"batch={run.variant.batch}", "device=cpu"]
+    command += ["save_json=True", "plots=False", f"project={run.folder}", f"name={name}", "exist_ok=True", "workers=1"]
+    _call(command, run.folder, run.folder / f"{name}.log")
+    return run.folder / name / "predictions.json"
 
 
 def _call(command: Sequence[object], cwd: Path, log: Path) -> float:
