@@ -129,7 +129,8 @@ def test_yolo26_trains_and_detects() -> None:
     model = build_detector("yolo26n", 2, seed=1)
     assert not any("dfl" in key for key in model.state_dict())
     batch = make_batch(4)
-    raw = model(images := batch.images.float() / 255)
+    images = batch.images.float() / 255
+    raw = model(images)
     assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
     model.head.build_loss(HYP)(raw, batch.targets).total.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
