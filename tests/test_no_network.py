@@ -28,41 +28,7 @@ CALLS = "connect,sendto,sendmsg,sendmmsg"
 # An address of a call, as strace writes it.
 ADDRESS = re.compile(r'inet_addr\("([^"]+)"\)|inet_pton\(AF_INET6, "([^"]+)"')
 OWN_ADDRESS = re.compile(r"127\.|::1$|::ffff:127\.|0\.0\.0\.0$|::$")
-# Gives this process a network with nothing but a loopback interface, and a name server that notes what it is asked.
-IN_OWN_NETWORK = """
-import ctypes, fcntl, os, re, signal, socket, struct, sys
-from pathlib import Path
-
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 1 << 17, 1 << 28, 1 << 30
-MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
-SIOCSIFFLAGS, IFF_UP, PR_SET_PDEATHSIG = 0x8914, 1, 1
-libc, user = ctypes.CDLL(None), os.geteuid()
-failed = libc.unshare(CLONE_NEWNS | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
-if user and not failed:
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-noted, *command = sys.argv[1:]
-Path(noted).write_text("")
-servers = Path(noted + ".servers")
-servers.write_text("nameserver 127.0.0.1\\noptions timeout:1 attempts:1\\n")
-failed = failed or libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
-failed = failed or libc.mount(os.fsencode(servers), b"/etc/resolv.conf", None, ctypes.c_ulong(MS_BIND), None)
-if failed:
-    sys.exit("no namespace")
-server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-fcntl.ioctl(server, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
-server.bind(("127.0.0.1", 53))
-if os.fork():
-    server.close()
-    os.execv(command[0], command)
-libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-for stream in (0, 1, 2):
-    os.close(stream)
-while True:
-    question = server.recv(4096)
-    labels = re.findall(rb"[\\x01-\\x3f]([\\w-]+)", question[12:])
-    with open(noted, "ab") as file:
-        file.write(b".".join(labels) + b"\\n")
-"""
+IN_OWN_NETWORK = ROOT / "tests" / "helpers" / "own_network.py"
 LOOK_UP = "import socket\ntry:\n    socket.create_connection(('host.example', 80), 5)\nexcept OSError:\n    pass\n"
 
 
@@ -87,7 +53,7 @@ def watch(argv: Sequence[object], folder: Path, **variables: str) -> Watched:
         # --seccomp-bpf: the kernel stops the process at these calls alone, not at all of them.
         command = [strace, "-f", "--seccomp-bpf", "-qq", "-e", f"trace={CALLS}", "-o", str(noted), *command]
     else:
-        command = [sys.executable, "-c", IN_OWN_NETWORK, str(noted), *command]
+        command = [sys.executable, str(IN_OWN_NETWORK), str(noted), *command]
     removed = {*LAUNCHED, "XDG_CACHE_HOME", "MPLCONFIGDIR", "PYTHON_EXEC"}
     environment = {name: value for name, value in os.environ.items() if name not in removed}
     environment |= {"HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **variables}

@@ -27,7 +27,7 @@ from tests.helpers.tiny import (
     write_detector,
     write_model,
 )
-from tests.models.assigners.test_assigners import assign, scene
+from tests.models.assigners.scenes import assign, cell_centers_px, random_scene
 from tests.models.postprocess.test_detections import brute_force
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
@@ -129,7 +129,8 @@ def test_yolo26_trains_and_detects() -> None:
     model = build_detector("yolo26n", 2, seed=1)
     assert not any("dfl" in key for key in model.state_dict())
     batch = make_batch(4)
-    raw = model(images := batch.images.float() / 255)
+    images = batch.images.float() / 255
+    raw = model(images)
     assert [tuple(x.shape) for x in raw] == 2 * [(4, 4 + 2, CANVAS // s, CANVAS // s) for s in (8, 16, 32)]
     model.head.build_loss(HYP)(raw, batch.targets).total.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
@@ -145,9 +146,10 @@ def test_yolo26_trains_and_detects() -> None:
 # Assignment
 
 
-def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
+def one_to_one_by_loops(logits: torch.Tensor, predicted: torch.Tensor, boxes: torch.Tensor) -> dict[int, int]:
     """{target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the best
     overlap wins."""
+    centers = cell_centers_px()
     candidates = {}
     for k, box in enumerate(boxes):
         overlaps = iou(predicted, box, "ciou").clamp(min=0.01)
@@ -169,20 +171,21 @@ def one_to_one_by_loops(logits, predicted, centers, boxes) -> dict[int, int]:
 @pytest.mark.parametrize("topk", [10, 1])
 def test_each_target_gets_the_best_cell_that_no_other_has(topk: int) -> None:
     """A one-to-one match chooses among ten candidates, also if a one-to-many match would select fewer."""
-    inputs = scene(3, 8, 1, seed=0)
-    logits, predicted, centers, _, boxes, mask = inputs
+    scene = random_scene(3, 8, 1, seed=0)
+    boxes = scene.boxes
+    mask = scene.mask
     boxes[0, :4] = torch.tensor([40.0, 40.0, 56.0, 56.0]) + torch.arange(4)[:, None] / 2  # they request the same cells
     assigners = (TaskAlignedAssigner(topk=topk, one_to_one=True), TaskAlignedAssigner(topk=1))
-    one_to_one, first = (assign(assigner, *inputs) for assigner in assigners)
+    one_to_one, first = (assign(assigner, scene) for assigner in assigners)
     assert one_to_one.cells.shape == (*mask.shape, 1)
     num_assigned = 0
     for b in range(3):
-        expected = one_to_one_by_loops(logits[b], predicted[b], centers, boxes[b, mask[b]])
+        expected = one_to_one_by_loops(scene.logits[b], scene.predicted[b], boxes[b, mask[b]])
         assigned = {k: int(one_to_one.cells[b, k, 0]) for k in range(mask.shape[1]) if one_to_one.scores[b, k, 0] > 0}
         assert assigned == expected
         num_assigned += len(assigned)
         for k, n in assigned.items():
-            overlap = iou(predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
+            overlap = iou(scene.predicted[b, n], boxes[b, k], "ciou").clamp(min=0.01)
             torch.testing.assert_close(one_to_one.scores[b, k, 0], overlap)
     assert num_assigned > (first.scores > 0).sum(), "a top-1 match leaves more of them without a cell"
 

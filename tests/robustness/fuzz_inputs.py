@@ -10,7 +10,7 @@ import os
 import random
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -158,7 +158,11 @@ def _splice(data: bytes, chance: random.Random, other: bytes) -> bytes:
 def _paths(value: Any, path: tuple = ()) -> list[tuple]:
     """The path of every value in a tree of dicts and lists, that of the tree itself first."""
     found = [path]
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        children = value.items()
+    elif isinstance(value, list):
+        children = enumerate(value)
     for key, child in children:
         found += _paths(child, (*path, key))
     return found

@@ -106,47 +106,76 @@ class OddJsonError(Exception):
 
 def strict_coco(data: bytes) -> dict[str, Reading]:
     """Readings by file name. Raises OddJsonError if the whole file must be refused."""
+    tree = _coco_tree(data)
+    try:
+        images = _coco_images(tree)
+        categories = _coco_categories(tree)
+        annotations = list(tree["annotations"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise OddJsonError(str(error)[:80]) from None
+    rows: dict[str, list[Row]] = {name: [] for name in images.values()}
+    invalid: set[str] = set()  # names of images with an annotation that is left out
+    has_strays = False
+    for annotation in annotations:
+        image_id = _number_of(annotation.get("image_id")) if isinstance(annotation, dict) else None
+        name = images.get((type(image_id), image_id)) if type(image_id) in (int, str) else None
+        if name is None:
+            has_strays = True
+            continue
+        row = _coco_row(annotation, categories)
+        if row is None:
+            invalid.add(name)
+        else:
+            rows[name].append(row)
+    return {name: Reading(rows[name], has_strays or name in invalid, in_pixels=True) for name in rows}
 
-    def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+
+def _coco_tree(data: bytes) -> Any:
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) < len(pairs):
             raise OddJsonError("a key twice")
         return dict(pairs)
 
     try:
-        tree = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once_each)
-        image_ids = [_whole_float_as_integer(i["id"]) for i in tree["images"]]
-        images = {(type(id_), id_): i["file_name"] for id_, i in zip(image_ids, tree["images"])}
-        ids = [_whole_float_as_integer(c["id"]) for c in tree["categories"]]
-        if len(images) < len(tree["images"]) or len(set(ids)) < len(ids) or any(type(i) is not int for i in ids):
-            raise OddJsonError("an id twice")
-        if not all(isinstance(name, str) for name in images.values()):
-            raise OddJsonError("a name that is none")
-        categories = {id_: c["name"] for id_, c in zip(ids, tree["categories"])}
-        if not all(type(name) in (str, int, float) for name in categories.values()):
-            raise OddJsonError("a category's name that is none")
-        annotations = list(tree["annotations"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
         raise OddJsonError(str(error)[:80]) from None
-    found: dict[str, list[Row]] = {name: [] for name in images.values()}
-    odd: set[str] = set()
-    astray = False
-    for a in annotations:
-        image_id = _number_of(a.get("image_id")) if isinstance(a, dict) else None
-        name = images.get((type(image_id), image_id)) if type(image_id) in (int, str) else None
-        if name is None:
-            astray = True
-            continue
-        box = a.get("bbox")
-        category = _number_of(a.get("category_id"))
-        crowd = a.get("iscrowd", 0)
-        good = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)
-        good = good and all(abs(v) < 1e300 for v in box) and type(category) is int  # also where it is nan
-        if not good or categories.get(category) not in NAMES or crowd not in (0, 1, None):
-            odd.add(name)
-            continue
-        x, y, w, h = box
-        found[name].append(Row(NAMES.index(categories[category]), x, y, x + w, y + h, bool(crowd)))
-    return {name: Reading(rows, astray or name in odd, in_pixels=True) for name, rows in found.items()}
+
+
+def _coco_images(tree: Any) -> dict[tuple[type, Any], str]:
+    """The file name of each image, by the type and value of its id: 1 and "1" are two."""
+    ids = [_whole_float_as_integer(image["id"]) for image in tree["images"]]
+    names = {(type(id_), id_): image["file_name"] for id_, image in zip(ids, tree["images"])}
+    if len(names) < len(tree["images"]):
+        raise OddJsonError("an id twice")
+    if not all(isinstance(name, str) for name in names.values()):
+        raise OddJsonError("a file name that is not text")
+    return names
+
+
+def _coco_categories(tree: Any) -> dict[int, Any]:
+    ids = [_whole_float_as_integer(category["id"]) for category in tree["categories"]]
+    if len(set(ids)) < len(ids) or any(type(id_) is not int for id_ in ids):
+        raise OddJsonError("an id twice, or none")
+    names = {id_: category["name"] for id_, category in zip(ids, tree["categories"])}
+    if not all(type(name) in (str, int, float) for name in names.values()):
+        raise OddJsonError("a category's name that is none")
+    return names
+
+
+def _coco_row(annotation: dict, categories: dict[int, Any]) -> Row | None:
+    """The object of an annotation; None if it must be left out."""
+    box = annotation.get("bbox")
+    category = _number_of(annotation.get("category_id"))
+    crowd = annotation.get("iscrowd", 0)
+    if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
+        return None
+    if not all(abs(value) < 1e300 for value in box):  # also false for nan
+        return None
+    if type(category) is not int or categories.get(category) not in NAMES or crowd not in (0, 1, None):
+        return None
+    x, y, width, height = box
+    return Row(NAMES.index(categories[category]), x, y, x + width, y + height, bool(crowd))
 
 
 def _whole_float_as_integer(value: Any) -> Any:
@@ -161,54 +190,65 @@ def _number_of(value: Any) -> Any:
     return value
 
 
+Box = tuple[int, float, float, float, float, bool]  # class, x1, y1, x2, y2 in pixels, crowd
+
+
 def judge_boxes(index: DatasetIndex, name: str, reading: Reading, *label_files: str) -> str:
     """Checks that the index contains the boxes of an image that a strict reader reads, or reports the label file."""
-    told = any(file in line for line in index.report.lines for file in (*label_files, name))
-    found = [i for i, path in enumerate(index.paths) if os.path.basename(path) == name]
-    if not found:
-        assert told, f"{name} is left out in silence"
+    is_reported = any(file in line for line in index.report.lines for file in (*label_files, name))
+    numbers = [i for i, path in enumerate(index.paths) if os.path.basename(path) == name]
+    if not numbers:
+        assert is_reported, f"{name} is left out in silence"
         return "left out by name"
-    height, width = SIZES[name]
-    first = index.offsets[found[0]]
-    last = index.offsets[found[0] + 1]
-    boxes = [
-        (int(c), *map(float, (x, y, x + w, y + h)), bool(crowd))
-        for c, (x, y, w, h), crowd in zip(
-            index.classes[first:last], index.boxes_xywh_px[first:last], index.crowd[first:last]
-        )
-    ]
-    possible = []
-    must_tell = reading.must_tell
-    wanted = []
-    seen: set[Row] = set()
-    for row in reading.rows:
-        sides = (width, height, width, height)
-        in_order = row._replace(
-            x1=min(row.x1, row.x2), y1=min(row.y1, row.y2), x2=max(row.x1, row.x2), y2=max(row.y1, row.y2)
-        )
-        must_tell |= in_order != row
-        row = in_order
-        clipped = [min(max(v, 0.0), side) for v, side in zip(row[1:5], sides)]
-        over = max(abs(a - b) for a, b in zip(clipped, row[1:5]))
-        side = min(clipped[2] - clipped[0], clipped[3] - clipped[1], row.x2 - row.x1, row.y2 - row.y1)
-        box = (row.class_id, *clipped, row.crowd)
-        may_be_fractions = reading.in_pixels and max(row.x2, row.y2) <= 1
-        if row in seen or side < 0.0009 or over > 0.02 + 2e-5 * max(sides):
-            must_tell = True
-        elif side > 0.0011 and over < 0.009 and not may_be_fractions:
-            wanted.append(box)
-        possible.append(box)
-        seen.add(row)
-    if len(boxes) > 50 and len(boxes) == len(wanted):  # in the order of the file
-        assert all(_alike(a, b) for a, b in zip(boxes, wanted))
+    boxes = _indexed_boxes(index, numbers[0])
+    possible, required, must_tell = _expected_boxes(reading, SIZES[name])
+    if len(boxes) > 50 and len(boxes) == len(required):  # in the order of the file
+        assert all(_alike(a, b) for a, b in zip(boxes, required))
     else:
         for box in boxes:
             assert any(_alike(box, other) for other in possible), f"{name}: {box} is in no row"
-        for box in wanted:
+        for box in required:
             assert any(_alike(box, other) for other in boxes), f"{name}: {box} is missing"
-    assert told or not must_tell, f"{name}: {len(boxes)} boxes, and not a word of what is wrong"
-    assert told or len(boxes) == len(wanted) or len(possible) > len(wanted), f"{name}: {len(boxes)} boxes"
-    return "named in the report" if told else "the boxes that it says"
+    assert is_reported or not must_tell, f"{name}: {len(boxes)} boxes, and not a word of what is wrong"
+    is_complete = len(boxes) == len(required) or len(possible) > len(required)
+    assert is_reported or is_complete, f"{name}: {len(boxes)} boxes"
+    return "named in the report" if is_reported else "the boxes that it says"
+
+
+def _indexed_boxes(index: DatasetIndex, number: int) -> list[Box]:
+    rows = slice(index.offsets[number], index.offsets[number + 1])
+    return [
+        (int(class_id), float(x), float(y), float(x + w), float(y + h), bool(crowd))
+        for class_id, (x, y, w, h), crowd in zip(index.classes[rows], index.boxes_xywh_px[rows], index.crowd[rows])
+    ]
+
+
+def _expected_boxes(reading: Reading, image_hw: tuple[int, int]) -> tuple[list[Box], list[Box], bool]:
+    """Returns the boxes that the index may contain, those that it must contain, and whether something must be
+    reported. Boxes at the limits of what is clipped or dropped in silence may be treated in either way."""
+    height, width = image_hw
+    sides = (width, height, width, height)
+    possible: list[Box] = []
+    required: list[Box] = []
+    must_tell = reading.must_tell
+    seen: set[Row] = set()
+    for row in reading.rows:
+        x1, x2 = sorted((row.x1, row.x2))
+        y1, y2 = sorted((row.y1, row.y2))
+        must_tell |= (x1, y1, x2, y2) != row[1:5]
+        row = row._replace(x1=x1, y1=y1, x2=x2, y2=y2)
+        clipped = [min(max(value, 0.0), side) for value, side in zip(row[1:5], sides)]
+        overhang = max(abs(a - b) for a, b in zip(clipped, row[1:5]))
+        shorter_side = min(clipped[2] - clipped[0], clipped[3] - clipped[1], x2 - x1, y2 - y1)
+        box = (row.class_id, clipped[0], clipped[1], clipped[2], clipped[3], row.crowd)
+        may_be_fractions = reading.in_pixels and max(x2, y2) <= 1
+        if row in seen or shorter_side < 0.0009 or overhang > 0.02 + 2e-5 * max(sides):
+            must_tell = True
+        elif shorter_side > 0.0011 and overhang < 0.009 and not may_be_fractions:
+            required.append(box)
+        possible.append(box)
+        seen.add(row)
+    return possible, required, must_tell
 
 
 def _alike(a: tuple, b: tuple) -> bool:

@@ -110,7 +110,8 @@ def test_an_empty_validation_folder_counts_as_none(world, tmp_path, capsys):
     argv = [*flags(world), "--project", tmp_path / "runs", "--data", data, "--epochs", "1"]
     staged = [*argv, "--stage", tmp_path / "stage"]
     for refused in (argv, staged):
-        assert "no images found for 'val'" in (error := error_of(capsys, train.main, *refused))
+        error = error_of(capsys, train.main, *refused)
+        assert "no images found for 'val'" in error
         assert "or train with --val-fraction 0.2" in error
     call(train.main, *staged, "--val-fraction", "0.25")
     assert "2 of 8 training images are held out" in capsys.readouterr().out

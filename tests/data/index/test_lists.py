@@ -54,7 +54,8 @@ def test_lists_that_were_written_for_another_folder(root, tmp_path, lines, folde
     if folder == "images/train":
         assert take_messages(lines)[0].startswith("train: 5 images")
     else:
-        assert "rows are read like line 2: " in (line := take_messages(lines)[0])
+        line = take_messages(lines)[0]
+        assert "rows are read like line 2: " in line
         assert line.endswith(" is images/train/a.jpg")
     assert_same(expected, index)
     assert index.report.lines[0].startswith("list.txt:1: missing image: ")

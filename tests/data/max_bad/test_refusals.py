@@ -126,7 +126,7 @@ def test_train_gives_the_same_refusal_for_each_reader_and_view(half_lost, tmp_pa
 @pytest.mark.parametrize("reader", [name for name, (_, more) in READERS.items() if not more])
 def test_val_gives_the_same_refusal_for_each_reader(half_lost, tmp_path, capsys, reader):
     path = READERS[reader][0](half_lost)
-    names = ("animal",) if reader == "classes:" else ("cat",) if reader == "ignore:" else NAMES
+    names = {"classes:": ("animal",), "ignore:": ("cat",)}.get(reader, NAMES)
     weights = write_weights(tmp_path / "w.pt", names)
     assert f"'val': {HALF}" in error_of(capsys, val.main, "--weights", weights, "--data", path, *PLAIN)
 

@@ -14,7 +14,7 @@ from models.layers.ops import split_rows
 from models.losses.distillation import MIN_TEACHER_SCORE, distill
 from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
-from tests.models.losses.test_losses import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
+from tests.models.losses.cases import HYP, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 from utils.boxes import iou
 
 OLD = 2  # classes of the old model, the first of three

@@ -9,7 +9,7 @@ import torch
 
 from models.losses.ignored_cells import ignored_cells
 from tests.helpers.tiny import as_targets
-from tests.models.losses.test_losses import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
+from tests.models.losses.cases import CANVAS, HYP, KINDS, REG_MAX, STRIDES, gradients, raw_maps, tiny_head
 
 CLASSES = 3
 # image, class (-1: all), cx, cy, w, h

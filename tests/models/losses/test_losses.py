@@ -10,126 +10,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models.box_coding import cell_centers, distances_to_xyxy, expected_distances, flatten_levels
-from models.heads.anchor import AnchorHead
-from models.heads.anchor_free import AnchorFreeHead
-from models.heads.base import DetectionHead
-from models.heads.yolox import YOLOXHead
-from models.layers.ops import sparse_cross_entropy, split_rows
-from models.losses.anchor_free import distribution_focal_loss
-from models.losses.base import LossSettings, class_weights, smooth_labels
+from models.box_coding import cell_centers, distances_to_xyxy, expected_distances
 from tests.helpers.kernel_count import NoSync
 from tests.helpers.tiny import as_targets
+from tests.models.losses.cases import (
+    CANVAS,
+    HYP,
+    KINDS,
+    REG_MAX,
+    STRIDES,
+    channels,
+    gradients,
+    raw_maps,
+    some_targets,
+    tiny_head,
+)
 from utils.boxes import cxcywh_to_xyxy, iou
-from utils.config.settings import Hyperparameters
-
-STRIDES = (8, 16, 32)
-CANVAS = 96
-REG_MAX = 16
-HYP = Hyperparameters()
-ANCHORS_PX = [[10, 13, 16, 30], [30, 61, 62, 45], [80, 70, 90, 96]]
-KINDS = ("anchor_free", "anchor", "yolox")
-
-
-def tiny_head(kind: str, classes: int = 3) -> DetectionHead:
-    levels = ((8, 8, 8), STRIDES, classes)
-    if kind == "anchor_free":
-        return AnchorFreeHead(*levels, REG_MAX)
-    head = AnchorHead(*levels, ANCHORS_PX) if kind == "anchor" else YOLOXHead(*levels, 8)
-    head.reset_parameters()
-    return head
-
-
-def channels(kind: str, classes: int = 3) -> int:
-    return {"anchor_free": 4 * REG_MAX + classes, "anchor": 2 * (5 + classes), "yolox": 5 + classes}[kind]
-
-
-def raw_maps(kind: str, batch: int, classes: int = 3, seed: int = 0, bias: float = -2.0) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(batch, channels(kind, classes), CANVAS // s, CANVAS // s) for s in STRIDES]
-    maps = [torch.randn(shape, generator=generator) for shape in shapes]
-    for level in maps:
-        level[:, -classes:] += bias
-    return [level.requires_grad_() for level in maps]
-
-
-def some_targets(counts=(3, 0, 5, 1), classes: int = 3, seed: int = 0) -> torch.Tensor:
-    rng = np.random.default_rng(seed)
-    total = sum(counts)
-    image = np.repeat(np.arange(len(counts)), counts)
-    center = rng.uniform(0.1, 0.9, (total, 2))
-    size = np.exp(rng.uniform(np.log(0.05), np.log(0.8), (total, 2)))
-    table = np.column_stack((image, rng.integers(0, classes, total), center, size))
-    return torch.from_numpy(table).float()
-
-
-def gradients(output, raw) -> list[torch.Tensor]:
-    return torch.autograd.grad(output.total, raw, allow_unused=False)
-
-
-# --- pieces
-
-
-@pytest.mark.parametrize("weights", [None, torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)], ids=["", "weighted"])
-def test_sparse_cross_entropy_equals_torch_on_dense_targets(weights):
-    generator = torch.Generator().manual_seed(0)
-    logits = (30 * torch.randn(2, 7, 3, generator=generator, dtype=torch.float64)).requires_grad_()
-    cells = torch.tensor([[1, 4, 4], [0, 6, 2]])
-    targets = torch.rand(2, 3, 3, generator=generator, dtype=torch.float64)
-    targets[0, 2] = 0  # an unused slot may contain any cell
-    dense = torch.zeros_like(logits).scatter_add(1, cells[..., None].expand(-1, -1, 3), targets)
-    reference = torch.nn.functional.binary_cross_entropy_with_logits(logits, dense, weights, reduction="sum")
-    value = sparse_cross_entropy(logits, cells, targets, weights)
-    torch.testing.assert_close(value, reference, rtol=1e-14, atol=0)
-    ours, theirs = (torch.autograd.grad(3 * loss, logits)[0] for loss in (value, reference))
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_splitting_maps_into_rows_equals_autograd(dtype, layout):
-    raw = [level.detach().to(dtype, memory_format=layout).requires_grad_() for level in raw_maps("anchor_free", 2)]
-    width = 4 * REG_MAX
-    ours = split_rows(raw, width)
-    theirs = flatten_levels(raw).split((width, 3), -1)
-    weights = [torch.randn(part.shape).to(part) for part in theirs]
-    assert all(part.is_contiguous() and torch.equal(part, other) for part, other in zip(ours, theirs))
-    for a, b in zip(*(torch.autograd.grad(parts, raw, weights) for parts in (ours, theirs))):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-
-
-def test_dfl_equals_its_closed_form_and_its_gradient_finite_differences():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, 7, generator=generator, dtype=torch.float64, requires_grad=True)
-    distance = torch.rand(50, generator=generator, dtype=torch.float64) * 6
-    distance[:3] = torch.tensor([0.0, 6.0, 3.0])
-    probabilities = logits.detach().softmax(-1).tolist()
-    expected = []
-    for p, d in zip(probabilities, distance.tolist()):
-        left = min(int(d), 5)
-        expected.append(-(left + 1 - d) * math.log(p[left]) - (d - left) * math.log(p[left + 1]))
-    np.testing.assert_allclose(distribution_focal_loss(logits, distance).detach().numpy(), expected)
-    assert torch.autograd.gradcheck(lambda x: distribution_focal_loss(x, distance), (logits,))
-    beyond = distribution_focal_loss(logits, torch.full((50,), 99.0, dtype=torch.float64))
-    torch.testing.assert_close(beyond, -logits.log_softmax(-1)[:, -1])
-
-
-def test_the_expected_distance_is_the_mean_of_the_distribution():
-    logits = torch.randn(5, 4, REG_MAX, dtype=torch.float64)
-    by_hand = (logits.exp() / logits.exp().sum(-1, keepdim=True)) @ torch.arange(REG_MAX, dtype=torch.float64)
-    torch.testing.assert_close(expected_distances(logits), by_hand)
-    assert torch.equal(expected_distances(logits[..., :1]), logits[..., 0]), "one bin is the distance itself"
-
-
-def test_label_smoothing_keeps_the_sum_and_does_nothing_for_one_class():
-    scores = torch.tensor([0.8, 0.0])
-    labels = torch.tensor([2, 1])
-    smooth = smooth_labels(scores, labels, LossSettings((8,), 4, HYP, 0.1))
-    torch.testing.assert_close(smooth[0], torch.tensor([0.02, 0.02, 0.74, 0.02]))
-    assert not smooth[1].any()
-    torch.testing.assert_close(smooth_labels(scores, labels * 0, LossSettings((8,), 1, HYP, 0.1))[:, 0], scores)
-
 
 # --- whole losses against loops
 
@@ -407,21 +303,6 @@ def test_gains_come_from_the_hyper_parameters(kind, factors):
     other = dataclasses.replace(HYP, box=HYP.box * 2, obj=HYP.obj * 3, cls=0.0)
     base, scaled = (tiny_head(kind).build_loss(hyp)(raw, targets).parts for hyp in (HYP, other))
     torch.testing.assert_close(scaled, base * torch.tensor(factors))
-
-
-# --- weights of classes
-
-
-@pytest.mark.parametrize("power", [0.5, 1.0])
-def test_class_weights_are_inverse_frequencies_with_mean_one(power):
-    counts = np.array([400, 0, 25, 100])
-    weights = class_weights(counts, power).numpy()
-    assert weights[1] == 1  # no boxes: nothing is known
-    seen = weights[counts > 0]
-    np.testing.assert_allclose(seen.mean(), 1, rtol=1e-6)
-    np.testing.assert_allclose(seen * [400**power, 25**power, 100**power] / (seen[0] * 400**power), 1, rtol=1e-5)
-    assert class_weights(np.array([9]), power).tolist() == [1]
-    assert class_weights(np.array([0, 0]), power).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

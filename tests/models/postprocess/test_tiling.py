@@ -176,7 +176,8 @@ def test_each_view_shows_its_part_of_the_image(image_hw, views, full_image):
     box = (height // 4, width // 4, height // 2 + 7, width // 2 + 7)
     image = torch.full((1, 3, height, width), GRAY / 255)
     image[:, :, box[0] : box[2], box[1] : box[3]] = 1
-    sizes = (reader := PixelReader()).sizes
+    reader = PixelReader()
+    sizes = reader.sizes
     tiled = TiledDetector(
         reader,
         PixelReader.find,

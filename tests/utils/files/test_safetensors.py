@@ -35,10 +35,12 @@ def entry(begin: int, end: int, shape: list, dtype: str = "F32") -> dict:
 
 def test_round_trip_of_every_type_and_of_odd_shapes(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    tensors = {str(dtype): (torch.rand(2, 3, generator=generator) * 9 - 3).to(dtype) for dtype in DTYPES} | {
+    tensors = {str(dtype): (torch.rand(2, 3, generator=generator) * 9 - 3).to(dtype) for dtype in DTYPES}
+    base = torch.rand(4, 4, generator=generator)
+    tensors |= {
         "scalar": torch.tensor(3.5),
         "empty": torch.zeros(0, 4),
-        "strided": (base := torch.rand(4, 4, generator=generator))[::2],
+        "strided": base[::2],
         "shared memory": base[1:],
     }
     write_safetensors(tmp_path / "x.safetensors", tensors, {})

@@ -1,0 +1,273 @@
+"""The server of the interpreter that has already imported torch (`tests.helpers.preloaded`).
+
+    python tests/helpers/preloaded_server.py SOCKET
+
+Each process that it forks becomes what a new interpreter with the client's arguments would be.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import fcntl
+import gc
+import importlib.machinery
+import io
+import json
+import multiprocessing
+import os
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("utils", "data", "models", "engine", "tools")
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "torchvision",
+    "cv2",
+    "yaml",
+    "tqdm",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "engine.assembly.build",
+    "engine.commands.val",
+    "engine.commands.detect",
+    "engine.commands.export",
+)
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A forked process, and the client that waits for it."""
+
+    pid: int
+    pidfd: int
+    client: socket.socket
+
+
+class _Server:
+    """Forks a process for each client's job. Ends with the session, which holds the other end of its stdin."""
+
+    def __init__(self, address: str) -> None:
+        self._children: dict[int, _Child] = {}  # by pidfd
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address + "~")
+        self._listener.listen(64)
+        os.rename(address + "~", address)  # it is there only once it can be connected to
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def wait_for_client(self) -> None:
+        self._selector.select()
+
+    def serve(self) -> dict:
+        """Serves clients. Returns only in forked processes, with the job that the client sent."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    os._exit(0)
+                if key.fileobj is self._listener:
+                    job = self._accept()
+                    if job is not None:
+                        return job
+                elif key.data in self._children:  # else it was finished in this round
+                    child = self._children[key.data]
+                    if key.fileobj is child.client:  # the client was killed
+                        os.kill(child.pid, signal.SIGKILL)
+                    self._finish(child)
+
+    def _accept(self) -> dict | None:
+        """Forks a process for the next client. Returns its job in that process, and None in this one."""
+        client, _ = self._listener.accept()
+        received: list[int] = []  # copies of the client's open files
+        try:
+            size, received, _, _ = socket.recv_fds(client, 8, 250)
+            job = json.loads(client.makefile("rb").read(int.from_bytes(size, "big")))
+        except (ConnectionError, json.JSONDecodeError):  # the client was killed before it had sent all
+            for descriptor in (*received, client.detach()):
+                os.close(descriptor)
+            return None
+        pid = os.fork()
+        if pid == 0:
+            client.close()
+            self._close_all()
+            return job | {"received": received}
+        for descriptor in received:
+            os.close(descriptor)
+        with contextlib.suppress(BrokenPipeError):  # the client was killed: seen by `serve`
+            client.sendall(f"{pid}\n".encode())
+        child = _Child(pid, os.pidfd_open(pid), client)
+        self._children[child.pidfd] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child.pidfd)
+        self._selector.register(client, selectors.EVENT_READ, child.pidfd)
+        return None
+
+    def _finish(self, child: _Child) -> None:
+        """Waits for a process to end, and sends its status to the client."""
+        _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(BrokenPipeError):
+            child.client.sendall(f"{status}\n".encode())
+        self._selector.unregister(child.pidfd)
+        self._selector.unregister(child.client)
+        child.client.close()
+        os.close(child.pidfd)
+        del self._children[child.pidfd]
+
+    def _close_all(self) -> None:
+        """Closes the files that a forked process must not keep."""
+        for child in self._children.values():
+            child.client.close()
+            os.close(child.pidfd)
+        self._listener.close()
+        self._selector.close()
+
+
+def import_packages() -> None:
+    """Imports the modules that most programs use."""
+    sys.path.insert(0, str(_ROOT))
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    sys.path.pop(0)
+    gc.freeze()  # their pages stay shared
+
+
+def become(job: dict) -> None:
+    """Gives this process the state that a new interpreter would have inherited from the client."""
+    # Above the numbers that they get, so that none is replaced before it has been used.
+    received = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 1000) for descriptor in job["received"]]
+    os.closerange(0, 1000)
+    for number, descriptor in zip(job["descriptors"], received, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number not in job["descriptors"]:
+            setattr(sys, name, None)
+    try:
+        os.setpgid(0, job["group"])
+    except OSError:  # the group of a client that leads another session
+        os.setsid()
+    take_parent_of(job["client"])
+    os.umask(job["umask"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, job["file_size"])
+    os.chdir(job["folder"])
+    os.environ.clear()
+    os.environ |= job["environment"]
+    time.tzset()
+    tempfile.tempdir = None
+    multiprocessing.set_executable(os.environ.get("LOCKSTEP_TEST_PYTHON", sys.executable))
+    sys.orig_argv = [sys.executable, *job["argv"]]
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:
+        import torch
+
+        torch.set_num_threads(int(threads))
+
+
+def take_parent_of(client: int) -> None:
+    """Makes `os.getppid` return the client's parent in this process, whose own is the server. What this process forks
+    has parents as usual."""
+    real_getppid = os.getppid
+    this_process = os.getpid()
+    stat = Path(f"/proc/{client}/stat")
+
+    def getppid() -> int:
+        if os.getpid() != this_process:
+            return real_getppid()
+        return int(stat.read_text().rsplit(")", 1)[1].split()[1])
+
+    os.getppid = getppid
+
+
+def run(argv: list[str]) -> None:
+    """Runs a script, ``-m`` a module or ``-c`` a program, as ``python`` does."""
+    if "-B" in argv[:2]:  # multiprocessing passes it on
+        sys.dont_write_bytecode = True
+        argv.remove("-B")
+    if argv[0] == "-u":
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(write_through=True)
+        argv = argv[1:]
+    main: Any = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    kind = argv[0]
+    if kind == "-m":
+        module = argv[1]
+        sys.argv = argv[1:]
+        prepare_imports(os.getcwd())
+        runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+    elif kind == "-c":
+        program = argv[1]
+        sys.argv = ["-c", *argv[2:]]
+        prepare_imports("")
+        exec(compile(program, "<string>", "exec"), main.__dict__)
+    else:
+        script = argv[0]
+        sys.argv = argv
+        prepare_imports(os.path.dirname(os.path.realpath(script)))
+        main.__file__ = script
+        main.__cached__ = None
+        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+
+
+def prepare_imports(folder: str) -> None:
+    """Puts ``folder`` and PYTHONPATH first on the path. Forgets our packages if those of another tree, or none, would
+    be imported with it."""
+    from_variable = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    sys.path[:1] = [folder, *from_variable]
+    specs = [importlib.machinery.PathFinder.find_spec(name) for name in _PACKAGES]
+    origins = [Path(spec.origin).resolve() for spec in specs if spec is not None and spec.origin is not None]
+    if origins != [_ROOT / name / "__init__.py" for name in _PACKAGES]:
+        for name in [name for name in sys.modules if name.split(".")[0] in _PACKAGES]:
+            del sys.modules[name]
+
+
+def end(error: BaseException | None) -> None:
+    """Ends this process as an interpreter would, but without tearing down its modules, which takes a second."""
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif error is not None:
+        status = 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    server = _Server(sys.argv[1])
+    server.wait_for_client()  # a session that starts no process imports nothing
+    import_packages()
+    job = server.serve()
+    become(job)
+    try:
+        run(job["argv"])
+    except BaseException as error:
+        end(error)
+    end(None)
