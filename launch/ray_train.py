@@ -129,18 +129,17 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
-    from tools.experiment.stored_settings import StoredSettings, recipe_contents
+    from tools.experiment.stored_settings import StoredSettings, recipe_values
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)
-    settings = StoredSettings(folder / RAY_YAML, config, may_change=EXTENDABLE)
-    recipe = recipe_contents(config)
+    settings = StoredSettings(folder / RAY_YAML, config, recipe_values(config), {}, may_change=EXTENDABLE)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        settings.store(recipe, {})
+        settings.store()
         (folder / REPORTED_EPOCH).unlink(missing_ok=True)
     elif settings.path.is_file():
-        settings.check_unchanged(recipe, {})
+        settings.check_unchanged()
     else:
         raise UserError(f"{folder}: has a run that was not started with launch/ray_train.py; choose another --name")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ class Experiment:
     fitness: Fitness  # metric that compares trainings
     digests: dict[str, str]  # digest of the images and labels, by split
 
-    def store_or_verify_settings(self, recipe: dict[str, Any]) -> None:
-        """Starts the work in the folder, or checks that the data, the settings and the ``recipe`` are still the same
-        (`ContinuedFolder.store_or_verify_settings`)."""
-        self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
+    def store_or_verify_settings(self, values: Mapping[str, Any]) -> None:
+        """Starts the work in the folder, or checks that the data, the classes, the settings and further ``values`` are
+        still the same (`ContinuedFolder.store_or_verify_settings`)."""
+        self.folder.store_or_verify_settings({"the classes": list(self.names), **values}, self.digests)
 
 
 def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> Experiment:

@@ -45,7 +45,8 @@ class ContinuedFolder:
         check_run_dir(config.project, config.name, exist_ok=True)
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
-        self._settings = StoredSettings(self.path / settings_name, config)
+        self._config = config
+        self._settings_file = self.path / settings_name
         self._outputs = [self.path / name for name in outputs]
         self._was_started_here = False
 
@@ -57,16 +58,17 @@ class ContinuedFolder:
             raise UserError(f"{self.path}: another process is using this folder ({holder})")
         return lock
 
-    def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    def store_or_verify_settings(self, values: Mapping[str, Any], data_digests: Mapping[str, str]) -> None:
         """Stores the settings, or compares them with the ones stored in the folder.
 
-        See `StoredSettings.store` for the arguments. Raises UserError that names the first difference.
+        See `StoredSettings` for the arguments. Raises UserError that names the first difference.
         """
-        if self._settings.path.exists():
-            self._settings.check_unchanged(contents, digests)
+        settings = StoredSettings(self._settings_file, self._config, values, data_digests)
+        if self._settings_file.exists():
+            settings.check_unchanged()
             return
         self._was_started_here = not any(path.exists() for path in self._outputs)  # else the settings have been lost
-        self._settings.store(contents, digests)
+        settings.store()
 
     def remove_if_untrained(self) -> None:
         """Removes the stored settings and the outputs, if this process has started the work and no epoch has been
@@ -79,4 +81,4 @@ class ContinuedFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        self._settings.path.unlink(missing_ok=True)
+        self._settings_file.unlink(missing_ok=True)
