@@ -12,7 +12,7 @@ from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import Fitness
-from tools.experiment.folder import ContinuedFolder
+from tools.experiment.folder import ContinuedFolder, check_folder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 
@@ -38,9 +38,10 @@ class Experiment:
 def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> Experiment:
     """Opens the data and creates the results folder, for ``tools.kfold`` and ``tools.search``.
 
-    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness
-    is unknown.
+    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the folder or the data cannot be used, or
+    the fitness is unknown.
     """
+    check_folder(config, settings_name)
     source = DataSource(
         config.data,
         classes=tuple(config.classes),

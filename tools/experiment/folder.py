@@ -14,7 +14,11 @@ from utils.files.locks import FileLock
 from utils.logger import configure_logging, get_logger
 from utils.process.stop_signals import StopSignals
 
+KFOLD_YAML = "kfold.yaml"
+SEARCH_YAML = "search.yaml"
 _LOCK = ".folder.lock"
+# Work of which a folder contains at most one, by the file with its settings.
+_WORK = {KFOLD_YAML: "a cross-validation", SEARCH_YAML: "a search", "settings.yaml": "a training"}
 
 
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
@@ -28,6 +32,15 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
             raise
 
 
+def check_folder(config: KfoldConfig, settings_name: str) -> None:
+    """Raises UserError if `ContinuedFolder` could not create the folder, or if it contains other work, whose files
+    would be overwritten. ``settings_name``: see `ContinuedFolder`."""
+    check_run_dir(config.project, config.name, exist_ok=True)
+    for name, work in _WORK.items():
+        if name != settings_name and (config.folder / name).exists():
+            raise UserError(f"{config.folder}: contains {work}; choose another --name")
+
+
 class ContinuedFolder:
     """The folder of an experiment.
 
@@ -36,13 +49,12 @@ class ContinuedFolder:
     """
 
     def __init__(self, config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> None:
-        """Creates the folder. Raises UserError if it cannot be created.
+        """Creates the folder, which `check_folder` has accepted.
 
         Args:
             settings_name: file name of the stored settings.
             outputs: names of the files and folders that the work writes before its first training.
         """
-        check_run_dir(config.project, config.name, exist_ok=True)
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
         self._config = config

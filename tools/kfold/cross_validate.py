@@ -11,6 +11,7 @@ from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.experiment.experiment import open_experiment
+from tools.experiment.folder import KFOLD_YAML
 from tools.experiment.stored_settings import recipe_values
 from tools.experiment.training import train, train_config
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
@@ -23,8 +24,6 @@ from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
-
-KFOLD_YAML = "kfold.yaml"
 
 
 @dataclass(frozen=True)

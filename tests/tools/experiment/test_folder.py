@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
+from tools.experiment.experiment import open_experiment
 from tools.experiment.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
@@ -121,6 +122,25 @@ def test_settings_with_keys_that_are_no_names_differ(tmp_path):
     (tmp_path / "a" / "kfold.yaml").write_text("digests: {1: x, the split: y}\n")
     with refused(".../a: the content of 1 is missing, but was there at the start; restore it, or choose ..."):
         store_or_verify_settings(tmp_path, {}, {"the split": "y"})
+
+
+@pytest.mark.parametrize(
+    ("name", "work"), [("search.yaml", "a search"), ("settings.yaml", "a training"), ("kfold.yaml", "")]
+)
+def test_a_folder_with_other_work_is_refused_before_the_data_is_read(tmp_path, name, work):
+    """The results of a training were overwritten, and the folds of a search with another seed were used."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).touch()
+    message = f".../a: contains {work}; choose another --name" if work else "data set none.yaml: no such file..."
+    with refused(message):
+        open_experiment(KfoldConfig(project=str(tmp_path), name="a", data="none.yaml"), "kfold.yaml", [])
+
+
+def test_a_folder_that_cannot_be_created_is_refused_before_the_data_is_read(tmp_path):
+    """All images used to be scanned first."""
+    (tmp_path / "file").touch()
+    with refused(".../file/a: a file with this name exists; choose another --project or --name"):
+        open_experiment(KfoldConfig(project=str(tmp_path / "file"), name="a", data="none.yaml"), "kfold.yaml", [])
 
 
 @pytest.mark.parametrize("content", ["- epochs\n", "epochs: 3\n", "digests: 1\n"])
