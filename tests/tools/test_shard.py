@@ -296,7 +296,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
 def test_a_folder_that_cannot_be_created_is_refused_before_the_scan(source: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     shutil.rmtree(source.parent / "images")  # a scan would fail
-    with refused(f"{tmp_path}/file: is a file, not a folder; choose another folder"):
+    with refused(f"{tmp_path}/file: is not a folder; choose another folder"):
         written(source, tmp_path / "file" / "deep" / "out")
 
 

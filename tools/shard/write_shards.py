@@ -31,6 +31,7 @@ from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
 from utils.files.array_file import write_arrays
+from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.flat_strings import FlatStrings
@@ -67,12 +68,10 @@ def write_set(
 
     Raises UserError like `load_index`, and if ``out`` exists, is searched for images, or the disk is too small.
     """
-    if os.path.lexists(out):
-        raise UserError(f"{out}: exists; remove it, or choose another name")
+    check_new_path(out)
     problem = problem_of_output(out, spec)
     if problem:
         raise UserError(f"{out}: {problem}; name another folder")
-    _check_parent(out)
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -89,17 +88,6 @@ def write_set(
     except OSError as error:
         raise UserError(f"{error.filename or out}: {os_reason(error)}") from None
     return list(indexes)
-
-
-def _check_parent(out: Path) -> None:
-    """Raises UserError, before the data set is scanned, if the parent folder of ``out`` is not one that can be created
-    or written."""
-    parent = out.absolute().parent
-    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
-    if not existing.is_dir():
-        raise UserError(f"{existing}: is a file, not a folder; choose another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{existing}: cannot be written; choose another folder")
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:

@@ -467,4 +467,4 @@ def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     assert status == 0
     assert "the report cannot be written" in text
     out = tmp_path / "runs" / "page"
-    assert "cannot be created (not a directory)" in error_of(capsys, main, data.yaml, "--out", out)
+    assert "/runs: is not a folder; choose another folder" in error_of(capsys, main, data.yaml, "--out", out)
