@@ -91,7 +91,7 @@ class StoredSettings:
         for name in dict.fromkeys([*values, *self._values]):
             default = defaults.get(name, recipe_defaults.get(name))
             before = values.get(name, default)
-            now = self._values.get(name, default)
+            now: Any = self._values.get(name, default)
             if before == now:
                 continue
             if name in paths and isinstance(before, str) and _may_be_same_file(name, before, now, compared_contents):
