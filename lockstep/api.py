@@ -22,7 +22,7 @@ from lockstep.data_file import Data, DataFile
 from lockstep.keywords import parse_keywords
 from lockstep.run import Run
 from lockstep.signatures import lists_settings
-from utils.config.plain_values import checked_value, plain_value
+from utils.config.plain_values import checked_value
 from utils.config.settings import AUTO, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.settings_file import settings_file
 from utils.config.tool_settings import CheckConfig
@@ -61,7 +61,7 @@ def train(
     file = DataFile.of(data, _project(settings, TrainConfig.project))
     own_settings = {"data": file.path, "callbacks": _callbacks_name(callbacks), "spawn": _spawn(devices, settings)}
     keywords: dict[str, Any] = {**settings}
-    if plain_value("resume", resume) == AUTO:
+    if isinstance(resume, str) and resume == AUTO:
         own_settings["resume"] = AUTO
     else:  # refused with the right call, unless it asks for a new run
         keywords["resume"] = resume

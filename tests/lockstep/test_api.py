@@ -522,6 +522,7 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"data": None}, "data: must be text, got None"),
         ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text, got [1, 2]"),
         ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
+        ("train", {"resume": lockstep.Run("/a")}, "resume=Run('/a'): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),
         ("val", {"weights": 3}, "weights: must be text, got 3"),
         ("export", {"weights": b"a.pt"}, "weights: must be text, ..., got an object of type bytes"),
