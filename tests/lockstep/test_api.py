@@ -547,6 +547,24 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     assert 2.5 * height < width < 3.5 * height  # a panel for the loss, and one for AP
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"ap": 0.5', "results.json:1: malformed JSON (...)"),
+        ("", "results.json: not the results of a validation"),
+        ("[0.5]", "results.json: must be 'key: value' lines, got [0.5]"),
+        ('{"ap": "good"}', "results.json: ap: must be a number or null, got 'good'"),
+    ],
+)
+def test_damaged_scores_are_refused_and_not_shown(tmp_path, content, message):
+    """They used to be a JSONDecodeError, also where a notebook shows the run, or scores of any type."""
+    (tmp_path / "results.json").write_text(content)
+    run = lockstep.Run(tmp_path)
+    with refused(f"{tmp_path}/{message}", lockstep.Error):
+        _ = run.metrics
+    assert run._repr_html_() == f"<p>{tmp_path}</p>"
+
+
 SCRIPT = """
 import lockstep
 
