@@ -465,6 +465,9 @@ def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     (tmp_path / "runs").write_text("a file")
     status, text = check(capsys, data.yaml)
     assert status == 0
-    assert "the report cannot be written" in text
+    assert "the report cannot be written (runs/check/exp: a file with this name exists; " in text
+    (tmp_path / "taken" / "report.html").mkdir(parents=True)
+    _, text = check(capsys, data.yaml, "--out", "taken")
+    assert "the report cannot be written (taken/report.html: is a directory; fix that or choose another folder)" in text
     out = tmp_path / "runs" / "page"
     assert "/runs: is not a folder; choose another folder" in error_of(capsys, main, data.yaml, "--out", out)
