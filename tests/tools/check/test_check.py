@@ -447,7 +447,7 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tools.check.page.write_page._content", fail)
+    monkeypatch.setattr("tools.check.page.write_page.take_census", fail)
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])
