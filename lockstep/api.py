@@ -99,7 +99,7 @@ def val(weights: str | os.PathLike[str], data: Data | None = None, **settings: U
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
     file = None if data is None else DataFile.of(data, _project(settings, ValConfig.project))
-    own_settings = {"weights": checked_value("weights", weights, str)}
+    own_settings = {"weights": _weights_path(weights)}
     if file is not None:
         own_settings["data"] = file.path
     return Run(_call("val", own_settings, settings, file, required_key="folder")["folder"])
@@ -112,7 +112,7 @@ def export(weights: str | os.PathLike[str], **settings: Unpack[ExportSettings]) 
 
     Raises UserError (`lockstep.Error`) with the line that the command prints.
     """
-    own_settings = {"weights": checked_value("weights", weights, str)}
+    own_settings = {"weights": _weights_path(weights)}
     return [Path(path) for path in _call("export", own_settings, settings, required_key="files")["files"]]
 
 
@@ -161,6 +161,13 @@ def _spawn(devices: int, settings: Mapping[str, Any]) -> int | None:
     if spawn is not None:
         raise UserError(f"devices={devices}, spawn={spawn}: both set the number of processes; give only one of them")
     return num_processes
+
+
+def _weights_path(weights: str | os.PathLike[str]) -> str:
+    """Returns the path or name of weights. Raises UserError for a `Run`, which `resume` takes."""
+    if isinstance(weights, Run):
+        raise UserError(f"weights: {weights!r} is a run; give its checkpoint .best or .last")
+    return checked_value("weights", weights, str)
 
 
 def _callbacks_name(callbacks: str | Callable | None) -> str | None:

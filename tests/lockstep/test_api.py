@@ -525,6 +525,8 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"resume": lockstep.Run("/a")}, "resume=Run('/a'): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),
         ("val", {"weights": 3}, "weights: must be text, got 3"),
+        ("val", {"weights": lockstep.Run("/a")}, "weights: Run('/a') is a run; give its checkpoint .best or .last"),
+        ("export", {"weights": lockstep.Run("/a")}, "weights: Run('/a') is a run; give its checkpoint .best or .last"),
         ("export", {"weights": b"a.pt"}, "weights: must be text, ..., got an object of type bytes"),
     ],
 )
