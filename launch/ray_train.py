@@ -58,10 +58,12 @@ POLL_S = 2.0  # interval at which the process is polled; each poll is a barrier 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
-    options, unknown = _parser().parse_known_args(argv[:separator])
+    own_flags = argv[:separator]
+    parser = _parser()
+    options, unknown = parser.parse_known_args(own_flags)
     if unknown:
         hint = "" if "--" in argv else "; flags of train.py follow '--'"
-        raise UserError(f"{_parser().unknown_message(unknown, argv[:separator])}{hint}")
+        raise UserError(f"{parser.unknown_message(unknown, own_flags)}{hint}")
     for flag, number, low in (("--cpus", options.cpus, 1), ("--failures", options.failures, 0)):
         if number < low:
             raise UserError(f"{flag} {number}: must be at least {low}")
