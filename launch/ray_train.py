@@ -58,10 +58,12 @@ POLL_S = 2.0  # interval at which the process is polled; each poll is a barrier 
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     separator = argv.index("--") if "--" in argv else len(argv)
-    options, unknown = _parser().parse_known_args(argv[:separator])
+    own_flags = argv[:separator]
+    parser = _parser()
+    options, unknown = parser.parse_known_args(own_flags)
     if unknown:
         hint = "" if "--" in argv else "; flags of train.py follow '--'"
-        raise UserError(f"{_parser().unknown_message(unknown, argv[:separator])}{hint}")
+        raise UserError(f"{parser.unknown_message(unknown, own_flags)}{hint}")
     for flag, number, low in (("--cpus", options.cpus, 1), ("--failures", options.failures, 0)):
         if number < low:
             raise UserError(f"{flag} {number}: must be at least {low}")
@@ -129,18 +131,17 @@ def store_or_verify_settings(config: TrainConfig, folder: Path) -> None:
     """
     from engine.run.folder import wait_until_saved  # imports torch
     from engine.run.new_folder import check_run_dir
-    from tools.experiment.stored_settings import StoredSettings, recipe_contents
+    from tools.experiment.stored_settings import StoredSettings, recipe_values
 
     check_run_dir(config.project, config.name, exist_ok=True)
     wait_until_saved(folder)
-    settings = StoredSettings(folder / RAY_YAML, config, may_change=EXTENDABLE)
-    recipe = recipe_contents(config)
+    settings = StoredSettings(folder / RAY_YAML, config, recipe_values(config), {}, may_change=EXTENDABLE)
     if not is_trained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        settings.store(recipe, {})
+        settings.store()
         (folder / REPORTED_EPOCH).unlink(missing_ok=True)
     elif settings.path.is_file():
-        settings.check_unchanged(recipe, {})
+        settings.check_unchanged()
     else:
         raise UserError(f"{folder}: has a run that was not started with launch/ray_train.py; choose another --name")
 

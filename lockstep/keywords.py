@@ -11,60 +11,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import re
 import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lockstep.signatures import flags_as_keywords
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_name
 from utils.config.other_programs.arguments import Translation, translate_argument, translate_value
 from utils.config.other_programs.table import actions_of, hyperparameters_of, owner_of, python_hint
 from utils.config.parser import ParsedCommand, given_settings
 from utils.config.plain_values import checked_setting, plain_value
-from utils.config.settings import ExportConfig, Hyperparameters, TrainConfig, ValConfig
-from utils.config.tool_settings import CheckConfig
+from utils.config.settings import Hyperparameters
 from utils.errors import Mistakes, UserError, all_mistakes
 from utils.schema import hints_of, parse_hint, suggestion, type_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# Settings that are not among the ``**settings``: parameters of the functions themselves, and ``override``, because
-# hyper-parameters are keywords.
-NOT_KEYWORDS: dict[type, tuple[str, ...]] = {
-    TrainConfig: ("data", "callbacks", "resume", "override"),
-    ValConfig: ("weights", "data"),
-    ExportConfig: ("weights",),
-    CheckConfig: ("data", "json"),
-}
-
-_FLAG = r"--[a-z][a-z0-9-]*"
 _YAML_END = "...\n"  # after a document that is a number
-
-
-def keyword_fields(config: type[DataclassInstance]) -> list[dataclasses.Field]:
-    """Returns the fields of ``config`` that are keywords of its function."""
-    return [field for field in dataclasses.fields(config) if field.name not in NOT_KEYWORDS.get(config, ())]
-
-
-def keyword_help(field: dataclasses.Field) -> str:
-    """Returns the help text of a keyword: that of its flag, with other flags named as keywords, and null as None."""
-    text = re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]), field.metadata["help"])
-    return re.sub(r"\bnull\b", "None", text)
-
-
-def _reason_for_keyword(command: str, reason: str) -> str:
-    """Returns a reason of the table with the flags of ``command`` named as keywords. Other flags stay as they are: the
-    reason may name another command (``detect.py --track``)."""
-    known = actions_of(command)
-    return re.sub(_FLAG, lambda flag: _keyword_of_flag(flag[0]) if flag[0] in known else flag[0], reason)
-
-
-def _keyword_of_flag(flag: str) -> str:
-    return f"`{flag.removeprefix('--').replace('-', '_')}`"
 
 
 def parse_keywords(
@@ -73,7 +40,7 @@ def parse_keywords(
     """Checks the arguments of a function. Prints a line for each keyword of Ultralytics that has no effect.
 
     Args:
-        own_settings: the settings that the function's own parameters give, by field.
+        own_settings: the settings that the function's own parameters give, by field; None: not given.
         keywords: its ``**settings``, including hyper-parameters. None is the value null of a hyper-parameter that has
             it; any other known keyword that is None is skipped.
 
@@ -84,8 +51,9 @@ def parse_keywords(
         names = [name for name in hyperparameters_of(command) if name in values]
         if names:
             values["override"] = [_override(name, values.pop(name)) for name in names]
+        values |= {name: value for name, value in own_settings.items() if value is not None}
         with mistakes.collecting():
-            parsed = given_settings(COMMANDS[command].settings, {**values, **own_settings})
+            parsed = given_settings(COMMANDS[command].settings, values)
     return parsed
 
 
@@ -195,9 +163,10 @@ def _translate_value(command: str, name: str, value: Any) -> Translation | None:
 def _accepted(command: str, name: str, value: Any, translation: Translation) -> dict[str, Any]:
     """Returns the settings of a translation, and prints why it sets nothing. Raises UserError if it is a refusal."""
     if translation.refusal:
-        raise UserError(f"{name}={value!r}: {_reason_for_keyword(command, translation.refusal)}")
+        reason = flags_as_keywords(translation.refusal, actions_of(command))
+        raise UserError(f"{name}={value!r}: {reason}")
     if translation.without_effect:
-        reason = _reason_for_keyword(command, translation.without_effect)
+        reason = flags_as_keywords(translation.without_effect, actions_of(command))
         print(f"{name}={value!r}: without effect ({reason})", flush=True)
     return dict(translation.settings)
 

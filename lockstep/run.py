@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data.labels.json_files import load_json
 from utils.errors import UserError
+from utils.schema import check
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +55,7 @@ class Run:
 
     @property
     def report(self) -> Path:
+        """Path of report.html, which ``noplots=True`` omits."""
         return self.folder / "report.html"
 
     @property
@@ -69,15 +71,10 @@ class Run:
         """The scores of a validation, or of best.pt during its training, by the names of results.csv without
         "metrics/": "AP", "AP50", "precision", "f1", ... A validation also has the AP by size ("ap_small", ...) and
         "best_confidence", the confidence of precision, recall and f1. nan if a score is undefined, for example without
-        objects. Raises UserError if there are no scores."""
+        objects. Raises UserError if there are no scores, or their file is damaged."""
         results = self.folder / "results.json"
         if results.is_file():
-            from engine.evaluation.metrics import METRICS
-
-            content = json.loads(results.read_text(encoding="utf-8"))
-            keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
-            scores = {name: content[key] for name, key in keys.items() if key in content}
-            return {name: math.nan if score is None else score for name, score in scores.items()}
+            return _scores_in(results)
         from utils.files.checkpoint_file import read_part
 
         stored = read_part(self.best, "metrics") or {}
@@ -111,3 +108,16 @@ class Run:
                 sheet = tile_images([chart_picture(chart).pixels for chart in charts], _CHARTS_PER_ROW)
                 html += embed_image(Picture(sheet).png, "png", "losses and AP by epoch", "", sheet.shape[1] / 2)
         return str(html)
+
+
+def _scores_in(results: Path) -> dict[str, float]:
+    """Returns the scores in the results.json of a validation, as `Run.metrics` does. Raises UserError if the file is
+    damaged."""
+    from engine.evaluation.metrics import METRICS
+
+    content = check(load_json(results, "the results of a validation"), dict, str(results))
+    keys = {metric.name: metric.name.lower() for metric in METRICS} | {name: name for name in _OTHER_SCORES}
+    scores = {
+        name: check(content[key], float | None, f"{results}: {key}") for name, key in keys.items() if key in content
+    }
+    return {name: math.nan if score is None else score for name, score in scores.items()}

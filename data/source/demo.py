@@ -17,6 +17,7 @@ import cv2
 import numpy as np
 
 from utils.errors import UserError
+from utils.files.paths import check_output_folder
 from utils.files.temporary_folder import replace_path, temporary_folder
 from utils.logger import progress
 from utils.machine.resources import available_cores
@@ -47,6 +48,7 @@ def ensure_demo(root: Path, *, train_images: int = 320, val_images: int = 80, si
         return root / YAML_NAME
     if root.exists() and not (root / MARKER).exists() and (not root.is_dir() or any(root.iterdir())):
         raise UserError(f"{root}: exists and is not a demo data set; choose an empty or new folder")
+    check_output_folder(root.parent)
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(root) as scratch:

@@ -202,7 +202,7 @@ def test_a_data_set_of_arrays_is_scanned_with_the_format_of_its_yaml(tmp_path):
 def test_shards_keep_the_format(tmp_path):
     image = np.arange(30 * 40 * 5, dtype=np.uint16).reshape(30, 40, 5)
     spec = load_dataset_spec(write_set(tmp_path / "set", {"channels": 5, "bits": 16}, image))
-    write_shards(spec, tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"))
+    write_shards(spec, tmp_path / "out", 10**9, IndexSettings(cache_dir=str(tmp_path / "cache")))
     index = load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(cache_dir=str(tmp_path / "cache")))
     assert index.pixels == PixelFormat(5, 16)
     np.testing.assert_array_equal(ImageReader(index, imgsz=40).read(1, 0), image)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from lockstep.keywords import NOT_KEYWORDS, keyword_fields, keyword_help
+from lockstep.signatures import NOT_KEYWORDS, keyword_fields, keyword_help
 from utils.config.settings import Hyperparameters, TrainConfig
 
 INTRODUCTION = '''\

@@ -522,8 +522,11 @@ def test_the_number_of_devices_may_be_of_numpy(command, capsys):
         ("train", {"data": None}, "data: must be text, got None"),
         ("train", {"data": {}, "project": np.array([1, 2])}, "project: must be text, got [1, 2]"),
         ("train", {"resume": np.array([1, 2])}, "resume=array([1, 2]): call lockstep.resume(RUN); ..."),
+        ("train", {"resume": lockstep.Run("/a")}, "resume=Run('/a'): call lockstep.resume(RUN); ..."),
         ("resume", {"run": None}, "run: must be text, got None"),
         ("val", {"weights": 3}, "weights: must be text, got 3"),
+        ("val", {"weights": lockstep.Run("/a")}, "weights: Run('/a') is a run; give its checkpoint .best or .last"),
+        ("export", {"weights": lockstep.Run("/a")}, "weights: Run('/a') is a run; give its checkpoint .best or .last"),
         ("export", {"weights": b"a.pt"}, "weights: must be text, ..., got an object of type bytes"),
     ],
 )
@@ -544,6 +547,24 @@ def test_a_notebook_shows_scores_and_curves(tmp_path):
     (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
     height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape
     assert 2.5 * height < width < 3.5 * height  # a panel for the loss, and one for AP
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"ap": 0.5', "results.json:1: malformed JSON (...)"),
+        ("", "results.json: not the results of a validation"),
+        ("[0.5]", "results.json: must be 'key: value' lines, got [0.5]"),
+        ('{"ap": "good"}', "results.json: ap: must be a number or null, got 'good'"),
+    ],
+)
+def test_damaged_scores_are_refused_and_not_shown(tmp_path, content, message):
+    """They used to be a JSONDecodeError, also where a notebook shows the run, or scores of any type."""
+    (tmp_path / "results.json").write_text(content)
+    run = lockstep.Run(tmp_path)
+    with refused(f"{tmp_path}/{message}", lockstep.Error):
+        _ = run.metrics
+    assert run._repr_html_() == f"<p>{tmp_path}</p>"
 
 
 SCRIPT = """

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import lockstep.settings
-from lockstep.keywords import keyword_fields, parse_keywords
+from lockstep.keywords import parse_keywords
+from lockstep.signatures import keyword_fields
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions, flag_name

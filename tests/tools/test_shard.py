@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def written(source: Path, out: Path, most: int = 10**9) -> Path:
-    write_set(load_dataset_spec(source), out, most, cache_dir=str(out.parent / "cache"))
+    write_set(load_dataset_spec(source), out, most, IndexSettings(cache_dir=str(out.parent / "cache")))
     return out
 
 
@@ -173,7 +173,8 @@ def test_images_that_would_have_one_path_are_refused_with_the_reason(source: Pat
 def test_a_check_reports_what_the_scan_of_the_files_found(tmp_path: Path):
     data = EditableSet(tmp_path / "set")
     data.image("train/0").write_bytes(b"not an image")
-    write_set(load_dataset_spec(data.yaml), tmp_path / "out", 10**9, cache_dir=str(tmp_path / "cache"), max_bad=0.5)
+    settings = IndexSettings(cache_dir=str(tmp_path / "cache"), max_bad=0.5)
+    write_set(load_dataset_spec(data.yaml), tmp_path / "out", 10**9, settings)
     checked = [
         scan_dataset(load_dataset_spec(path), ("train",), workers=0)[0] for path in (data.yaml, tmp_path / "out")
     ]
@@ -295,7 +296,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path, monkeypat
 def test_a_folder_that_cannot_be_created_is_refused_before_the_scan(source: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     shutil.rmtree(source.parent / "images")  # a scan would fail
-    with refused(f"{tmp_path}/file: is a file, not a folder; choose another folder"):
+    with refused(f"{tmp_path}/file: is not a folder; choose another folder"):
         written(source, tmp_path / "file" / "deep" / "out")
 
 

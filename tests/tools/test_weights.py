@@ -74,8 +74,9 @@ def test_the_documentation_shows_the_catalog():
     [
         ("new.onnx", "new.onnx: must end in .safetensors or .pt"),
         ("own.pt", "source and target are the same file"),
-        ("kept.pt", "kept.pt: exists already; choose another name, or remove it"),
-        ("link.pt", "link.pt: exists already; choose another name, or remove it"),
+        ("kept.pt", "kept.pt: exists; remove it, or choose another name"),
+        ("link.pt", "link.pt: exists; remove it, or choose another name"),
+        ("kept.pt/new.pt", "kept.pt: is not a folder; choose another folder"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_one_line(own, tmp_path, capsys, target, message):

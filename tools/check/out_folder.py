@@ -11,6 +11,7 @@ from data.source.dataset_spec import DatasetSpec, FilesSplit, joined_parts
 from data.source.searched_folders import problem_of_output
 from engine.run.new_folder import increment_path
 from utils.errors import UserError, os_reason
+from utils.files.paths import check_output_folder
 from utils.program_folders import cache_folder
 
 PROJECT = "runs/check"
@@ -22,6 +23,7 @@ def make_out(spec: DatasetSpec, out: Path) -> None:
     problem = problem_of_output(out, spec) or _problem_of_labels(out, spec)
     if problem:
         raise UserError(f"--out {out}: {problem}; name another folder")
+    check_output_folder(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from tools.train_line import train_line
 from utils.config.commands import COMMANDS
 from utils.config.settings import TrainConfig
 from utils.errors import UserError
-from utils.files.paths import normal_path
+from utils.files.paths import check_new_path, normal_path
 from utils.files.temporary_folder import temporary_folder
 from utils.strings import aligned, counted
 
@@ -70,7 +69,7 @@ def _check_paths(source: Path, out: Path) -> None:
     if source.suffix.lower() in ARCHIVES and source.is_file():
         raise UserError(f"{source}: an archive; unpack it and name the folder")
     for path in (out, out.with_suffix(".yaml")):
-        _check_new(path)
+        check_new_path(path)
 
 
 def _with_unrecognized(files: Sequence[Path], source: Path, reader: Format, annotations: Annotations) -> list[Path]:
@@ -101,11 +100,6 @@ def _is_blank(file: Path) -> bool:
     return not first_bytes(file).strip()
 
 
-def _check_new(path: Path) -> None:
-    if os.path.lexists(path):
-        raise UserError(f"{path}: exists; remove it, or choose another name")
-
-
 @contextmanager
 def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
     """Yields a temporary folder whose files move to ``folder``, which is created, if the block succeeds."""
@@ -115,7 +109,7 @@ def _all_or_nothing(folder: Path, stem: str) -> Iterator[Path]:
         with temporary_folder(folder / stem) as temporary:
             yield temporary
             for path in sorted(temporary.iterdir()):
-                _check_new(folder / path.name)
+                check_new_path(folder / path.name)
             for path in sorted(temporary.iterdir()):  # the YAML last
                 path.rename(folder / path.name)
     except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from data.index.load import load_index
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data
 from engine.evaluation.metrics import Fitness
-from tools.experiment.folder import ContinuedFolder
+from tools.experiment.folder import ContinuedFolder, check_folder
 from utils.config.search_settings import KfoldConfig
 from utils.distributed.context import DistributedContext
 
@@ -29,18 +29,19 @@ class Experiment:
     fitness: Fitness  # metric that compares trainings
     digests: dict[str, str]  # digest of the images and labels, by split
 
-    def store_or_verify_settings(self, recipe: dict[str, Any]) -> None:
-        """Starts the work in the folder, or checks that the data, the settings and the ``recipe`` are still the same
-        (`ContinuedFolder.store_or_verify_settings`)."""
-        self.folder.store_or_verify_settings({"the classes": list(self.names), **recipe}, self.digests)
+    def store_or_verify_settings(self, values: Mapping[str, Any]) -> None:
+        """Starts the work in the folder, or checks that the data, the classes, the settings and further ``values`` are
+        still the same (`ContinuedFolder.store_or_verify_settings`)."""
+        self.folder.store_or_verify_settings({"the classes": list(self.names), **values}, self.digests)
 
 
 def open_experiment(config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> Experiment:
     """Opens the data and creates the results folder, for ``tools.kfold`` and ``tools.search``.
 
-    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the data cannot be used, or the fitness
-    is unknown.
+    ``settings_name``, ``outputs``: see `ContinuedFolder`. Raises UserError if the folder or the data cannot be used, or
+    the fitness is unknown.
     """
+    check_folder(config, settings_name)
     source = DataSource(
         config.data,
         classes=tuple(config.classes),

@@ -14,7 +14,11 @@ from utils.files.locks import FileLock
 from utils.logger import configure_logging, get_logger
 from utils.process.stop_signals import StopSignals
 
+KFOLD_YAML = "kfold.yaml"
+SEARCH_YAML = "search.yaml"
 _LOCK = ".folder.lock"
+# Work of which a folder contains at most one, by the file with its settings.
+_WORK = {KFOLD_YAML: "a cross-validation", SEARCH_YAML: "a search", "settings.yaml": "a training"}
 
 
 def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> None:
@@ -28,6 +32,15 @@ def run_continued(config: KfoldConfig, work: Callable[[StopSignals], None]) -> N
             raise
 
 
+def check_folder(config: KfoldConfig, settings_name: str) -> None:
+    """Raises UserError if `ContinuedFolder` could not create the folder, or if it contains other work, whose files
+    would be overwritten. ``settings_name``: see `ContinuedFolder`."""
+    check_run_dir(config.project, config.name, exist_ok=True)
+    for name, work in _WORK.items():
+        if name != settings_name and (config.folder / name).exists():
+            raise UserError(f"{config.folder}: contains {work}; choose another --name")
+
+
 class ContinuedFolder:
     """The folder of an experiment.
 
@@ -36,16 +49,16 @@ class ContinuedFolder:
     """
 
     def __init__(self, config: KfoldConfig, settings_name: str, outputs: Sequence[str]) -> None:
-        """Creates the folder. Raises UserError if it cannot be created.
+        """Creates the folder, which `check_folder` has accepted.
 
         Args:
             settings_name: file name of the stored settings.
             outputs: names of the files and folders that the work writes before its first training.
         """
-        check_run_dir(config.project, config.name, exist_ok=True)
         self.path = config.folder
         self.path.mkdir(parents=True, exist_ok=True)
-        self._settings = StoredSettings(self.path / settings_name, config)
+        self._config = config
+        self._settings_file = self.path / settings_name
         self._outputs = [self.path / name for name in outputs]
         self._was_started_here = False
 
@@ -57,16 +70,17 @@ class ContinuedFolder:
             raise UserError(f"{self.path}: another process is using this folder ({holder})")
         return lock
 
-    def store_or_verify_settings(self, contents: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+    def store_or_verify_settings(self, values: Mapping[str, Any], data_digests: Mapping[str, str]) -> None:
         """Stores the settings, or compares them with the ones stored in the folder.
 
-        See `StoredSettings.store` for the arguments. Raises UserError that names the first difference.
+        See `StoredSettings` for the arguments. Raises UserError that names the first difference.
         """
-        if self._settings.path.exists():
-            self._settings.check_unchanged(contents, digests)
+        settings = StoredSettings(self._settings_file, self._config, values, data_digests)
+        if self._settings_file.exists():
+            settings.check_unchanged()
             return
         self._was_started_here = not any(path.exists() for path in self._outputs)  # else the settings have been lost
-        self._settings.store(contents, digests)
+        settings.store()
 
     def remove_if_untrained(self) -> None:
         """Removes the stored settings and the outputs, if this process has started the work and no epoch has been
@@ -79,4 +93,4 @@ class ContinuedFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        self._settings.path.unlink(missing_ok=True)
+        self._settings_file.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ from engine.checkpoint.newest_run import best_of_newest_run
 from engine.evaluation.metrics import METRICS
 from engine.evaluation.result import EvalResult
 from tools.experiment.experiment import open_experiment
-from tools.experiment.stored_settings import recipe_contents
+from tools.experiment.folder import KFOLD_YAML
+from tools.experiment.stored_settings import recipe_values
 from tools.experiment.training import train, train_config
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
 from tools.kfold.score_fold import run_scoring, validation_of
@@ -23,8 +24,6 @@ from utils.files.safe_io import write_csv
 from utils.logger import get_logger
 from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
-
-KFOLD_YAML = "kfold.yaml"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def run_folds(config: KfoldConfig, signals: StopSignals) -> None:
     folder = experiment.folder
     fitness = experiment.fitness
     with folder.lock_or_fail():
-        experiment.store_or_verify_settings(recipe_contents(config))
+        experiment.store_or_verify_settings(recipe_values(config))
         try:
             make_folds(config, experiment.spec, folder.path, fitness)
             log.info("training; each fold has a log: %s", folder.path / "fold1" / "train.log")

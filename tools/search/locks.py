@@ -50,8 +50,10 @@ class StudyLock(JournalFileOpenLock):
 
     def acquire(self) -> bool:
         """Waits for the lock, then repairs the journal for the next line."""
-        if self._depth == 0 and self._file_lock.acquire(_SILENT_WAIT_S):
-            self._file_lock.wait("another process of this search")
+        if self._depth == 0:
+            holder = self._file_lock.acquire(_SILENT_WAIT_S)
+            if holder:
+                self._file_lock.wait("another process of this search")
         self._depth += 1
         _remove_incomplete_line(self.folder / JOURNAL_LOG)
         return True
@@ -87,7 +89,8 @@ def lock_trial(folder: Path) -> FileLock | None:
     """Locks the trial in ``folder``, which is created; returns None if another process is running the trial."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _TRIAL_LOCK)
-    return None if lock.acquire() else lock
+    holder = lock.acquire()
+    return None if holder else lock
 
 
 def has_running_trial(study_lock: StudyLock) -> bool:
@@ -95,7 +98,8 @@ def has_running_trial(study_lock: StudyLock) -> bool:
     holds ``study_lock``, under which processes claim trials."""
     for path in study_lock.folder.glob(f"{TRIALS_FOLDER}/*/{_TRIAL_LOCK}"):
         with FileLock(path) as lock:
-            if lock.acquire():
+            holder = lock.acquire()
+            if holder:
                 return True
     return False
 

@@ -13,7 +13,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from tools.experiment.experiment import Experiment, open_experiment
-from tools.experiment.folder import ContinuedFolder
+from tools.experiment.folder import SEARCH_YAML, ContinuedFolder
 from tools.experiment.training import Pruning, can_begin, check_has_results, train, train_config
 from tools.kfold.cross_validate import cross_validate, write_results
 from tools.kfold.folds import FOLDS_CSV, data_of, make_folds
@@ -33,7 +33,6 @@ from utils.process.outcome import Outcome
 from utils.process.stop_signals import StopSignals
 from utils.strings import counted
 
-SEARCH_YAML = "search.yaml"
 BASE_YAML = "base.yaml"  # hyper-parameters of the base recipe, with which a training is tried if that of a trial fails
 # Names in the folder of a trial: its hyper-parameters, and the folder of its training.
 HYP_YAML = "hyp.yaml"

@@ -19,6 +19,7 @@ from optuna import Trial
 from optuna.distributions import CategoricalChoiceType as Scalar
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from tools.experiment.stored_settings import value_name
 from utils.config.other_programs.hyperparameters import unknown_hyperparameter
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.search_settings import SearchConfig
@@ -80,7 +81,7 @@ class Space:
         content = {f"the range of {name}": value for name, value in self.written.items()}
         for name, value in self.recipe({}).items():
             if name not in self.ranges:
-                content[f"hyper-parameter {name}"] = value
+                content[value_name(name)] = value
         return content
 
 

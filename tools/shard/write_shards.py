@@ -31,6 +31,7 @@ from utils.config.tool_settings import ShardConfig
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError, os_reason
 from utils.files.array_file import write_arrays
+from utils.files.paths import check_new_path
 from utils.files.safe_io import write_whole
 from utils.files.temporary_folder import temporary_folder
 from utils.flat_strings import FlatStrings
@@ -48,26 +49,13 @@ def shard_data(config: ShardConfig) -> list[str]:
     Raises UserError if the data set cannot be opened, and like `write_set`.
     """
     spec = open_data(DataSource(config.data, cache_dir=config.cache_dir), DistributedContext.single())
-    return write_set(
-        spec,
-        Path(config.out),
-        config.megabytes * 10**6,
-        splits=config.split or (),
-        workers=config.workers,
-        cache_dir=config.cache_dir,
-        max_bad=config.max_bad,
-    )
+    settings = IndexSettings(cache_dir=config.cache_dir, workers=config.workers, max_bad=config.max_bad)
+    max_bytes = config.megabytes * 10**6
+    return write_set(spec, Path(config.out), max_bytes, settings, splits=config.split)
 
 
 def write_set(
-    spec: DatasetSpec,
-    out: Path,
-    max_bytes: int,
-    *,
-    splits: Sequence[str] = (),
-    workers: int = 8,
-    cache_dir: str = "",
-    max_bad: float = 0.1,
+    spec: DatasetSpec, out: Path, max_bytes: int, settings: IndexSettings, *, splits: Sequence[str] = ()
 ) -> list[str]:
     """Writes splits, with all classes of the labels, to the new folder ``out``. Returns their names.
 
@@ -75,18 +63,15 @@ def write_set(
         spec: with all splits, even those that are not written, so that their images in a shared label file do not
             count as lost.
         max_bytes: size of a tar file, unless an image is larger.
+        settings: how the splits are read, and how many threads read the images.
         splits: names of the splits to write; empty for all.
-        max_bad: see `IndexSettings`.
 
     Raises UserError like `load_index`, and if ``out`` exists, is searched for images, or the disk is too small.
     """
-    if os.path.lexists(out):
-        raise UserError(f"{out}: exists; remove it, or choose another name")
+    check_new_path(out)
     problem = problem_of_output(out, spec)
     if problem:
         raise UserError(f"{out}: {problem}; name another folder")
-    _check_parent(out)
-    settings = IndexSettings(cache_dir=cache_dir, workers=workers, max_bad=max_bad)
     indexes = _load_indexes(spec.as_labeled(), list(dict.fromkeys(splits or spec.splits)), settings)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +80,7 @@ def write_set(
             folder.mkdir()
             content: dict[str, Any] = {"path": "."}
             for split, index in indexes.items():
-                _write_split(folder, split, index, max_bytes, workers)
+                _write_split(folder, split, index, max_bytes, settings.workers)
                 content[split] = f"{split}{SUFFIX}"
             yaml_text = yaml.safe_dump(content | spec.content(), sort_keys=False, allow_unicode=True)
             write_whole(folder / "data.yaml", yaml_text)
@@ -103,17 +88,6 @@ def write_set(
     except OSError as error:
         raise UserError(f"{error.filename or out}: {os_reason(error)}") from None
     return list(indexes)
-
-
-def _check_parent(out: Path) -> None:
-    """Raises UserError, before the data set is scanned, if the parent folder of ``out`` is not one that can be created
-    or written."""
-    parent = out.absolute().parent
-    existing = next(folder for folder in (parent, *parent.parents) if folder.exists())
-    if not existing.is_dir():
-        raise UserError(f"{existing}: is a file, not a folder; choose another folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"{existing}: cannot be written; choose another folder")
 
 
 def _load_indexes(spec: DatasetSpec, splits: Sequence[str], settings: IndexSettings) -> dict[str, DatasetIndex]:

@@ -16,6 +16,7 @@ from utils import program
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import VERSION, write_checkpoint, write_safetensors
+from utils.files.paths import check_new_path
 from utils.strings import counted
 
 # Keys of our checkpoints that are not copied: keys that are written anew, and the state of a run.
@@ -55,13 +56,13 @@ def convert(source: str, target: str | Path, *, offline: bool = False) -> str:
 
 
 def _check_target(target: Path, source: str) -> None:
-    """Raises UserError, before anything is downloaded or read, if ``target`` exists or its suffix names no format."""
+    """Raises UserError, before anything is downloaded or read, if ``target`` exists or cannot be created, or its suffix
+    names no format."""
     if target.suffix not in (".safetensors", ".pt"):
         raise UserError(f"{target}: must end in .safetensors or .pt")
-    if os.path.lexists(target):
-        if target.exists() and os.path.exists(source) and target.samefile(source):
-            raise UserError(f"{target}: source and target are the same file")
-        raise UserError(f"{target}: exists already; choose another name, or remove it")
+    if os.path.exists(target) and os.path.exists(source) and target.samefile(source):
+        raise UserError(f"{target}: source and target are the same file")
+    check_new_path(target)
 
 
 def _describe(detector: Detector) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from utils.errors import UserError
+
 
 def normal_path(path: str | os.PathLike) -> Path:
     """Returns the absolute path of the same file without ``..``. Keeps symbolic links, except those before a ``..``."""
@@ -49,3 +51,21 @@ def path_of(name: str, root: str | os.PathLike) -> str:
 def is_inside(path: str | os.PathLike, folder: str | os.PathLike) -> bool:
     """Returns whether ``path`` is ``folder`` or below it, after resolving all symbolic links."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def check_output_folder(folder: Path) -> None:
+    """Raises UserError unless ``folder`` exists or can be created, and can be written. For use before long work, since
+    the system refuses some folders only when they are written."""
+    folder = folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise UserError(f"{existing}: is not a folder; choose another folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{existing}: cannot be written; choose another folder")
+
+
+def check_new_path(path: Path) -> None:
+    """Raises UserError unless ``path`` does not exist and can be created (`check_output_folder`)."""
+    if os.path.lexists(path):
+        raise UserError(f"{path}: exists; remove it, or choose another name")
+    check_output_folder(path.absolute().parent)

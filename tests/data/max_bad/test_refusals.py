@@ -13,6 +13,7 @@ import yaml
 import lockstep
 import train
 import val
+from data.index.index_settings import IndexSettings
 from data.source.dataset_yaml import load_dataset_spec
 from tests.data.max_bad.twenty_images import IMAGES, NAMES, change_annotations, edit_json, flatten_dogs, write_yaml
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of
@@ -71,7 +72,7 @@ def one_yaml(reader: str, **content: object) -> Callable[[Path], Path]:
 
 
 def as_shards(root: Path) -> Path:
-    write_set(load_dataset_spec(write_yaml(root, "yolo")), root / "shards", 10**9, max_bad=0.6)
+    write_set(load_dataset_spec(write_yaml(root, "yolo")), root / "shards", 10**9, IndexSettings(max_bad=0.6))
     return root / "shards/data.yaml"
 
 

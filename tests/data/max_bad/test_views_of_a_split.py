@@ -135,13 +135,13 @@ def test_shards_keep_the_ledger(root, tmp_path, reader):
     spec = load_dataset_spec(write_yaml(root, reader))
     for name in IMAGES[:4]:
         edit_rows(root, name, with_unknown_class)
-    write_set(spec, tmp_path / "whole", 10**9)
+    write_set(spec, tmp_path / "whole", 10**9, IndexSettings())
     assert load(tmp_path / "whole/data.yaml").report.ledger.lost_objects == 4
     assert load(tmp_path / "whole/data.yaml").incomplete.sum() == 4
     rename_every_second_class(root)
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
-        write_set(spec, tmp_path / "half", 10**9)
-    write_set(spec, tmp_path / "half", 10**9, max_bad=0.6)
+        write_set(spec, tmp_path / "half", 10**9, IndexSettings())
+    write_set(spec, tmp_path / "half", 10**9, IndexSettings(max_bad=0.6))
     with pytest.raises(UserError, match="20 of 40 labeled objects can't be used"):
         load(tmp_path / "half/data.yaml")
     assert len(load(tmp_path / "half/data.yaml", max_bad=0.6)) == 20

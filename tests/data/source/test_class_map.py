@@ -102,7 +102,7 @@ def test_a_merged_class_has_the_category_id_that_its_annotations_have(
     (tmp_path / "d.yaml").write_text(yaml.safe_dump(source | {"classes": {"car": "vehicle", "truck": "vehicle"}}))
     spec = load_dataset_spec(tmp_path / "d.yaml")
     if in_shards:
-        write_set(spec, tmp_path / "out", 10**9, splits=("train",))
+        write_set(spec, tmp_path / "out", 10**9, IndexSettings(), splits=("train",))
         spec = load_dataset_spec(tmp_path / "out")
     assert load_index(spec, "train", IndexSettings(progress=False)).category_ids == merged
     assert load_index(spec, "train", IndexSettings(progress=False, single_cls=True)).category_ids == (single,)

@@ -129,7 +129,7 @@ def test_they_are_staged(proj, tmp_path, way):
 
 @WAYS
 def test_they_are_written_as_shards(proj, tmp_path, way):
-    write_set(load_dataset_spec(described(proj, way)), tmp_path / "out", 10**9)
+    write_set(load_dataset_spec(described(proj, way)), tmp_path / "out", 10**9, IndexSettings())
     shutil.rmtree(ext(proj))
     assert_right(load_index(load_dataset_spec(tmp_path / "out"), "train", IndexSettings(progress=False)))
 

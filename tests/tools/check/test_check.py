@@ -447,7 +447,7 @@ def test_what_was_found_is_printed_although_the_page_has_a_bug(data, result_file
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("tools.check.page.write_page._content", fail)
+    monkeypatch.setattr("tools.check.page.write_page.take_census", fail)
     data.write("train/0", "0 0.95 0.5 0.3 0.3\n")
     with pytest.raises(ZeroDivisionError):
         main([str(data.yaml), *flags])
@@ -465,6 +465,9 @@ def test_a_page_that_cannot_be_written_is_a_warning(data, tmp_path, capsys):
     (tmp_path / "runs").write_text("a file")
     status, text = check(capsys, data.yaml)
     assert status == 0
-    assert "the report cannot be written" in text
+    assert "the report cannot be written (runs/check/exp: a file with this name exists; " in text
+    (tmp_path / "taken" / "report.html").mkdir(parents=True)
+    _, text = check(capsys, data.yaml, "--out", "taken")
+    assert "the report cannot be written (taken/report.html: is a directory; fix that or choose another folder)" in text
     out = tmp_path / "runs" / "page"
-    assert "cannot be created (not a directory)" in error_of(capsys, main, data.yaml, "--out", out)
+    assert "/runs: is not a folder; choose another folder" in error_of(capsys, main, data.yaml, "--out", out)

@@ -214,7 +214,7 @@ def test_findings_of_shards_and_joined_sets_are_those_of_the_files(tmp_path, ann
     write_three_formats(tmp_path / "set", NAMES, dict.fromkeys(names, (128, 160)), objects)
     data = tmp_path / "set" / "data.yaml"
     data.write_text(yaml.safe_dump({"train": "images/train", "names": NAMES} | annotations))
-    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, cache_dir=str(tmp_path))
+    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
     (tmp_path / "joined.yaml").write_text("train: [set/data.yaml]\n")
 
     (files,) = scan_dataset(load_dataset_spec(data), ("train",), workers=0)

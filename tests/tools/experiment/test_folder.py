@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.messages import refused
+from tools.experiment.experiment import open_experiment
 from tools.experiment.folder import ContinuedFolder
 from utils.config.search_settings import KfoldConfig
 from utils.errors import UserError
 
 
 def store_or_verify_settings(
-    project: Path, contents: dict | None = None, digests: dict | None = None, **settings
+    project: Path, values: dict | None = None, data_digests: dict | None = None, **settings
 ) -> None:
     config = KfoldConfig(project=str(project), name="a", **settings)
-    ContinuedFolder(config, "kfold.yaml", []).store_or_verify_settings(contents or {}, digests or {})
+    ContinuedFolder(config, "kfold.yaml", []).store_or_verify_settings(values or {}, data_digests or {})
 
 
 @pytest.mark.parametrize("name", ["data", "model", "weights", "teacher", "groups"])
@@ -81,7 +82,7 @@ def test_callbacks_whose_file_has_changed_are_named(tmp_path, monkeypatch, file)
         store_or_verify_settings(tmp_path, callbacks="hooks:on_end")
 
 
-def test_contents_and_digests_are_compared_by_name(tmp_path):
+def test_values_and_digests_are_compared_by_name(tmp_path):
     store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.01}, {"the split 'train'": "1"})
     with pytest.raises(UserError, match=r"was started with hyper-parameter lr0 0\.01, not 0\.02; "):
         store_or_verify_settings(tmp_path, {"hyper-parameter lr0": 0.02}, {"the split 'train'": "1"})
@@ -113,6 +114,33 @@ def test_a_file_that_appears_later_is_named_even_if_there_were_none_before(tmp_p
     Path("later_hooks.py").write_text("def on_end(run): pass\n")
     with pytest.raises(UserError, match="--callbacks later_hooks:on_end was not there at the start"):
         store_or_verify_settings(tmp_path, callbacks="later_hooks:on_end")
+
+
+def test_settings_with_keys_that_are_no_names_differ(tmp_path):
+    """Sorting them used to be a TypeError."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "kfold.yaml").write_text("digests: {1: x, the split: y}\n")
+    with refused(".../a: the content of 1 is missing, but was there at the start; restore it, or choose ..."):
+        store_or_verify_settings(tmp_path, {}, {"the split": "y"})
+
+
+@pytest.mark.parametrize(
+    ("name", "work"), [("search.yaml", "a search"), ("settings.yaml", "a training"), ("kfold.yaml", "")]
+)
+def test_a_folder_with_other_work_is_refused_before_the_data_is_read(tmp_path, name, work):
+    """The results of a training were overwritten, and the folds of a search with another seed were used."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).touch()
+    message = f".../a: contains {work}; choose another --name" if work else "data set none.yaml: no such file..."
+    with refused(message):
+        open_experiment(KfoldConfig(project=str(tmp_path), name="a", data="none.yaml"), "kfold.yaml", [])
+
+
+def test_a_folder_that_cannot_be_created_is_refused_before_the_data_is_read(tmp_path):
+    """All images used to be scanned first."""
+    (tmp_path / "file").touch()
+    with refused(".../file/a: a file with this name exists; choose another --project or --name"):
+        open_experiment(KfoldConfig(project=str(tmp_path / "file"), name="a", data="none.yaml"), "kfold.yaml", [])
 
 
 @pytest.mark.parametrize("content", ["- epochs\n", "epochs: 3\n", "digests: 1\n"])

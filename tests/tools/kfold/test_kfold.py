@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.index.index_settings import IndexSettings
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.metrics import score_detections
 from tests.helpers import scripts
@@ -215,7 +216,7 @@ def test_an_image_whose_name_has_a_newline_is_refused(tmp_path, capsys, world):
 def test_a_data_set_of_which_a_part_is_in_shards_is_refused(world, tmp_path, capsys):
     root, flags = world
     data = root / "set" / "data.yaml"
-    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, cache_dir=str(tmp_path))
+    write_set(load_dataset_spec(data), tmp_path / "shards", 10**9, IndexSettings(cache_dir=str(tmp_path)))
     joined = tmp_path / "joined.yaml"
     joined.write_text(f"train: [{tmp_path / 'shards' / 'data.yaml'}, {data}]\n")
     line = error_of(capsys, main, *flags, "--data", str(joined), "--project", str(tmp_path))

@@ -19,6 +19,7 @@ from tools.check.result import CheckResult
 from utils.drawing import page
 from utils.errors import UserError, first_line
 from utils.logger import get_logger
+from utils.process.entrypoint import error_line
 
 FILE_NAME = "report.html"
 TEMPLATE = "tools/check/page/page.html"
@@ -39,7 +40,7 @@ def write_page(result: CheckResult, out: Path | None) -> Path | None:
         subtitle = f"Written {page.now()}. The data set was not changed."
         page.write_page(path, TEMPLATE, title, subtitle, **content)
     except (OSError, UserError) as error:  # the issues are still printed
-        get_logger().warning("the report cannot be written (%s)", first_line(error))
+        get_logger().warning("the report cannot be written (%s)", error_line(error) or first_line(error))
         return None
     return path
 
