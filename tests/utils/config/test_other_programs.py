@@ -173,7 +173,8 @@ def test_words_of_the_yolo_command_are_answered_with_flags_that_work(cls: type, 
 
 def test_a_mode_does_not_replace_the_tracker_that_flags_name():
     typed = "--weights a.pt --source b.mp4 --track sort --mode track"
-    assert flag_error(DetectConfig, typed.split()) == "error: unrecognized arguments: --mode track\n"
+    reason = "use --track to track objects; the other modes are commands of their own"
+    assert flag_error(DetectConfig, typed.split()) == f"error: --mode: {reason}\n"
 
 
 def test_a_line_for_another_command_ends_with_the_flags_that_were_typed():
