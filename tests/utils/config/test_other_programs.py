@@ -251,6 +251,11 @@ def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
         (TrainConfig, "imgsz=", ["imgsz=: its value is empty or has several lines"]),
         (
             TrainConfig,
+            "mode= agnostic_nms= verbose=",
+            ["mode= agnostic_nms= verbose=: its value is empty or has several lines"],
+        ),
+        (
+            TrainConfig,
             "epochs=many foo=1 bar=2 copy_paste=0.1",
             [
                 "epochs=many: must be a whole number, got 'many'",

@@ -13,6 +13,7 @@ from utils.config.other_programs.table import (
     HYPERPARAMETERS,
     actions_of,
     hyperparameter_of,
+    lists_argument,
     normalized,
     reason_for_refusal,
     same_flag,
@@ -52,12 +53,13 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return _default_behavior(command, name)
     hyperparameter = hyperparameter_of(command, name)
     action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
-    if not hyperparameter and action is None:
+    is_setting = bool(hyperparameter) or action is not None
+    if (is_setting or lists_argument(command, name)) and len(value.splitlines()) != 1:  # name=, mode=
+        return Translation(refusal="its value is empty or has several lines")
+    if not is_setting:
         return _translate_without_setting(command, name, text)
     if text == "none":  # device=None
         return Translation()
-    if len(value.splitlines()) != 1:  # name=
-        return Translation(refusal="its value is empty or has several lines")
     if action is None:  # lr=0.1
         return Translation({hyperparameter: value})
     return _translate_setting(command, name, value, action)

@@ -144,6 +144,13 @@ def hyperparameter_of(command: str, name: str) -> str:
     return name if name in hyperparameters_of(command) else ""
 
 
+def lists_argument(command: str, name: str) -> bool:
+    """Returns whether the table translates some values of an argument."""
+    command_table = table_of(command)
+    by_value = (command_table.arguments_to_flags, command_table.default_arguments)
+    return any(name in names for names in (*by_value, table().defaults_if_true, table().defaults_if_false))
+
+
 def reason_for_refusal(command: str, flag: str) -> str:
     """Returns the reason why ``command`` has no ``flag``, or "" if the table has none."""
     command_table = table_of(command)
