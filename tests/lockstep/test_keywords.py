@@ -218,6 +218,7 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
         ("train", {"plots": True}, "plots=True: without effect (plots are drawn unless `noplots` is given)\n"),
         ("train", {"rle": 1.0}, "rle=1.0: without effect (belongs to another task or command)\n"),
         ("train", {"bgr": 0.0}, ""),
+        ("train", {"cfg": False}, ""),
     ],
 )
 def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):

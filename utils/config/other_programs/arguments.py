@@ -88,7 +88,8 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     action = actions_of(command)[flag_name(name)]
     choices = tuple(action.choices or ())
     own_case = _own_case(value, action)
-    if name in table().other_meaning and choices and own_case not in choices:  # tracker=bytetrack.yaml
+    is_ours = normalized(value) != "false" and (not choices or own_case in choices)
+    if name in table().other_meaning and not is_ours:  # tracker=bytetrack.yaml, cfg=False
         return _translate_without_setting(command, name, normalized(value))
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=True, format=engine
