@@ -249,11 +249,8 @@ def test_an_argument_that_stands_for_a_value_takes_no_other(argument):
             ["epocs=3: settings are flags here (did you mean '--epochs'?); see docs/migration.md"],
         ),
         (TrainConfig, "imgsz=", ["imgsz=: its value is empty or has several lines"]),
-        (
-            TrainConfig,
-            "mode= agnostic_nms= verbose=",
-            ["mode= agnostic_nms= verbose=: its value is empty or has several lines"],
-        ),
+        (TrainConfig, "mode= agnostic_nms=", ["mode= agnostic_nms=: its value is empty or has several lines"]),
+        (TrainConfig, "cfg=", ["cfg=: flags are not read from files"]),
         (
             TrainConfig,
             "epochs=many foo=1 bar=2 copy_paste=0.1",

@@ -24,6 +24,8 @@ from utils.config.other_programs.table import (
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
 SettingText = bool | str | list[str]
 
+_NOT_ONE_LINE = "its value is empty or has several lines"
+
 
 @dataclass(frozen=True)
 class Translation:
@@ -53,13 +55,12 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return _default_behavior(command, name)
     hyperparameter = hyperparameter_of(command, name)
     action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
-    is_setting = bool(hyperparameter) or action is not None
-    if (is_setting or lists_argument(command, name)) and len(value.splitlines()) != 1:  # name=, mode=
-        return Translation(refusal="its value is empty or has several lines")
-    if not is_setting:
-        return _translate_without_setting(command, name, text)
+    if not hyperparameter and action is None:
+        return _translate_without_setting(command, name, value)
     if text == "none":  # device=None
         return Translation()
+    if not _is_one_line(value):  # name=
+        return Translation(refusal=_NOT_ONE_LINE)
     if action is None:  # lr=0.1
         return Translation({hyperparameter: value})
     return _translate_setting(command, name, value, action)
@@ -90,7 +91,7 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     own_case = _own_case(value, action)
     is_ours = normalized(value) != "false" and (not choices or own_case in choices)
     if name in table().other_meaning and not is_ours:  # tracker=bytetrack.yaml, cfg=False
-        return _translate_without_setting(command, name, normalized(value))
+        return _translate_without_setting(command, name, value)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=True, format=engine
         return foreign
@@ -138,14 +139,17 @@ def _translation_to(command: str, words: Sequence[str]) -> Translation:
     return Translation({action.dest: values[0] if values else str(action.const)})
 
 
-def _translate_without_setting(command: str, name: str, text: str) -> Translation | None:
-    """Translates an argument that is no setting here. ``text``: its `normalized` value."""
+def _translate_without_setting(command: str, name: str, value: str) -> Translation | None:
+    """Translates an argument that is no setting here."""
     flag = flag_name(name)
+    text = normalized(value)
     if text in ("false", "none") and name in table().defaults_if_false:  # half=False
         return _default_behavior(command, name)
     if text == "true" and flag in table_of(command).without_effect:  # verbose=True
         return _default_behavior(command, name)
     refusal = table().other_meaning.get(name) or reason_for_refusal(command, flag)
+    if not refusal and lists_argument(command, name) and not _is_one_line(value):  # mode=
+        refusal = _NOT_ONE_LINE
     return Translation(refusal=refusal) if refusal else None
 
 
@@ -215,6 +219,10 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
 def _own_case(value: str, action: argparse.Action) -> str:
     """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
     return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
+
+
+def _is_one_line(value: str) -> bool:
+    return len(value.splitlines()) == 1
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:
