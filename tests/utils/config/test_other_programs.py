@@ -184,6 +184,25 @@ def test_a_line_for_another_command_ends_with_the_flags_that_were_typed():
 
 
 @pytest.mark.parametrize(
+    ("typed", "other", "rest"),
+    [
+        ("val --weights a.pt --source b.jpg", "val", "--weights a.pt (it has no --source)"),
+        (
+            "val --weights a.pt --conf 0.3 --save-txt --quiet",
+            "val",
+            "--weights a.pt --conf 0.3 (it has no --save-txt, --quiet)",
+        ),
+        ("train --weights a.pt --noval", "train", "--weights a.pt --noval"),
+    ],
+)
+def test_a_line_for_another_command_names_the_flags_that_it_does_not_have(typed, other, rest):
+    """The advice contained ``--source``, which val.py refuses."""
+    line = f"{COMMANDS[other].typed} {rest}"
+    assert flag_error(DetectConfig, typed.split()) == f"error: {other}: settings are flags here; write {line}\n"
+    parse_config(COMMANDS[other].settings, rest.partition(" (")[0].split())
+
+
+@pytest.mark.parametrize(
     ("cls", "typed", "advice"),
     [
         (CheckConfig, "demo imgsz=320", "--imgsz 320"),
