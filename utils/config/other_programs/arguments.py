@@ -13,7 +13,6 @@ from utils.config.other_programs.table import (
     HYPERPARAMETERS,
     actions_of,
     hyperparameter_of,
-    lists_argument,
     normalized,
     reason_for_refusal,
     same_flag,
@@ -24,7 +23,7 @@ from utils.config.other_programs.table import (
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
 SettingText = bool | str | list[str]
 
-_NOT_ONE_LINE = "its value is empty or has several lines"
+NOT_ONE_LINE = "its value is empty or has several lines"
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,8 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
         return _translate_without_setting(command, name, value)
     if text == "none":  # device=None
         return Translation()
-    if not _is_one_line(value):  # name=
-        return Translation(refusal=_NOT_ONE_LINE)
+    if len(value.splitlines()) != 1:  # name=
+        return Translation(refusal=NOT_ONE_LINE)
     if action is None:  # lr=0.1
         return Translation({hyperparameter: value})
     return _translate_setting(command, name, value, action)
@@ -79,28 +78,15 @@ def translate_listed_value(command: str, name: str, value: str) -> Translation |
 
 
 def translate_value(command: str, name: str, value: str) -> Translation | None:
-    """Returns what a value of our setting ``name`` means in the other programs if our flag does not take it:
+    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it:
     ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
     listed = translate_listed_value(command, name, value)
-    if listed is not None:  # batch=0.7
+    if listed is not None or normalized(value) == "none":  # batch=0.7; "none" may be text of ours
         return listed
-    if normalized(value) == "none":  # text of ours, or a mistake
-        return None
     action = actions_of(command)[flag_name(name)]
-    choices = tuple(action.choices or ())
-    own_case = _own_case(value, action)
-    is_ours = normalized(value) != "false" and (not choices or own_case in choices)
-    if name in table().other_meaning and not is_ours:  # tracker=bytetrack.yaml, cfg=False
+    if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
         return _translate_without_setting(command, name, value)
-    foreign = _translate_foreign_value(command, action, value)
-    if foreign is not None:  # cache=True, format=engine
-        return foreign
-    takes_any_text = action.type is str and not choices
-    text = _text_of_setting(value, action)
-    is_several_words = action.nargs == "+" and not takes_any_text and text != [value]
-    if own_case != value or is_several_words:  # optimizer=sgd, freeze=0,1
-        return Translation({action.dest: text})
-    return None
+    return _translate_foreign_value(command, action, value) or _respell(value, action)
 
 
 def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
@@ -148,8 +134,6 @@ def _translate_without_setting(command: str, name: str, value: str) -> Translati
     if text == "true" and flag in table_of(command).without_effect:  # verbose=True
         return _default_behavior(command, name)
     refusal = table().other_meaning.get(name) or reason_for_refusal(command, flag)
-    if not refusal and lists_argument(command, name) and not _is_one_line(value):  # mode=
-        refusal = _NOT_ONE_LINE
     return Translation(refusal=refusal) if refusal else None
 
 
@@ -176,21 +160,25 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
 def _translate_foreign_value(command: str, action: argparse.Action, value: str) -> Translation | None:
     """Translates a value that our flag does not take but the other programs do: true and false of a flag that may be
     given without a value, or a value with a reason to refuse it. Returns None for others."""
-    optional = _translate_optional_value(value, action)
-    if optional is not None:
-        return optional
+    text = normalized(value)
+    if action.nargs == "?" and text in ("true", "false"):
+        setting = action.const if text == "true" else action.default
+        return Translation() if setting is None else Translation({action.dest: str(setting)})
     refusal = _reason_to_refuse_value(command, action, value)
     return Translation(refusal=refusal) if refusal else None
 
 
-def _translate_optional_value(value: str, action: argparse.Action) -> Translation | None:
-    """Returns what true or false sets if our flag may be given without a value, or None for other values and flags."""
-    text = normalized(value)
-    if action.nargs != "?" or text not in ("true", "false"):
-        return None
-    if text == "true":
-        return Translation({action.dest: str(action.const)})
-    return Translation() if action.default is None else Translation({action.dest: str(action.default)})
+def _may_be_ours(value: str, action: argparse.Action) -> bool:
+    """Returns whether a value may be meant for our flag, rather than for a flag of the same name elsewhere."""
+    return normalized(value) != "false" and (not action.choices or _own_case(value, action) in tuple(action.choices))
+
+
+def _respell(value: str, action: argparse.Action) -> Translation | None:
+    """Translates a choice in another case, and several choices or numbers in one text: ``optimizer=sgd``,
+    ``freeze=0,1``. Returns None for a value that stays as it is."""
+    is_list = action.nargs == "+" and (action.choices is not None or action.type is not str)
+    text = _text_of_setting(value, action) if is_list else _own_case(value, action)
+    return None if text in (value, [value]) else Translation({action.dest: text})
 
 
 def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
@@ -219,10 +207,6 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
 def _own_case(value: str, action: argparse.Action) -> str:
     """Returns the choice of our flag that ``value`` is in another case, or else ``value``."""
     return next((choice for choice in action.choices or () if choice.lower() == value.lower()), value)
-
-
-def _is_one_line(value: str) -> bool:
-    return len(value.splitlines()) == 1
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:

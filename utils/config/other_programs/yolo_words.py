@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from utils.config.commands import COMMANDS
 from utils.config.flags import first_words, flag_name
 from utils.config.other_programs.arguments import (
+    NOT_ONE_LINE,
     SettingText,
     Translation,
     translate_argument,
     translate_listed_value,
     words_of_settings,
 )
-from utils.config.other_programs.table import actions_of, other_task, owner_of, same_flag, table
+from utils.config.other_programs.table import actions_of, lists_argument, other_task, owner_of, same_flag, table
 from utils.config.other_programs.typed_words import Option
 from utils.config.plain_values import checked_setting
 from utils.config.settings import WEIGHTS_SUFFIXES
@@ -138,9 +139,13 @@ def _translate_word(command: str, word: str) -> Translation:
         return _translate_bare_word(command, word)
     if name == "model" and value and "--weights" in actions_of(command):
         return _translate_model(command, value)
+    translation = translate_argument(command, name, value)
+    if translation is not None:
+        return translation
+    if not value and lists_argument(command, name):  # mode=
+        return Translation(refusal=NOT_ONE_LINE)
     hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
-    unknown = Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
-    return translate_argument(command, name, value) or unknown
+    return Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
 
 
 def _translate_bare_word(command: str, word: str) -> Translation:
