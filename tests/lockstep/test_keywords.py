@@ -20,8 +20,8 @@ import lockstep.settings
 from lockstep.keywords import keyword_fields, parse_keywords
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, flag_name
-from utils.config.other_programs.arguments import translate_argument, words_of_settings
+from utils.config.flags import flag_actions, flag_name, words_of_settings
+from utils.config.other_programs.arguments import translate_argument
 from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters

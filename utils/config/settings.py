@@ -208,6 +208,9 @@ class Hyperparameters:
     )
 
 
+HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparameters))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _RunConfig:
     """Flags of all commands but export.py."""

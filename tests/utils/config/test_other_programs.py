@@ -11,14 +11,14 @@ import yaml
 from tests.helpers.messages import refused
 from tests.helpers.scripts import flag_error
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, flag_name, given_values
+from utils.config.flags import flag_actions, flag_name, given_values, words_of_settings
 from utils.config.other_programs import table as table_module
-from utils.config.other_programs.arguments import translate_argument, words_of_settings
+from utils.config.other_programs.arguments import translate_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.search_settings import KfoldConfig
-from utils.config.settings import DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
+from utils.config.settings import HYPERPARAMETERS, DetectConfig, ExportConfig, Hyperparameters, TrainConfig, ValConfig
 from utils.config.tool_settings import CheckConfig, ConvertConfig, ShardConfig
 from utils.errors import Mistakes, UserError
 
@@ -76,7 +76,7 @@ def test_arguments_of_ultralytics_become_flags(command: str, keywords: dict[str,
 
 def test_the_table_names_only_flags_and_hyperparameters_that_exist():
     table = table_module.table()
-    assert {*table.synonyms.values()} <= {*table_module.HYPERPARAMETERS}
+    assert {*table.synonyms.values()} <= {*HYPERPARAMETERS}
     for command, translations in table.commands.items():
         own_flags = table_module.actions_of(command)
         replacements = [*translations.same_flags.values()]
@@ -146,6 +146,7 @@ def test_only_exact_names_are_arguments(name):
         (TrainConfig, "cache cos_lr", "--cache ram --cos-lr"),
         (TrainConfig, "'data=a b.yaml'", "--data 'a b.yaml'"),
         (TrainConfig, "model=-a.pt", "--weights=-a.pt"),
+        (TrainConfig, "model=a.pt 'name=[\"a\"]'", "--weights a.pt --name a"),
         (KfoldConfig, "model=yolov8n data=d.yaml", "--weights yolov8n --data d.yaml"),
         (ValConfig, "val model=best.pt half=True", "--weights best.pt --amp fp16"),
         (DetectConfig, "predict model=a.pt source=b.jpg conf=0.3", "--weights a.pt --source b.jpg --conf-thres 0.3"),

@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import flag_name, int_or_text, words_of_flag, words_with_values
+from utils.config.flags import flag_name, int_or_text
 from utils.config.other_programs.table import (
-    HYPERPARAMETERS,
     actions_of,
     hyperparameter_of,
     normalized,
@@ -87,21 +86,6 @@ def translate_value(command: str, name: str, value: str) -> Translation | None:
     if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
         return _translate_without_setting(command, name, value)
     return _translate_foreign_value(command, action, value) or _respell(value, action)
-
-
-def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
-    """Returns the words of a command line for the settings of a `Translation`."""
-    words: list[str] = []
-    for name, value in settings.items():
-        if name in HYPERPARAMETERS:
-            words += ["--set", f"{name}={value}"]
-        elif value == "":  # --resume
-            words.append(flag_name(name))
-        elif isinstance(value, str):  # in two words, as users type it
-            words += words_with_values(flag_name(name), [value])
-        else:
-            words += words_of_flag(name, value)
-    return words
 
 
 def _our_words(command: str, name: str) -> list[str]:

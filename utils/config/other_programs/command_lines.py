@@ -7,13 +7,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import first_words, int_or_text
-from utils.config.other_programs.arguments import (
-    Translation,
-    translate_argument,
-    translate_listed_value,
-    words_of_settings,
-)
+from utils.config.flags import first_words, int_or_text, words_of_settings
+from utils.config.other_programs.arguments import Translation, translate_argument, translate_listed_value
 from utils.config.other_programs.table import actions_of, hyperparameter_of, max_values, normalized, table_of
 from utils.config.other_programs.typed_words import Option, split_words
 from utils.config.other_programs.yolo_words import flags_of_yolo_words

@@ -13,21 +13,19 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions
-from utils.config.settings import Hyperparameters
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import first_words, flag_name
+from utils.config.flags import first_words, flag_name, words_of_settings
 from utils.config.other_programs.arguments import (
     NOT_ONE_LINE,
     SettingText,
     Translation,
     translate_argument,
     translate_listed_value,
-    words_of_settings,
 )
 from utils.config.other_programs.table import actions_of, lists_argument, other_task, owner_of, same_flag, table
 from utils.config.other_programs.typed_words import Option
