@@ -15,6 +15,7 @@ import train
 import val
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.coco_classes import COCO_IDS
 from data.source.dataset_spec import SINGLE_CLASS_NAME
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
@@ -28,7 +29,6 @@ from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
-from utils.config.coco_classes import COCO_IDS
 from utils.files.checkpoint_file import read_checkpoint
 from utils.program_folders import CONFIGS
 
