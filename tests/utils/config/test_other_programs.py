@@ -146,7 +146,7 @@ def test_only_exact_names_are_arguments(name):
         (TrainConfig, "cache cos_lr", "--cache ram --cos-lr"),
         (TrainConfig, "'data=a b.yaml'", "--data 'a b.yaml'"),
         (TrainConfig, "model=-a.pt", "--weights=-a.pt"),
-        (TrainConfig, "model=a.pt 'name=[\"a\"]'", "--weights a.pt --name a"),
+        (TrainConfig, "model=a.pt 'name=[a] b'", "--weights a.pt --name '[a] b'"),
         (KfoldConfig, "model=yolov8n data=d.yaml", "--weights yolov8n --data d.yaml"),
         (ValConfig, "val model=best.pt half=True", "--weights best.pt --amp fp16"),
         (DetectConfig, "predict model=a.pt source=b.jpg conf=0.3", "--weights a.pt --source b.jpg --conf-thres 0.3"),

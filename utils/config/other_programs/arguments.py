@@ -125,20 +125,26 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
     """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
     our_words = _our_words(command, name)
     text = normalized(value)
-    stands_for_value = len(our_words) > 1
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if stands_for_value or is_switch:
-        if text == "true":  # adam=True, cos_lr=True
-            return _translation_to(command, our_words)
-        if text != "false":  # noval=1 is not --val-every 1
-            return Translation(refusal="must be true or false")
-        return Translation() if stands_for_value or action.default is False else Translation({action.dest: False})
+    if len(our_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
+        return _translate_switch(command, our_words, text)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=False, task=study
         return foreign
     if text in ("true", "false"):  # workers=True
         return Translation(refusal="must not be true or false")
     return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
+
+
+def _translate_switch(command: str, our_words: Sequence[str], text: str) -> Translation:
+    """Translates the `normalized` value of a switch, or of an argument that stands for a value: ``adam`` for
+    ``--optimizer Adam``."""
+    if text == "true":  # cos_lr=True, adam=True
+        return _translation_to(command, our_words)
+    if text != "false":  # noval=1 is not --val-every 1
+        return Translation(refusal="must be true or false")
+    flag, *values = our_words
+    action = actions_of(command)[flag]
+    return Translation() if values or action.default is False else Translation({action.dest: False})
 
 
 def _translate_foreign_value(command: str, action: argparse.Action, value: str) -> Translation | None:
@@ -185,7 +191,7 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
         return words
     if action.dest == "imgsz":  # height and width; images are square here
         return max(words, key=lambda word: (len(word), word))
-    return ",".join(words)
+    return ",".join(words)  # device=[0,1]
 
 
 def _own_case(value: str, action: argparse.Action) -> str:
@@ -194,7 +200,10 @@ def _own_case(value: str, action: argparse.Action) -> str:
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:
-    """Returns whether ``value`` should be split. Names can contain commas and spaces, except class names."""
-    if value.startswith(("[", "(")) or (action.dest == "imgsz" and "," in value):  # imgsz=640,480
-        return True
-    return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))
+    """Returns whether ``value`` should be split. Names can contain brackets, commas and spaces, except class names."""
+    is_bracketed = value.startswith(("[", "("))
+    if action.nargs == "+":
+        return is_bracketed or action.type is int_or_text or (action.dest == "classes" and "," in value)
+    if action.dest == "imgsz":
+        return is_bracketed or "," in value  # imgsz=640,480
+    return is_bracketed and action.dest == "device"
