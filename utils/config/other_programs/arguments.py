@@ -191,7 +191,7 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
         return words
     if action.dest == "imgsz":  # height and width; images are square here
         return max(words, key=lambda word: (len(word), word))
-    return ",".join(words)  # device=[0,1]
+    return ",".join(words)  # device=[0,1], split=[val]
 
 
 def _own_case(value: str, action: argparse.Action) -> str:
@@ -206,4 +206,5 @@ def _is_list(value: str, action: argparse.Action) -> bool:
         return is_bracketed or action.type is int_or_text or (action.dest == "classes" and "," in value)
     if action.dest == "imgsz":
         return is_bracketed or "," in value  # imgsz=640,480
-    return is_bracketed and action.dest == "device"
+    is_name = action.type is str and not action.choices and action.dest != "device"
+    return is_bracketed and not is_name
