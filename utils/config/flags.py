@@ -212,6 +212,8 @@ def shown_name(field: dataclasses.Field) -> str:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
+    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. Words
+    that are no numbers stay text, for `check` to report."""
     kind = type_of(field, owner)
     origin = typing.get_origin(kind) or kind
     metadata = field.metadata
