@@ -36,7 +36,7 @@ def _dispatch(arguments: Sequence[str] | None) -> None:
     elif name in INTERNAL_COMMANDS:
         importlib.import_module(module_name(INTERNAL_COMMANDS[name])).main(flags)
     else:
-        from utils.config.other_programs.yolo_command import words_of_mode
+        from utils.config.other_programs.yolo_words import words_of_mode
 
         mode_words = words_of_mode(name)
         hint = f" (lockstep {' '.join(mode_words)} does this)" if mode_words else suggestion(name, COMMANDS)

@@ -56,7 +56,7 @@ class Hint(NamedTuple):
 
     type: Any
     is_optional: bool
-    bounds: Bounds
+    bounds: Bounds | None  # None: not ``Annotated``
 
 
 Count = Annotated[int, Bounds(0)]
@@ -111,10 +111,11 @@ def parse_hint(hint: Any) -> Hint:
     if typing.get_origin(hint) is Annotated:
         kind, bounds = typing.get_args(hint)
         return Hint(kind, is_optional, bounds)
-    return Hint(hint, is_optional, Bounds())
+    return Hint(hint, is_optional, None)
 
 
 def type_of(field: dataclasses.Field, owner: type) -> Any:
+    """Returns the type of a field of ``owner``, without ``Annotated`` and ``| None``."""
     return parse_hint(hints_of(owner)[field.name]).type
 
 
@@ -178,8 +179,7 @@ def check(value: Any, hint: Any, location: str, bounds: Bounds | None = None) ->
     value = _converted(value, plain_type)
     _check_type(value, plain_type, location, is_optional)
     value = _with_checked_content(value, kind, location)
-    if bounds is None and hint_bounds != Bounds():
-        bounds = hint_bounds
+    bounds = hint_bounds if bounds is None else bounds
     if bounds is not None:
         _check_bounds(value, location, bounds)
     return value

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
 from benchmarks.speed.coco_scores import image_indices
+from data.labels.coco_classes import COCO_IDS
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
-from utils.config.coco_classes import COCO_IDS
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 

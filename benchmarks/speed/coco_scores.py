@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.config.coco_classes import COCO_IDS
+from data.labels.coco_classes import COCO_IDS
 from utils.labels import GroundTruth
 
 

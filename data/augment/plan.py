@@ -24,7 +24,8 @@ from data.augment.mosaic import Mosaic, PartnerPool, choose_mixup
 from data.augment.placement import Placement, fitted_sizes, place_patches
 from data.augment.transforms import ColorJitter, GeometricTransform, PixelOperation, RandomFlip, RandomPerspective
 from utils.batches import SampleKey
-from utils.config.settings import Hyperparameters, closing_epochs
+from utils.config.epochs import closing_epochs
+from utils.config.settings import Hyperparameters
 from utils.rng import Stream, keyed_generator
 
 MIXUP_BETA = 32.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from engine.assembly.run_data import RunData
 from engine.assembly.starting_model import StartingModel
 from engine.checkpoint.data_identity import DataIdentity
+from engine.checkpoint.data_location import describe_location
 from engine.checkpoint.description import RunDescription
 from engine.optim.build import LoadedParameters
 from engine.run.run import TrainingRun
-from utils.files.data_location import describe_location
 
 
 def describe_run(

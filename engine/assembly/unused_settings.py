@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from engine.run.run import RunSettings
 from models.heads.base import DetectionHead
-from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings, closing_epochs
+from utils.config.epochs import closing_epochs
+from utils.config.settings import ALL_RANKS, TrainConfig, changed_settings
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger
 from utils.strings import counted

@@ -39,7 +39,7 @@ class RunDescription:
     config: TrainConfig
     hyp: Hyperparameters
     files: NamedFiles = field(default_factory=NamedFiles)  # best.pt leaves them out
-    data: dict[str, str]  # location of the data set, see `utils.files.data_location`
+    data: dict[str, str]  # location of the data set, see `engine.checkpoint.data_location`
     identity: DataIdentity
     val_images: list[str]  # held out by --val-fraction: names in the data set's folder
     tile: int  # side of the tiles of the data set's images, pixels; 0: whole images

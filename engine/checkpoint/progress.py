@@ -10,7 +10,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from utils.config.settings import validates_after
+from utils.config.epochs import validates_after
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_part
 from utils.schema import Bounds, Count, build

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from data.labels.coco_classes import coco_category_ids
 from engine.inference.detection_stream import FrameDetections
 from engine.inference.detection_writer import (
     UniqueStems,
@@ -28,7 +29,6 @@ from engine.inference.frames import Frame
 from engine.inference.source_files import source_files
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import WrittenFiles, remove_written
-from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.errors import UserError

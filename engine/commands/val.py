@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from data.index.index import DatasetIndex
+from data.labels.coco_classes import coco_category_ids
 from data.source.dataset_spec import DatasetSpec, DataSource
 from engine.commands.scoring import SplitScores, check_size, score
 from engine.evaluation import tables
@@ -21,7 +22,6 @@ from engine.report.subject import Subject
 from engine.run.new_folder import check_run_dir, increment_path
 from engine.run.previous_run import is_other_data, listing_written, previous_data, remove_written
 from models.weights.download import fetch_weights
-from utils.config.coco_classes import coco_category_ids
 from utils.config.settings import ValConfig
 from utils.distributed.agreement import check_same_model, check_same_start
 from utils.distributed.context import DistributedContext, torch_distributed_zero_first

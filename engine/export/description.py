@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from data.source.dataset_spec import DatasetSpec
+from engine.checkpoint.data_location import describe_location, stored_location
 from engine.export.thresholds import Thresholds
 from engine.formats.metadata import ExportMetadata
 from engine.formats.resolved_export import ResolvedExport
 from engine.inference.model import CheckpointModel
 from models.weights.origin import origin_of
 from utils.distributed.agreement import product_version
-from utils.files.data_location import describe_location, stored_location
 from utils.program import VERSION
 from utils.strings import counted
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from data.source.dataset_spec import DatasetSpec, DataSource, class_names
 from data.source.open import open_data, with_classes
+from engine.checkpoint.data_location import find_location
 from engine.formats.registry import folder_of
 from engine.inference.model import InferenceModel
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.files.data_location import find_location
 from utils.strings import class_difference, class_key, counted, listed
 
 

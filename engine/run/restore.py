@@ -13,7 +13,8 @@ from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
 from engine.run.run import NewRun, RunPlan, StartedFrom
-from utils.config.settings import TrainConfig, is_closing_epoch
+from utils.config.epochs import is_closing_epoch
+from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
 from utils.distributed.context import DistributedContext
 from utils.logger import get_logger

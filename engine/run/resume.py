@@ -8,13 +8,13 @@ from pathlib import Path
 
 from data.source.dataset_spec import DEMO
 from engine.checkpoint.checkpoint import CheckpointFacts
+from engine.checkpoint.data_location import find_location
 from engine.checkpoint.progress import RunConditions
 from engine.optim.schedule import epochs_in_time
 from engine.run.find_checkpoint import check_is_newest
 from engine.run.resume_settings import describe_changes, merge_settings
 from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainCommand
 from utils.config.settings import TrainConfig
-from utils.files.data_location import find_location
 from utils.program import resume_flag
 from utils.strings import counted, format_duration
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.run.compare_files import FileMatch, compare_file
 from engine.run.resolve import with_checksums
 from engine.run.run import PATH_SETTINGS, RunSettings, TrainCommand
-from utils.config.flags import flag_name, words_of_flag
+from utils.config.flags import flag_name, words_of_settings
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.settings import AUTO, FIND_BATCH_SIZE, Hyperparameters, TrainConfig, names_with
 from utils.errors import UserError
@@ -29,7 +29,6 @@ _FIXED_SETTINGS = names_with(TrainConfig, on_resume="fixed")
 # The location of the run, which the command line names itself with ``--resume auto``.
 _LOCATION = ("project", "name", "exist_ok")
 
-_CONFIG_NAMES = frozenset(field.name for field in fields(TrainConfig))
 # The sources of hyper-parameters, which are compared by value.
 _RECIPE = names_with(TrainConfig, scope="recipe")
 
@@ -185,6 +184,4 @@ def is_same_start(stored: RunSettings, planned: RunSettings) -> bool:
 
 def as_flag(name: str, value: Any) -> str:
     """Returns a setting or hyper-parameter as it is typed on a command line."""
-    if name in _CONFIG_NAMES:
-        return shlex.join(words_of_flag(name, value))
-    return f"--set {name}={value}"
+    return shlex.join(words_of_settings({name: value}))

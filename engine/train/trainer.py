@@ -23,7 +23,7 @@ from engine.run.resume_settings import as_flag
 from engine.run.run import Remaining, TrainingOutcome, TrainingRun
 from engine.train.epoch_results import EpochResults
 from engine.train.step import TrainStep
-from utils.config.settings import is_closing_epoch, validates_after
+from utils.config.epochs import is_closing_epoch, validates_after
 from utils.errors import ExplainedError, Stopped
 from utils.logger import get_logger
 from utils.program import resume_flag

@@ -21,8 +21,8 @@ from lockstep.keywords import parse_keywords
 from lockstep.signatures import keyword_fields
 from tests.helpers.messages import refused
 from utils.config.commands import COMMANDS
-from utils.config.flags import flag_actions, flag_name
-from utils.config.other_programs.arguments import translate_argument, words_of_settings
+from utils.config.flags import flag_actions, flag_name, words_of_settings
+from utils.config.other_programs.arguments import translate_argument
 from utils.config.parser import ParsedCommand, parse_command, parse_config
 from utils.config.recipes import with_overrides
 from utils.config.settings import Hyperparameters
@@ -219,6 +219,7 @@ def test_a_list_of_one_layer_says_what_the_number_alone_would_freeze(capsys):
         ("train", {"plots": True}, "plots=True: without effect (plots are drawn unless `noplots` is given)\n"),
         ("train", {"rle": 1.0}, "rle=1.0: without effect (belongs to another task or command)\n"),
         ("train", {"bgr": 0.0}, ""),
+        ("train", {"cfg": False}, ""),
     ],
 )
 def test_the_reason_of_an_argument_without_effect_is_about_its_value(command, argument, reason, capsys):

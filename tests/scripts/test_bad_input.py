@@ -88,7 +88,7 @@ def test_mistakes_in_flags_are_one_line_before_data_is_read(tmp_path, capsys, mo
         (["--freeze", "6"], "--freeze 6: leaves no layer to train"),
         (["--model", "coarse.yaml"], "--imgsz 64: too small for the model's stride 64; use 128 or more"),
         (["--resume", "runs/exp/best.pt"], "best.pt: holds weights only"),
-        (["--resume", "runs/exp/last.pt", "--name", "other"], "--name=other: the run being resumed has 'exp'"),
+        (["--resume", "runs/exp/last.pt", "--name", "other"], "--name other: the run being resumed has 'exp'"),
         (["--resume", "runs/exp/last.pt", "--data", "three.yaml"], "2 classes against"),
         (["--resume", "runs/exp/last.pt", "--data", "swapped.yaml"], "class 0 is 'light' against"),
     ],

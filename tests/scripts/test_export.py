@@ -22,6 +22,7 @@ import detect
 import export
 import train
 import val
+from engine.checkpoint.data_location import describe_location
 from engine.export import exporter
 from engine.formats import torch_formats
 from engine.inference.open_model import open_model
@@ -34,7 +35,6 @@ from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.files.checkpoint_file import read_checkpoint
-from utils.files.data_location import describe_location
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

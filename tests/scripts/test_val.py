@@ -15,6 +15,7 @@ import train
 import val
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
+from data.labels.coco_classes import COCO_IDS
 from data.source.dataset_spec import SINGLE_CLASS_NAME
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
@@ -28,7 +29,6 @@ from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table
 from tests.helpers.scripts import PLAIN, SMALL, call, error_of, run_python
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_detector, write_model, write_weights
-from utils.config.coco_classes import COCO_IDS
 from utils.files.checkpoint_file import read_checkpoint
 from utils.program_folders import CONFIGS
 
@@ -432,7 +432,7 @@ def test_val_fraction_holds_out_the_same_images_everywhere(tmp_path):
             name.with_name(f"{i:03}{suffix}").write_bytes(name.read_bytes())
     call(train.main, "--resume", last, "--epochs", "2")
     assert read_checkpoint(last)["val_images"] == one["val_images"]
-    with refused("--val-fraction=0.5: the run being resumed has 0.25; start a new run with --weights"):
+    with refused("--val-fraction 0.5: the run being resumed has 0.25; start a new run with --weights"):
         train.main(["--resume", str(last), "--epochs", "3", "--val-fraction", "0.5"])
     call(export.main, "--weights", best, "--format", "torchscript", "--no-check")
     stems = {int(Path(name).stem) for name in one["val_images"]}

@@ -20,10 +20,11 @@ from optuna.distributions import CategoricalChoiceType as Scalar
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from tools.experiment.stored_settings import value_name
+from utils.config.epochs import closing_epochs
 from utils.config.other_programs.hyperparameters import unknown_hyperparameter
 from utils.config.recipes import read_recipe, with_overrides
 from utils.config.search_settings import SearchConfig
-from utils.config.settings import Hyperparameters, closing_epochs
+from utils.config.settings import Hyperparameters
 from utils.config.yaml_files import load_yaml
 from utils.errors import UserError
 from utils.program_folders import CONFIGS

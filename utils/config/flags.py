@@ -12,12 +12,12 @@ import keyword
 import os
 import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
 from utils.config.commands import command_of
-from utils.config.settings import TOPICS, changed_settings, default_of
+from utils.config.settings import HYPERPARAMETERS, TOPICS, changed_settings, default_of
 from utils.errors import Mistakes, UserError
 from utils.schema import Bounds, bounds_of, check, hints_of, suggestion, type_of
 
@@ -133,13 +133,13 @@ def float_or_text(word: str) -> float | str:
 
 _NOT_GIVEN: list[str] = []  # value of a setting that no word sets; a list, because `_ExtendTexts` adds to it
 _JSON_LIST = '["'  # start of a word that is a JSON list of strings
-_NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch  # which argparse does not take for a flag
+_NEGATIVE_NUMBER = re.compile(r"-\d+").fullmatch
 _READERS = {int: int_or_text, float: float_or_text, str: str}
 
 
 class _StoreTexts(argparse.Action):
-    """Stores the words after a flag, or the elements of a single word that is a JSON list. `words_with_values` writes
-    JSON for words that begin with "-", which argparse takes for flags."""
+    """Stores the words after a flag, or the elements of a single word that is a JSON list. `words_of_settings` writes
+    such a list if one of its elements looks like a flag."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -212,6 +212,8 @@ def shown_name(field: dataclasses.Field) -> str:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, owner: type) -> None:
+    """Adds the flag of a field: a switch, several words for a list, or one word, which ``const`` makes optional. Words
+    that are no numbers stay text, for `check` to report."""
     kind = type_of(field, owner)
     origin = typing.get_origin(kind) or kind
     metadata = field.metadata
@@ -278,23 +280,37 @@ def _check_single_values(arguments: Sequence[str]) -> None:
 
 def flags_of(config: Any) -> list[str]:
     """Returns the command line for the settings ``config``."""
-    return [word for name, value in changed_settings(config).items() for word in words_of_flag(name, value)]
+    return words_of_settings(changed_settings(config))
 
 
-def words_of_flag(name: str, value: Any) -> list[str]:
-    """Returns the words of a command line that set the field ``name`` to ``value``."""
-    flag = flag_name(name)
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    if isinstance(value, list | tuple):
-        return words_with_values(flag, [str(element) for element in value])
-    return [f"{flag}={value}"]
+def words_of_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the words of a command line that set settings and hyper-parameters, by name, as users type them. No flag
+    sets an empty list."""
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = flag_name(name)
+        if name in HYPERPARAMETERS:
+            words += ["--set", f"{name}={'null' if value is None else value}"]
+        elif isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, list | tuple):
+            words += _words_of_list(flag, [str(element) for element in value])
+        elif name == "resume" and value == "":  # the newest run
+            words.append(flag)
+        else:
+            text = str(value)
+            words += [f"{flag}={text}"] if _looks_like_flag(text) else [flag, text]
+    return words
 
 
-def words_with_values(flag: str, values: Sequence[str]) -> list[str]:
-    """Returns the words of a command line that pass a list to ``flag``."""
-    if not any(value.startswith(("-", _JSON_LIST)) and not _NEGATIVE_NUMBER(value) for value in values):
+def _words_of_list(flag: str, values: Sequence[str]) -> list[str]:
+    if not any(_looks_like_flag(value) or value.startswith(_JSON_LIST) for value in values):
         return [flag, *values]
     if len(values) == 1 and values[0].startswith("-"):
         return [f"{flag}={values[0]}"]
-    return [f"{flag}={json.dumps(values)}"]
+    return [f"{flag}={json.dumps(values)}"]  # `_StoreTexts`
+
+
+def _looks_like_flag(value: str) -> bool:
+    """Returns whether argparse takes a word for a flag."""
+    return value.startswith("-") and not _NEGATIVE_NUMBER(value)

@@ -1,4 +1,14 @@
-"""Reads command lines, files of settings and keyword arguments into the dataclasses of `utils.config.settings`."""
+"""Reads command lines, files of settings and keyword arguments into the dataclasses of `utils.config.settings`.
+
+From words to settings:
+
+    parse_command                 a command line, or a file of settings (settings_file.py)
+      flags.given_values          argparse, by the flags that `build_parser` makes of the fields; most need this only
+      translate_command_line      else words of other programs are replaced first (other_programs/command_lines.py)
+    given_settings                values by name: of a file, or of keywords (lockstep/keywords.py)
+      schema.build
+    schema.check                  every value, by the type and the bounds of its field
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.config.other_programs.hyperparameters import translate_recipe, unknown_hyperparameter
-from utils.config.settings import Hyperparameters
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.config.yaml_files import load_yaml, parse_override
 from utils.errors import UserError
 from utils.program_folders import CONFIGS
@@ -26,7 +26,7 @@ def hyperparameters_from(
     """Applies the YAML at ``path`` ("": no values) to ``base`` (None: the defaults), then `with_overrides`. Appends a
     log line to ``lines`` that names values without effect."""
     values = load_yaml(path) if path else {}
-    if isinstance(values, dict) and not values.keys() <= {f.name for f in dataclasses.fields(Hyperparameters)}:
+    if isinstance(values, dict) and not values.keys() <= {*HYPERPARAMETERS}:
         values, unused = translate_recipe(values, path)
         if unused and lines is not None:
             lines.append(f"{path}: without effect here: {', '.join(unused)}")

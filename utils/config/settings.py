@@ -22,7 +22,6 @@ MAX_DETECTIONS = 300  # per image, unless --max-det sets another number
 MAX_CANDIDATES = 30_000  # per image: NMS examines those with the highest scores
 _MAX_THREADS = 4096
 _MAX_MOMENTUM = 0.9999  # with 1, SGD adds up all gradients, Muon's average never changes, and Adam refuses it
-CLOSING_EPOCHS = 10  # at most half of the run
 IMGSZ_ALIASES = ("--img", "--img-size")
 _AMP = ("auto", "off", "bf16", "fp16")
 _CACHES = ("none", "ram", "disk", "device")
@@ -120,21 +119,6 @@ def changed_settings(config: Any) -> dict[str, Any]:
     return {field.name: value for field, value in values.items() if value != default_of(field)}
 
 
-def validates_after(epoch: int, epochs: int, val_every: int) -> bool:
-    """Returns whether a run of ``epochs`` validates after ``epoch``, which counts from 1."""
-    return epoch == epochs or (val_every > 0 and epoch % val_every == 0)
-
-
-def closing_epochs(setting: int | None, epochs: int) -> int:
-    """Returns the number of epochs at the end of a run for which ``close_mosaic`` or ``close_scale`` holds."""
-    return min(CLOSING_EPOCHS, epochs // 2) if setting is None else setting
-
-
-def is_closing_epoch(epoch: int, epochs: int, close_mosaic: int | None) -> bool:
-    """Returns whether ``epoch``, which counts from 1, is one of the last of a run of ``epochs``, without mosaics."""
-    return epoch > epochs - closing_epochs(close_mosaic, epochs)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
     """The keys of a hyper-parameter YAML (``configs/hyp``). Names are YOLOv5's where the meaning is the same."""
@@ -206,6 +190,9 @@ class Hyperparameters:
     albumentations: list[dict] = setting(
         factory=list, help="pixel- or box-level transforms, e.g. [{name: Blur, p: 0.1}, {name: CLAHE}]"
     )
+
+
+HYPERPARAMETERS = tuple(field.name for field in dataclasses.fields(Hyperparameters))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,38 +1,25 @@
-"""Rendezvous: the processes of a run connect to one store and form a process group. Messages name missing processes.
-
-The launcher numbers all processes. With ``--eval-ranks``, the last ones form a separate group, with ranks from 0. For
-two nodes of three processes and ``--eval-ranks 2``, with three GPUs on each node:
-
-    launcher: rank                   0    1    2    |   3    4    5
-    launcher: node, local rank       0,0  0,1  0,2  |   1,0  1,1  1,2
-    trains or evaluates              t    t    t    |   t    e    e
-    `DistributedContext`: rank       0    1    2    |   3    0    1       world_size 4 of those that train, else 2
-    `DistributedContext`: local      0    1    2    |   0    0    1       local_world_size 3 and 1, else 2
-    device                        cuda:0  :1   :2   |  :0   :1   :2
-"""
+"""Rendezvous: the processes of a run connect to one store and form a process group. Messages name missing processes."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from utils.distributed.context import DistributedContext
+from utils.distributed.placement import place_process
 from utils.distributed.store_barrier import process_key
 from utils.errors import PeerLost, UserError, first_line, os_reason
 from utils.logger import get_logger
-from utils.machine.devices import devices_for_ranks, identities, make_current, parse_devices
+from utils.machine.devices import make_current, parse_devices
 from utils.process.identity import process_identity, this_process
 from utils.process.launch import Launch
-from utils.strings import counted, rank_list
+from utils.strings import rank_list
 
 FIRST_LOG_AFTER_S = 10.0  # waiting time after which a line is logged
 LOG_EVERY_S = 60.0  # interval between further lines
@@ -169,30 +156,6 @@ def _wait_until(
         time.sleep(poll_s)
 
 
-class _Placement(NamedTuple):
-    """The position of a process among the training, or the evaluating, processes of its node."""
-
-    local_rank: int
-    local_world_size: int
-    device: torch.device
-
-
-class _Role(NamedTuple):
-    """The role of a process, training or evaluating, and its rank among the processes with this role."""
-
-    is_evaluating: bool  # else it trains
-    rank: int
-    world_size: int
-
-
-def _role_of(launch: Launch, eval_ranks: int) -> _Role:
-    """Returns the role of this process: the last ``eval_ranks`` processes evaluate."""
-    num_training = launch.world_size - eval_ranks
-    if launch.rank >= num_training:
-        return _Role(is_evaluating=True, rank=launch.rank - num_training, world_size=eval_ranks)
-    return _Role(is_evaluating=False, rank=launch.rank, world_size=num_training)
-
-
 def join_run(
     launch: Launch | None, device: str = "", *, eval_ranks: int = 0, timeout_s: float = 1800.0
 ) -> DistributedContext:
@@ -214,22 +177,21 @@ def join_run(
     store = open_store(launch, timeout_s)
     try:
         _check_eval_ranks(store, launch, eval_ranks)
-        place = _locate_on_node(store, launch, device, eval_ranks)
+        place = place_process(store, launch, device, eval_ranks)
     except dist.DistError as error:  # another process has ended, and the store with it
         raise rendezvous_error(launch, error) from None
-    role = _role_of(launch, eval_ranks)
     ctx = DistributedContext(
-        rank=role.rank,
+        rank=place.rank,
         local_rank=place.local_rank,
-        world_size=role.world_size,
+        world_size=place.world_size,
         local_world_size=place.local_world_size,
         node_rank=launch.node_rank,
         device=place.device,
         devices=(place.device,),
         backend="cpu:gloo,cuda:nccl" if place.device.type == "cuda" else "gloo",
-        store=evaluation_store(store) if role.is_evaluating else store,
+        store=evaluation_store(store) if place.is_evaluating else store,
         launcher=_launcher_name(launch),
-        eval_ranks=0 if role.is_evaluating else eval_ranks,
+        eval_ranks=0 if place.is_evaluating else eval_ranks,
     )
     make_current(place.device)
     _init_process_group(ctx, launch, timeout_s)
@@ -263,69 +225,3 @@ def _init_process_group(ctx: DistributedContext, launch: Launch, timeout_s: floa
 def evaluation_store(store: dist.Store) -> dist.Store:
     """Returns the part of the run's store for messages to and from the evaluating processes."""
     return dist.PrefixStore("evaluators", store)
-
-
-class _Node(NamedTuple):
-    """The processes of a node."""
-
-    ranks: list[int]  # in the run
-    gpus: set[str]  # identities
-
-
-def _locate_on_node(store: dist.Store, launch: Launch, device: str, eval_ranks: int = 0) -> _Placement:
-    """Returns the place of this process. Every process of the run must call this.
-
-    Raises UserError on all training processes of a node that has fewer devices than training processes.
-    """
-    devices = devices_for_ranks(device)
-    nodes = _exchange_devices(store, launch, devices)
-    if launch.rank < launch.world_size - eval_ranks:
-        return _place_of_trainer(launch, devices, nodes[launch.node_rank], eval_ranks)
-    return _place_of_evaluator(launch, devices, nodes, eval_ranks)
-
-
-def _place_of_trainer(launch: Launch, devices: Sequence[torch.device], node: _Node, eval_ranks: int) -> _Placement:
-    """Returns the place of a training process, or of any process of a run without ``--eval-ranks``. These processes get
-    the GPUs of a node first."""
-    local_rank = launch.local_rank
-    local_world_size = launch.local_world_size
-    if eval_ranks:
-        trainers = [rank for rank in node.ranks if rank < launch.world_size - eval_ranks]
-        local_rank = trainers.index(launch.rank)
-        local_world_size = len(trainers)
-    if not devices:
-        return _Placement(local_rank, local_world_size, torch.device("cpu"))
-    if local_world_size > len(node.gpus):
-        gpus = counted(len(node.gpus), "GPU")
-        raise UserError(
-            f"{local_world_size} processes on a node with {gpus}: start one for each (--nproc_per_node or --spawn)"
-        )
-    return _Placement(local_rank, local_world_size, devices[local_rank % len(devices)])
-
-
-def _place_of_evaluator(
-    launch: Launch, devices: Sequence[torch.device], nodes: Mapping[int, _Node], eval_ranks: int
-) -> _Placement:
-    """Returns the place of an evaluating process. It gets a GPU of its own if every node has at least as many GPUs as
-    processes; otherwise it uses the CPU."""
-    ranks_of_node = nodes[launch.node_rank].ranks
-    evaluators = [rank for rank in ranks_of_node if rank >= launch.world_size - eval_ranks]
-    local_rank = evaluators.index(launch.rank)
-    device = torch.device("cpu")
-    if devices and all(len(node.gpus) >= len(node.ranks) for node in nodes.values()):
-        device = devices[ranks_of_node.index(launch.rank) % len(devices)]  # after those of the training processes
-    return _Placement(local_rank, len(evaluators), device)
-
-
-def _exchange_devices(store: dist.Store, launch: Launch, devices: Sequence[torch.device]) -> dict[int, _Node]:
-    """Returns the nodes of the run by node rank. (A launcher may make different GPUs visible to each process, which
-    then sees fewer GPUs than there are processes.)"""
-    store.set(f"node/{launch.rank}", json.dumps([launch.node_rank, identities(devices)]))
-    values = store.multi_get([f"node/{rank}" for rank in range(launch.world_size)])
-    nodes: dict[int, _Node] = {}
-    for rank, value in enumerate(values):
-        node_rank, uuids = json.loads(value)
-        node = nodes.setdefault(node_rank, _Node([], set()))
-        node.ranks.append(rank)
-        node.gpus.update(uuids)
-    return nodes

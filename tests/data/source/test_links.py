@@ -25,6 +25,7 @@ from data.render.letterbox import CanvasRule
 from data.source.dataset_spec import DataSource
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.open import open_data
+from engine.checkpoint.data_location import describe_location, find_location
 from tests.helpers.index_fingerprint import index_fingerprint
 from tests.helpers.three_formats import voc_text, write_three_formats
 from tests.helpers.tiny import write_dataset
@@ -32,7 +33,6 @@ from tools.check.checks.scan import scan_dataset, scan_issues
 from tools.shard.write_shards import write_set
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
-from utils.files.data_location import describe_location, find_location
 
 NAMES = ("cat", "dog")
 OBJECTS = {"a.png": [(0, 4, 6, 24, 30)], "sub/b.png": [(1, 10, 10, 30, 40), (0, 0, 0, 20, 20)]}

@@ -287,7 +287,7 @@ def test_a_hook_that_raises_before_or_after_training_also_leaves_a_checkpoint(fo
     assert "done: 1 epoch; " in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "RuntimeError: too late second line" in line
-    assert line.endswith("; when it is fixed, write the report with: --resume auto --project=runs --name=late")
+    assert line.endswith("; when it is fixed, write the report with: --resume auto --project runs --name late")
     assert read_checkpoint(folder / "runs" / "late" / "last.pt")["progress"]["epoch"] == 1
     (folder / "user_hooks.py").unlink()
     assert "done: 2 epochs" in run(folder, "--resume", "runs/exp/last.pt", "--callbacks", "").stdout

@@ -119,7 +119,7 @@ def test_a_run_that_has_stopped_early_is_not_revived_by_other_epochs_to_validate
     """A new ``--val-every`` does not change whether its newest epoch was validated."""
     config = TrainConfig(project=str(folder.parent), epochs=10, patience=2)
     save_checkpoint(folder / "last.pt", Progress(epoch=epoch, best_epoch=epoch - 2, best_fitness=0.5), config=config)
-    with refused("--val-every=2: the run in ...exp has ended, with 1; start a new run with ..."):
+    with refused("--val-every 2: the run in ...exp has ended, with 1; start a new run with ..."):
         plan_of(folder.parent, {"val_every"}, val_every=2)
 
 
@@ -168,13 +168,13 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
     [
         (
             {"data": "other.yaml"},
-            "--data=.../other.yaml: the run in .../exp has ended, with '.../set.yaml'...; start a "
+            "--data .../other.yaml: the run in .../exp has ended, with '.../set.yaml'...; start a "
             "new run with another --name; this one: ... to ...",
         ),
-        ({"imgsz": 320}, "--imgsz=320: ..."),
+        ({"imgsz": 320}, "--imgsz 320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"rect": True}, "--rect: ..."),
-        ({"model": "yolov8n"}, "--model=yolov8n: the run being resumed has ''; start a new run with --weights"),
+        ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
     ],
 )
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):

@@ -117,7 +117,7 @@ no last.pt, reported complete missing complete no last   complete   no last  com
 REFUSALS = {
     "missing": "{folder}/last.pt: no such checkpoint",
     "ended": "{folder}/last.pt: {end_reason}...",
-    "other": "--imgsz=320: the run in {folder} has ended, with 640; start a new run with another --name; this one: "
+    "other": "--imgsz 320: the run in {folder} has ended, with 640; start a new run with another --name; this one: "
     "{end_reason}...",
     "no last": "{folder}: the run has ended after 10 epochs, and there is no last.pt to continue from; restore it to "
     "continue, or repeat the command with the earlier --epochs, --time and --patience",

@@ -110,7 +110,7 @@ def test_a_request_stops_the_run_two_steps_later_and_the_rest_gives_the_same_wei
     ("updates", "continuation"),
     [
         (1, "continue with: --resume last.pt"),
-        (2 * BATCHES, "write the report with: --resume auto '--project=a b' --name=exp"),
+        (2 * BATCHES, "write the report with: --resume auto --project 'a b' --name exp"),
     ],
 )
 def test_a_failure_names_a_command_that_does_the_rest_of_the_run(updates, continuation):
@@ -143,7 +143,7 @@ def test_a_callback_that_fails_in_on_start_leaves_all_work_to_a_resumed_run(has_
     trainer = build(FailsAtStart(), watch, progress=Progress(epoch=2), pending=pending, validator=local(evaluator))
     remaining = Remaining.SCORES if has_pending else Remaining.REPORT
     trainer.run = replace(trainer.run, remaining=remaining)
-    way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project=..."
+    way = "continue with: --resume last.pt" if has_pending else "write the report with: --resume auto --project ..."
     with refused(f"on_start failed; when it is fixed, {way}"):
         trainer.fit()
     assert evaluator.runs == 0
@@ -159,7 +159,7 @@ def test_a_callback_that_fails_last_is_an_error_that_says_how_to_repeat_it(tmp_p
     trainer = build(FailsAtEnd(), epochs=1)
     trainer.run = replace(trainer.run, folder=tmp_path, run_id="run")
     finished = trainer.fit()
-    way = f"write the report with: --resume auto --project={tmp_path.parent} --name={tmp_path.name}"
+    way = f"write the report with: --resume auto --project {tmp_path.parent} --name {tmp_path.name}"
     assert str(finished.failure) == f"on_end failed; when it is fixed, {way}"
     assert not any("on_end failed" in message for message in caplog.messages)  # the command ends with it
     assert read_reported_epochs(tmp_path, "run") is None
@@ -247,4 +247,4 @@ def test_ctrl_c_after_the_last_step_ends_the_run_without_its_report(point, caplo
     assert watch.of("finish") == []
     assert trainer.checkpointer.saved[-1][:2] == (1, 0)
     (line,) = [line for line in caplog.messages if line.startswith("stopped by a signal")]
-    assert line.endswith("; write the report with: --resume auto --project=. --name=")
+    assert line.endswith("; write the report with: --resume auto --project . --name ''")

@@ -126,7 +126,7 @@ def test_a_run_that_only_reports_takes_no_step(tmp_path, progress, metrics, fail
     run = replace(plain.run, folder=tmp_path, run_id="run", remaining=Remaining.REPORT, started_from=origin)
     trainer = trainer_of(run, plain.step, progress, watch, *hooks, validator=local(evaluator))
     if fails:
-        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project=..."):
+        with refused("on_start failed; when it is fixed, write the report with: --resume auto --project ..."):
             trainer.fit()
         assert trainer.checkpointer.saved == []  # the next start also writes the report
         return

@@ -41,8 +41,9 @@ from tests.helpers.processes import Processes
 from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
+from utils.config.epochs import validates_after
 from utils.config.parser import parse_command
-from utils.config.settings import Hyperparameters, TrainConfig, validates_after
+from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.identity import this_process

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import detect
+from data.labels.coco_classes import COCO_IDS
 from data.source.dataset_yaml import load_dataset_spec
 from engine.commands import detect as detection
 from engine.inference.image_detector import ImageDetector
@@ -27,7 +28,6 @@ from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL, write_detector
 from tests.scripts.detect.detection import NAMES, frames_of, names_in, read, read_txt, run
 from utils.boxes import cxcywh_to_xyxy, scale_boxes
-from utils.config.coco_classes import COCO_IDS
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig
 from utils.errors import UserError

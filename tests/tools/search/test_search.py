@@ -52,7 +52,7 @@ def test_an_interrupted_search_finds_the_same(world, tmp_path, capsys):
     whole = root / "whole"
     broken = root / "broken"
     assert "2 trials: 2 complete" in printed
-    assert f"--fitness=recall --hyp {whole / 'best.yaml'}" in printed
+    assert f"--fitness recall --hyp {whole / 'best.yaml'}" in printed
     command = [python(), "-m", "tools.search", *flags, "--name", "broken"]
     with Processes(tmp_path / "log") as processes:
         process = processes.start(command)

@@ -24,6 +24,7 @@ COMMAND_LINES = [
     ["--classes=-bg"],
     ["--classes", '["-bg", "cat", "-"]', "--export", "onnx", "torchscript"],
     ["--classes", '["a', "[b]"],
+    ["--project", '["a"]', "--fitness=-x", "--callbacks=-1:f", "--cache-dir=a"],
     ["--resume", "a b/last.pt", "--cls-pw", "1e-05", "--project", "x=y", "--fitness", "AP:a b"],
 ]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
-import torch
 
 from tests.helpers.messages import refused
 from tests.helpers.processes import LAUNCHED, ROOT
 from utils.config.commands import COMMANDS
-from utils.distributed import rendezvous
 from utils.process.entrypoint import run_main
 from utils.process.launch import Launch, environment_of_child, read_launch, require_one_process, torchrun_variables
 
@@ -144,65 +141,6 @@ def test_a_program_for_one_process_is_refused_once_under_a_launcher(capsys, monk
         out, err = capsys.readouterr()
         assert (ended.value.code, out, err.count("\n")) == (2, "", 1 - rank)
         assert ("runs in one process" in err) == (rank == 0)
-
-
-class _Store:
-    """A store that already contains the values of the other processes."""
-
-    def __init__(self, notes: list[list]) -> None:
-        self.values = {f"node/{rank}": json.dumps(note).encode() for rank, note in enumerate(notes)}
-
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value.encode()
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.values[key] for key in keys]
-
-
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        ([["a"], ["b"]], 0),  # one GPU for each task, which is its number 0
-        ([["a", "b"], ["a", "b"]], 1),
-        ([["a", "b"], ["c", "d"]], 1),
-        ([["a"], ["a"]], None),
-    ],
-)
-def test_each_process_of_a_node_uses_its_own_gpu(monkeypatch, seen, expected):
-    """This is the second of two processes of one node."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen[1]))
-    monkeypatch.setattr(rendezvous, "identities", lambda devices: seen[1])
-    store = _Store([[0, gpus] for gpus in seen])
-    launch = Launch(1, 2, 1, 2, 0, "h", 1)
-    if expected is None:
-        with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
-            rendezvous._locate_on_node(store, launch, "")
-    else:
-        assert rendezvous._locate_on_node(store, launch, "")[2] == torch.device("cuda", expected)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "processes", "expected"),
-    [
-        (["a", "b", "c"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cuda:2")]),
-        (["a", "b"], 3, [(0, 2, "cuda:0"), (1, 2, "cuda:1"), (0, 1, "cpu")]),
-        (["a"], 3, [None, None, (0, 1, "cpu")]),
-    ],
-)
-def test_evaluating_processes_take_the_gpus_that_are_left(monkeypatch, gpus, processes, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setattr(rendezvous, "identities", lambda devices: gpus)
-    notes = [[0, gpus]] * processes
-    for rank, position in enumerate(expected):
-        launch = Launch(rank, processes, rank, processes, 0, "h", 1)
-        if position is None:
-            with refused("2 processes on a node with 1 GPU: start one for each (--nproc_per_node or --spawn)"):
-                rendezvous._locate_on_node(_Store(notes), launch, "", 1)
-        else:
-            local_rank, local_world_size, device = rendezvous._locate_on_node(_Store(notes), launch, "", 1)
-            assert (local_rank, local_world_size, str(device)) == position
 
 
 def test_too_many_processes_are_refused_before_torch_is_imported():

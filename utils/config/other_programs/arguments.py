@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import flag_name, int_or_text, words_of_flag, words_with_values
+from utils.config.flags import flag_name, int_or_text
 from utils.config.other_programs.table import (
-    HYPERPARAMETERS,
     actions_of,
     hyperparameter_of,
     normalized,
@@ -22,6 +21,8 @@ from utils.config.other_programs.table import (
 
 # What an argument sets a setting to: true or false for a switch, else the words of a command line, not checked.
 SettingText = bool | str | list[str]
+
+NOT_ONE_LINE = "its value is empty or has several lines"
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ def translate_argument(command: str, name: str, value: str) -> Translation | Non
     hyperparameter = hyperparameter_of(command, name)
     action = None if name in table().other_meaning else actions_of(command).get(_our_words(command, name)[0])
     if not hyperparameter and action is None:
-        return _translate_without_setting(command, name, text)
+        return _translate_without_setting(command, name, value)
     if text == "none":  # device=None
         return Translation()
     if len(value.splitlines()) != 1:  # name=
-        return Translation(refusal="its value is empty or has several lines")
+        return Translation(refusal=NOT_ONE_LINE)
     if action is None:  # lr=0.1
         return Translation({hyperparameter: value})
     return _translate_setting(command, name, value, action)
@@ -76,42 +77,15 @@ def translate_listed_value(command: str, name: str, value: str) -> Translation |
 
 
 def translate_value(command: str, name: str, value: str) -> Translation | None:
-    """Returns what a value of our setting ``name`` means in the other programs if our flag does not take it:
+    """Returns what a keyword's value of our setting ``name`` means in the other programs if our flag does not take it:
     ``cache=True``, ``optimizer=sgd``. Returns None for other values, for the caller to check."""
     listed = translate_listed_value(command, name, value)
-    if listed is not None:  # batch=0.7
+    if listed is not None or normalized(value) == "none":  # batch=0.7; "none" may be text of ours
         return listed
-    if normalized(value) == "none":  # text of ours, or a mistake
-        return None
     action = actions_of(command)[flag_name(name)]
-    choices = tuple(action.choices or ())
-    own_case = _own_case(value, action)
-    if name in table().other_meaning and choices and own_case not in choices:  # tracker=bytetrack.yaml
-        return _translate_without_setting(command, name, normalized(value))
-    foreign = _translate_foreign_value(command, action, value)
-    if foreign is not None:  # cache=True, format=engine
-        return foreign
-    takes_any_text = action.type is str and not choices
-    text = _text_of_setting(value, action)
-    is_several_words = action.nargs == "+" and not takes_any_text and text != [value]
-    if own_case != value or is_several_words:  # optimizer=sgd, freeze=0,1
-        return Translation({action.dest: text})
-    return None
-
-
-def words_of_settings(settings: Mapping[str, SettingText]) -> list[str]:
-    """Returns the words of a command line for the settings of a `Translation`."""
-    words: list[str] = []
-    for name, value in settings.items():
-        if name in HYPERPARAMETERS:
-            words += ["--set", f"{name}={value}"]
-        elif value == "":  # --resume
-            words.append(flag_name(name))
-        elif isinstance(value, str):  # in two words, as users type it
-            words += words_with_values(flag_name(name), [value])
-        else:
-            words += words_of_flag(name, value)
-    return words
+    if name in table().other_meaning and not _may_be_ours(value, action):  # tracker=bytetrack.yaml, cfg=False
+        return _translate_without_setting(command, name, value)
+    return _translate_foreign_value(command, action, value) or _respell(value, action)
 
 
 def _our_words(command: str, name: str) -> list[str]:
@@ -135,9 +109,10 @@ def _translation_to(command: str, words: Sequence[str]) -> Translation:
     return Translation({action.dest: values[0] if values else str(action.const)})
 
 
-def _translate_without_setting(command: str, name: str, text: str) -> Translation | None:
-    """Translates an argument that is no setting here. ``text``: its `normalized` value."""
+def _translate_without_setting(command: str, name: str, value: str) -> Translation | None:
+    """Translates an argument that is no setting here."""
     flag = flag_name(name)
+    text = normalized(value)
     if text in ("false", "none") and name in table().defaults_if_false:  # half=False
         return _default_behavior(command, name)
     if text == "true" and flag in table_of(command).without_effect:  # verbose=True
@@ -150,14 +125,8 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
     """Translates an argument that is the setting whose flag has this ``action``, or stands for a value of it."""
     our_words = _our_words(command, name)
     text = normalized(value)
-    stands_for_value = len(our_words) > 1
-    is_switch = isinstance(action, argparse.BooleanOptionalAction)
-    if stands_for_value or is_switch:
-        if text == "true":  # adam=True, cos_lr=True
-            return _translation_to(command, our_words)
-        if text != "false":  # noval=1 is not --val-every 1
-            return Translation(refusal="must be true or false")
-        return Translation() if stands_for_value or action.default is False else Translation({action.dest: False})
+    if len(our_words) > 1 or isinstance(action, argparse.BooleanOptionalAction):
+        return _translate_switch(command, our_words, text)
     foreign = _translate_foreign_value(command, action, value)
     if foreign is not None:  # cache=False, task=study
         return foreign
@@ -166,24 +135,40 @@ def _translate_setting(command: str, name: str, value: str, action: argparse.Act
     return Translation({action.dest: _text_of_setting(value, action)})  # batch=16
 
 
+def _translate_switch(command: str, our_words: Sequence[str], text: str) -> Translation:
+    """Translates the `normalized` value of a switch, or of an argument that stands for a value: ``adam`` for
+    ``--optimizer Adam``."""
+    if text == "true":  # cos_lr=True, adam=True
+        return _translation_to(command, our_words)
+    if text != "false":  # noval=1 is not --val-every 1
+        return Translation(refusal="must be true or false")
+    flag, *values = our_words
+    action = actions_of(command)[flag]
+    return Translation() if values or action.default is False else Translation({action.dest: False})
+
+
 def _translate_foreign_value(command: str, action: argparse.Action, value: str) -> Translation | None:
     """Translates a value that our flag does not take but the other programs do: true and false of a flag that may be
     given without a value, or a value with a reason to refuse it. Returns None for others."""
-    optional = _translate_optional_value(value, action)
-    if optional is not None:
-        return optional
+    text = normalized(value)
+    if action.nargs == "?" and text in ("true", "false"):
+        setting = action.const if text == "true" else action.default
+        return Translation() if setting is None else Translation({action.dest: str(setting)})
     refusal = _reason_to_refuse_value(command, action, value)
     return Translation(refusal=refusal) if refusal else None
 
 
-def _translate_optional_value(value: str, action: argparse.Action) -> Translation | None:
-    """Returns what true or false sets if our flag may be given without a value, or None for other values and flags."""
-    text = normalized(value)
-    if action.nargs != "?" or text not in ("true", "false"):
-        return None
-    if text == "true":
-        return Translation({action.dest: str(action.const)})
-    return Translation() if action.default is None else Translation({action.dest: str(action.default)})
+def _may_be_ours(value: str, action: argparse.Action) -> bool:
+    """Returns whether a value may be meant for our flag, rather than for a flag of the same name elsewhere."""
+    return normalized(value) != "false" and (not action.choices or _own_case(value, action) in tuple(action.choices))
+
+
+def _respell(value: str, action: argparse.Action) -> Translation | None:
+    """Translates a choice in another case, and several choices or numbers in one text: ``optimizer=sgd``,
+    ``freeze=0,1``. Returns None for a value that stays as it is."""
+    is_list = action.nargs == "+" and (action.choices is not None or action.type is not str)
+    text = _text_of_setting(value, action) if is_list else _own_case(value, action)
+    return None if text in (value, [value]) else Translation({action.dest: text})
 
 
 def _reason_to_refuse_value(command: str, action: argparse.Action, value: str) -> str:
@@ -206,7 +191,7 @@ def _text_of_setting(value: str, action: argparse.Action) -> str | list[str]:
         return words
     if action.dest == "imgsz":  # height and width; images are square here
         return max(words, key=lambda word: (len(word), word))
-    return ",".join(words)
+    return ",".join(words)  # device=[0,1], split=[val]
 
 
 def _own_case(value: str, action: argparse.Action) -> str:
@@ -215,7 +200,11 @@ def _own_case(value: str, action: argparse.Action) -> str:
 
 
 def _is_list(value: str, action: argparse.Action) -> bool:
-    """Returns whether ``value`` should be split. Names can contain commas and spaces, except class names."""
-    if value.startswith(("[", "(")) or (action.dest == "imgsz" and "," in value):  # imgsz=640,480
-        return True
-    return action.nargs == "+" and (action.type is int_or_text or (action.dest == "classes" and "," in value))
+    """Returns whether ``value`` should be split. Names can contain brackets, commas and spaces, except class names."""
+    is_bracketed = value.startswith(("[", "("))
+    if action.nargs == "+":
+        return is_bracketed or action.type is int_or_text or (action.dest == "classes" and "," in value)
+    if action.dest == "imgsz":
+        return is_bracketed or "," in value  # imgsz=640,480
+    is_name = action.type is str and not action.choices and action.dest != "device"
+    return is_bracketed and not is_name

@@ -7,62 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from utils.config.flags import first_words, int_or_text
-from utils.config.other_programs.arguments import (
-    Translation,
-    translate_argument,
-    translate_listed_value,
-    words_of_settings,
-)
-from utils.config.other_programs.table import (
-    actions_of,
-    hyperparameter_of,
-    is_flag,
-    max_values,
-    normalized,
-    same_flag,
-    table_of,
-)
-from utils.config.other_programs.yolo_command import flags_of_yolo_words, split_words
+from utils.config.flags import first_words, int_or_text, words_of_settings
+from utils.config.other_programs.arguments import Translation, translate_argument, translate_listed_value
+from utils.config.other_programs.table import actions_of, hyperparameter_of, max_values, normalized, table_of
+from utils.config.other_programs.typed_words import Option, split_words
+from utils.config.other_programs.yolo_words import flags_of_yolo_words
 from utils.errors import Mistakes
-
-
-@dataclass(frozen=True)
-class _Option:
-    """The words of a command line from one flag to the next. Words before the first flag have the flag "".
-
-    Args:
-        words: as typed.
-        our_flag_words: what the flag is here (`same_flag`).
-    """
-
-    words: list[str]
-    our_flag_words: list[str]
-
-    @property
-    def typed_flag(self) -> str:
-        return self.words[0].partition("=")[0]
-
-    @property
-    def flag(self) -> str:
-        """Our flag if the typed one has another name here, else the typed one."""
-        return self.our_flag_words[0]
-
-    @property
-    def is_joined(self) -> bool:
-        """Whether the first value is joined to the flag, as in ``--flag=value``."""
-        return "=" in self.words[0]
-
-    @property
-    def values(self) -> list[str]:
-        following = self.words[1:]
-        return [self.words[0].partition("=")[2], *following] if self.is_joined else following
-
-    @property
-    def words_in_our_flags(self) -> list[str]:
-        _, separator, value = self.words[0].partition("=")
-        *first, last = self.our_flag_words
-        return [*first, last + separator + value, *self.words[1:]]
 
 
 @dataclass(frozen=True)
@@ -83,12 +33,11 @@ class _TranslatedOption:
 def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mistakes) -> tuple[list[str], list[str]]:
     """Returns the command line in our flags, and a log line for each flag that was dropped because it has no effect
     here. Adds to ``mistakes`` what is refused, with reasons, and what to write instead of words of the yolo command."""
-    split = split_words(command, arguments)
-    translated = flags_of_yolo_words(command, split.yolo_words, mistakes, flag_words=split.flag_words)
+    typed = split_words(command, arguments)
+    translated = flags_of_yolo_words(command, typed.yolo_words, mistakes, options=typed.options)
     log_lines: list[str] = []
-    before_flags, *options = _split_options(command, split.flag_words)
-    words = [*split.positional, *before_flags.values, *translated]  # the last flag may take all words after it
-    for option in options:
+    words = [*typed.positional, *typed.unexpected, *translated]  # the last flag may take all words after it
+    for option in typed.options:
         result = _translate_option(command, option)
         words += result.words
         if result.log_line:
@@ -98,7 +47,7 @@ def translate_command_line(command: str, arguments: Sequence[str], mistakes: Mis
     return words, log_lines
 
 
-def _translate_option(command: str, option: _Option) -> _TranslatedOption:
+def _translate_option(command: str, option: Option) -> _TranslatedOption:
     """Translates one option. For train:
 
     | option | becomes | because |
@@ -119,24 +68,24 @@ def _translate_option(command: str, option: _Option) -> _TranslatedOption:
             log_line=f"{option.flag}: {reason}" if reason else "",
             mistake=_surplus_words(option, num_values=1),
         )
-    reason = table_of(command).without_effect.get(option.flag, "")
-    if reason and _is_switched_off(command, option):
-        return _TranslatedOption(mistake=f"{option.flag} {option.values[0]}: {reason}")
-    if reason:
-        has_value = option.is_joined or max_values(command, option.typed_flag) == 1
-        return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_words(option, int(has_value)))
+    if option.flag in table_of(command).without_effect:
+        return _drop(command, option)
     refusal = _refusal(command, option)
     return _TranslatedOption(mistake=refusal) if refusal else _TranslatedOption(option.words_in_our_flags)
 
 
-def _is_switched_off(command: str, option: _Option) -> bool:
-    """Returns whether a flag without effect has the value false. `_translate_as_argument` has handled the flags for
-    which false is what happens anyway."""
-    has_value = max_values(command, option.typed_flag) == 1  # which is dropped, whatever it is
-    return not has_value and option.values[:1] != [] and normalized(option.values[0]) == "false"
+def _drop(command: str, option: Option) -> _TranslatedOption:
+    """Drops a flag without effect, with its value if it has one. Refuses ``--save False``, which asks for something
+    else than what happens anyway; `_translate_as_argument` has handled the flags for which it does not."""
+    reason = table_of(command).without_effect[option.flag]
+    takes_value = max_values(command, option.typed_flag) == 1
+    if not takes_value and option.values and normalized(option.values[0]) == "false":
+        return _TranslatedOption(mistake=f"{option.flag} {option.values[0]}: {reason}")
+    num_values = int(takes_value or option.is_joined)
+    return _TranslatedOption(log_line=f"{option.flag}: {reason}", mistake=_surplus_words(option, num_values))
 
 
-def _surplus_words(option: _Option, num_values: int) -> str:
+def _surplus_words(option: Option, num_values: int) -> str:
     """Describes the words after the values of an option, or returns "" if there are none. The parser would take them
     for values of the flag before, because the option itself is translated or dropped."""
     surplus = option.values[num_values:]
@@ -146,41 +95,35 @@ def _surplus_words(option: _Option, num_values: int) -> str:
     return f"unrecognized arguments: {first_words(surplus)} (after {understood})"
 
 
-def _split_options(command: str, arguments: Sequence[str]) -> list[_Option]:
-    """Splits a command line before each flag."""
-    options = [_Option([""], [""])]
-    for argument in arguments:
-        if is_flag(argument):
-            options.append(_Option([argument], same_flag(command, argument.partition("=")[0])))
-        else:
-            options[-1].words.append(argument)
-    return options
-
-
-def _translate_as_argument(command: str, option: _Option) -> Translation | None:
-    """Returns what a flag with its first value means if these are an argument, such as ``mode=train``. Returns None for
-    other options, among them flags without meaning for the command, which only keywords and files may name."""
+def _translate_as_argument(command: str, option: Option) -> Translation | None:
+    """Returns what a flag with its first value means if these are an argument, such as ``--task detect``. Returns None
+    for other options, for which `_refusal` or the parser gives a reason."""
     if not option.values:
         return None
     name = _argument_name(option.typed_flag)
     value = option.values[0]
-    text = normalized(value)
-    action = actions_of(command).get(option.typed_flag)
-    if action is not None and _is_list_of_numbers(value, action):  # --freeze [3]
-        return translate_argument(command, name, value)
     listed = translate_listed_value(command, name, value)
-    if name == "mode" and listed is not None and listed.settings:
-        return None  # `--mode track` is no flag of the yolo command, and would replace what other flags set
-    if action is not None or listed is not None:
-        return listed
+    if listed is not None:
+        is_mode = name == "mode" and bool(listed.settings)  # `--mode track`, which would replace the tracker of --track
+        return None if is_mode else listed
+    if not _may_be_argument(command, option.typed_flag, value):
+        return None
+    translation = translate_argument(command, name, value)
+    return None if translation is None or translation.refusal else translation
+
+
+def _may_be_argument(command: str, flag: str, value: str) -> bool:
+    """Returns whether a flag with a value that the table does not list may be meant as an argument."""
+    action = actions_of(command).get(flag)
+    if action is not None:
+        return _is_list_of_numbers(value, action)  # --freeze [3]
+    name = _argument_name(flag)
     if name == "pretrained" or hyperparameter_of(command, name):
-        return None  # as flags, these are refused with any value
+        return False  # as flags, these are refused with any value
+    # Keywords and files may set what belongs to other commands; a flag that does so is refused.
     is_ignored = name in table_of(command).ignored_arguments
-    if text in ("false", "none") or (text == "true" and not is_ignored):
-        translation = translate_argument(command, name, value)
-        if translation is not None and not translation.refusal:
-            return translation
-    return None  # `_refusal` or the parser gives the reason
+    text = normalized(value)
+    return text in ("false", "none") or (text == "true" and not is_ignored)
 
 
 def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
@@ -188,7 +131,7 @@ def _is_list_of_numbers(value: str, action: argparse.Action) -> bool:
     return action.nargs == "+" and action.type is int_or_text and value.startswith(("[", "("))
 
 
-def _refusal(command: str, option: _Option) -> str:
+def _refusal(command: str, option: Option) -> str:
     """Returns the reason why the command does not take the option, or "" if the table has none."""
     flag = option.flag
     if flag in actions_of(command):

@@ -7,16 +7,9 @@ from typing import Any
 
 from utils.config.flags import flag_name
 from utils.config.other_programs.arguments import SettingText, translate_argument
-from utils.config.other_programs.table import (
-    HYPERPARAMETERS,
-    actions_of,
-    normalized,
-    owner_of,
-    reason_for_refusal,
-    same_flag,
-    table,
-)
+from utils.config.other_programs.table import actions_of, normalized, owner_of, reason_for_refusal, same_flag, table
 from utils.config.plain_values import checked_setting
+from utils.config.settings import HYPERPARAMETERS
 from utils.errors import UserError, one_line
 from utils.schema import suggestion
 

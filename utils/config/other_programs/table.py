@@ -13,21 +13,19 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import yaml
 
 from utils.config.commands import COMMANDS
 from utils.config.flags import flag_actions
-from utils.config.settings import Hyperparameters
+from utils.config.settings import HYPERPARAMETERS, Hyperparameters
 from utils.program_folders import CONFIGS
 from utils.schema import build
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-HYPERPARAMETERS = tuple(field.name for field in fields(Hyperparameters))
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,13 @@ def hyperparameter_of(command: str, name: str) -> str:
     """Returns our name of a hyper-parameter, or "" if the command takes none of this name."""
     name = table().synonyms.get(name, name)
     return name if name in hyperparameters_of(command) else ""
+
+
+def lists_argument(command: str, name: str) -> bool:
+    """Returns whether the table translates some values of an argument."""
+    command_table = table_of(command)
+    by_value = (command_table.arguments_to_flags, command_table.default_arguments)
+    return any(name in names for names in (*by_value, table().defaults_if_true, table().defaults_if_false))
 
 
 def reason_for_refusal(command: str, flag: str) -> str:

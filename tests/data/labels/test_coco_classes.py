@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from utils.config.coco_classes import coco_category_ids
+from data.labels.coco_classes import coco_category_ids
 from utils.program_folders import CONFIGS
 
 NAMES = list(yaml.safe_load((CONFIGS / "data" / "coco.yaml").read_text())["names"].values())

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.config.commands import COMMANDS
-from utils.config.flags import first_words, flag_name
+from utils.config.flags import first_words, flag_name, words_of_settings
 from utils.config.other_programs.arguments import (
+    NOT_ONE_LINE,
     SettingText,
     Translation,
     translate_argument,
     translate_listed_value,
-    words_of_settings,
 )
-from utils.config.other_programs.table import actions_of, is_flag, max_values, other_task, owner_of, table
+from utils.config.other_programs.table import actions_of, lists_argument, other_task, owner_of, same_flag, table
+from utils.config.other_programs.typed_words import Option
 from utils.config.plain_values import checked_setting
 from utils.config.settings import WEIGHTS_SUFFIXES
 from utils.errors import Mistakes
@@ -28,63 +28,37 @@ _MIN_SIMILARITY = 0.8  # of flags; "--a" and "--amp", which share the dashes, ar
 
 
 @dataclass(frozen=True)
-class SplitWords:
-    """The words of a command line.
+class _TranslatedWords:
+    """What words of the yolo command become.
 
     Args:
-        positional: positional arguments.
-        flag_words: flags with their values, and words that nothing takes.
-        yolo_words: words of the yolo command: words such as ``epochs=3`` that no flag takes, and all words before the
-            first flag of a command without positional arguments.
+        flags: our flags, with their values.
+        understood: the words that the flags replace.
+        refused: the other words, by reason.
     """
 
-    positional: list[str]
-    flag_words: list[str]
-    yolo_words: list[str]
-
-
-def split_words(command: str, arguments: Sequence[str]) -> SplitWords:
-    """Splits a command line into the words that different parts of the program understand."""
-    num_positional = sum(bool(field.metadata["positional"]) for field in dataclasses.fields(COMMANDS[command].settings))
-    split = SplitWords([], [], [])
-    num_values: int | None = 0  # that the last flag may still take; None: any number
-    is_before_flags = True
-    for argument in arguments:
-        name, separator, _ = argument.partition("=")
-        is_assignment = bool(separator) and name.isidentifier()
-        if is_flag(argument):
-            split.flag_words.append(argument)
-            num_values = 0 if separator else max_values(command, name)
-            is_before_flags = False
-        elif num_values is None:
-            split.flag_words.append(argument)
-        elif num_values > 0:
-            split.flag_words.append(argument)
-            num_values -= 1
-        elif len(split.positional) < num_positional:
-            split.positional.append(argument)
-        elif is_assignment or (is_before_flags and num_positional == 0):
-            split.yolo_words.append(argument)
-        else:
-            split.flag_words.append(argument)
-    return split
+    flags: list[str]
+    understood: list[str]
+    refused: dict[str, list[str]]
 
 
 def flags_of_yolo_words(
-    command: str, words: Sequence[str], mistakes: Mistakes, *, flag_words: Sequence[str] = ()
+    command: str, words: Sequence[str], mistakes: Mistakes, *, options: Sequence[Option]
 ) -> list[str]:
     """Returns the flags equivalent to words of the yolo command. Adds to ``mistakes`` what to write, and the words
     without an equivalent, by reason. Raises them at once if the words name another command, as ``lockstep detect train
     epochs=3`` does, because what this command requires does not matter then.
 
-    ``flag_words``: flags that are typed as well, with their values. The line for another command ends with them.
+    ``options``: what is typed besides. The line for another command ends with those that it has.
     """
     other_command = _other_command(command, words)
     if other_command:
-        prefix = f"{COMMANDS[other_command].typed} "
-        _translate_words(other_command, words, mistakes, prefix=prefix, flag_words=flag_words)
+        translated = _translate_words(other_command, words, mistakes)
+        _add_mistakes(translated, _line_for(other_command, translated.flags, options), mistakes)
         mistakes.raise_any()
-    return _translate_words(command, words, mistakes)
+    translated = _translate_words(command, words, mistakes)
+    _add_mistakes(translated, shlex.join(translated.flags), mistakes)
+    return translated.flags
 
 
 def words_of_mode(mode: str) -> list[str]:
@@ -110,13 +84,10 @@ def _is_mode(word: str) -> bool:
     return word.removeprefix("mode=") in table().modes
 
 
-def _translate_words(
-    command: str, words: Sequence[str], mistakes: Mistakes, *, prefix: str = "", flag_words: Sequence[str] = ()
-) -> list[str]:
-    """Implements `flags_of_yolo_words` for the right ``command``. ``prefix`` and ``flag_words``: how the line to write
-    begins and ends."""
+def _translate_words(command: str, words: Sequence[str], mistakes: Mistakes) -> _TranslatedWords:
+    """Translates words for the right ``command``. Adds wrong values of its settings to ``mistakes``."""
     settings: dict[str, SettingText] = {}
-    translated: list[str] = []
+    understood: list[str] = []
     refused: dict[str, list[str]] = {}
     for word in words:
         translation = _translate_word(command, word)
@@ -130,17 +101,32 @@ def _translate_words(
                 settings = {**translation.settings, **settings}
             else:
                 settings |= translation.settings
-            translated.append(word)
+            understood.append(word)
     if settings.get("resume") == "" and "weights" in settings:  # model=last.pt resume=True
         settings["resume"] = settings.pop("weights")
-    flags = words_of_settings(settings)
-    if translated:
-        line = f"{prefix}{shlex.join([*flags, *flag_words])}".strip()
+    return _TranslatedWords(words_of_settings(settings), understood, refused)
+
+
+def _add_mistakes(translated: _TranslatedWords, line: str, mistakes: Mistakes) -> None:
+    """Adds the advice to write ``line`` instead of the words that it replaces, and the reasons for refused words."""
+    if translated.understood:
         advice = f"settings are flags here; write {line}" if line else "not needed here; leave this out"
-        mistakes.add(f"{' '.join(translated)}: {advice}")
-    for reason, refused_words in refused.items():
-        mistakes.add(f"{first_words(refused_words)}: {reason}")
-    return flags
+        mistakes.add(f"{' '.join(translated.understood)}: {advice}")
+    for reason, words in translated.refused.items():
+        mistakes.add(f"{first_words(words)}: {reason}")
+
+
+def _line_for(command: str, flags: Sequence[str], options: Sequence[Option]) -> str:
+    """Returns the line of another command to write instead, and which of the typed ``options`` it does not have."""
+    words = list(flags)
+    missing: list[str] = []
+    for option in options:
+        if same_flag(command, option.typed_flag)[0] in actions_of(command):
+            words += option.words
+        else:
+            missing.append(option.typed_flag)
+    line = f"{COMMANDS[command].typed} {shlex.join(words)}".strip()
+    return f"{line} (it has no {', '.join(missing)})" if missing else line
 
 
 def _translate_word(command: str, word: str) -> Translation:
@@ -152,9 +138,13 @@ def _translate_word(command: str, word: str) -> Translation:
         return _translate_bare_word(command, word)
     if name == "model" and value and "--weights" in actions_of(command):
         return _translate_model(command, value)
+    translation = translate_argument(command, name, value)
+    if translation is not None:
+        return translation
+    if not value and lists_argument(command, name):  # mode=
+        return Translation(refusal=NOT_ONE_LINE)
     hint = suggestion(flag_name(name), actions_of(command), _MIN_SIMILARITY)
-    unknown = Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
-    return translate_argument(command, name, value) or unknown
+    return Translation(refusal=f"settings are flags here{hint}; see docs/migration.md")
 
 
 def _translate_bare_word(command: str, word: str) -> Translation:
