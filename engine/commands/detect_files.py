@@ -7,13 +7,10 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from engine.inference.detection_stream import FrameDetections
+from engine.commands.detect_drawing import DrawnFrame
 from engine.inference.detection_writer import (
     UniqueStems,
     VideoFiles,
@@ -37,15 +34,6 @@ from utils.labels import image_ids_of
 from utils.logger import get_logger
 from utils.pixels import as_rgb8
 from utils.strings import counted, listed
-
-
-@dataclass(frozen=True)
-class DrawnFrame:
-    """A frame with its detections, or the error that prevented them or the drawing."""
-
-    detected: FrameDetections
-    drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
-    encoded: bytes = b""  # the drawing as an image file
 
 
 class ResultFiles:
