@@ -55,9 +55,7 @@ class _Output(NamedTuple):
 
 
 class ImageDetector:
-    """Maps images to their detections. Several threads may call one detector; on a GPU one thread runs the model,
-    because cuDNN's plans belong to a thread: each new thread would search for kernels again (pytorch#191744), and their
-    memory would never be freed (pytorch#169153).
+    """Maps images to their detections. Several threads may call one detector.
 
     ``amp``: autocast type of the model. ``tiles``: how to cut images; None: scale them to the canvas.
     """
@@ -70,7 +68,7 @@ class ImageDetector:
         self.amp = amp
         self.tiles = tiles
         self._on_gpu = model.device.type == "cuda"
-        self._thread = ThreadPoolExecutor(1) if self._on_gpu else None
+        self._thread = model_thread(model.device)
         self._has_warned = False
 
     def __reduce__(self) -> tuple:  # a copy, here or in another process, has a thread of its own
@@ -200,6 +198,15 @@ class ImageDetector:
         if self._on_gpu:
             torch.cuda.current_stream(self.model.device).synchronize()
         return time.perf_counter()
+
+
+def model_thread(device: torch.device) -> ThreadPoolExecutor | None:
+    """Starts the thread that runs a model on a GPU, whoever calls it; None for other devices, which need none.
+
+    cuDNN's plans belong to a thread: each new thread would search for kernels again (pytorch#191744), and their memory
+    would never be freed (pytorch#169153).
+    """
+    return ThreadPoolExecutor(1) if device.type == "cuda" else None
 
 
 def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings) -> Detections:

@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -19,7 +18,8 @@ import pytest
 import torch
 
 import export
-from engine.inference.image_detector import ImageDetector
+from engine.inference import image_detector
+from engine.inference.image_detector import model_thread
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -240,13 +240,14 @@ def test_a_fixed_canvas(weights, predictor):
 
 def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
     """The test uses the GPU's thread for a model on the CPU. An error reaches the caller, and the thread continues."""
-    fake = SimpleNamespace(device=torch.device("cuda"))
-    assert ImageDetector(fake, None)._thread is not None
-    predictor = load(weights, device="cpu", conf=0.0, max_det=5)
     threads = set()
     pictures = [picture(seed=seed) for seed in range(20)]
+    settings = {"device": "cpu", "conf": 0.0, "max_det": 5}
+    predictor = load(weights, **settings)
     expected = [rows(predictor(image, color="rgb")) for image in pictures]
-    predictor.image_detector._thread = ImageDetector(fake, None)._thread
+    thread = model_thread(torch.device("cuda"))
+    monkeypatch.setattr(image_detector, "model_thread", lambda device: thread)
+    predictor = load(weights, **settings)
     decode = predictor.model.decode
 
     def noted(raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
