@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.commands.detect_drawing import DrawnFrame
-from engine.inference.detection_writer import (
-    UniqueStems,
-    VideoFiles,
-    class_folders,
-    coco_rows,
-    mot_lines,
-    write_crops,
-    write_yolo_labels,
-    written_suffix,
-)
+from engine.inference.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
 from engine.inference.frames import Frame
+from engine.inference.result_names import UniqueStems, class_folders, written_suffix
 from engine.inference.source_files import source_files
+from engine.inference.video_writer import VideoFiles
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import WrittenFiles, remove_written
 from utils.config.coco_classes import coco_category_ids
