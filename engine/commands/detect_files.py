@@ -7,10 +7,10 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 import numpy as np
 
 from data.labels.coco_classes import coco_category_ids
@@ -25,8 +25,14 @@ from engine.inference.detection_writer import (
     write_yolo_labels,
     written_suffix,
 )
+=======
+from engine.commands.detect_drawing import DrawnFrame
+from engine.inference.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
+>>>>>>> r-infer
 from engine.inference.frames import Frame
+from engine.inference.result_names import UniqueStems, class_folders, written_suffix
 from engine.inference.source_files import source_files
+from engine.inference.video_writer import VideoFiles
 from engine.run.new_folder import increment_path
 from engine.run.previous_run import WrittenFiles, remove_written
 from utils.config.settings import DetectConfig
@@ -37,15 +43,6 @@ from utils.labels import image_ids_of
 from utils.logger import get_logger
 from utils.pixels import as_rgb8
 from utils.strings import counted, listed
-
-
-@dataclass(frozen=True)
-class DrawnFrame:
-    """A frame with its detections, or the error that prevented them or the drawing."""
-
-    detected: FrameDetections
-    drawing: np.ndarray | None = None  # uint8 (H, W, 3) RGB, with the boxes; None: it is not needed
-    encoded: bytes = b""  # the drawing as an image file
 
 
 class ResultFiles:

@@ -22,17 +22,16 @@ from engine.evaluation.evaluator import Evaluator, build_evaluator
 from engine.evaluation.result import EvalResult
 from engine.inference.model import CheckpointModel, InferenceModel, autocast_type
 from engine.inference.model_data import class_columns
+from engine.inference.settings import resolve_imgsz
 from models.detector import CPU_CHUNK
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import ValidationSettings
 from models.postprocess.tiles import Tiles
 from models.postprocess.tiling import TiledDetector, ViewInput
 from models.postprocess.tta import TestTimeAugmentation
-from utils.config.checks import check_image_size
 from utils.config.settings import Hyperparameters, ValConfig
 from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext, broadcast_object
-from utils.errors import UserError
 from utils.logger import progress
 
 
@@ -60,12 +59,11 @@ def score(
 
     ``index``: index of the split, if it is already open.
     """
-    canvases = canvases_of(config, model)
+    canvases = model.canvases(resolve_imgsz(config.imgsz, model), rect=config.rect)
     config = replace(config, imgsz=canvases.imgsz)
     tiles = Tiles.from_config(config, model.tile or spec.tile)
     if tiles is not None:
         tiles.check(model.stride, model.input_hw)
-    check_image_size(canvases.imgsz, canvases.stride)
     loader = _open_loader(ctx, config, spec, canvases, tiles=tiles, index=index)
     settings = _settings_of(config, model, spec)
     detector: nn.Module = _with_tta(model) if config.tta else model
@@ -157,17 +155,3 @@ def _with_tta(model: InferenceModel) -> TestTimeAugmentation:
     if not isinstance(model, CheckpointModel):
         raise TypeError(f"only checkpoints are evaluated with several views, not {type(model).__name__}")
     return TestTimeAugmentation(model.detector)
-
-
-def check_size(config: ValConfig, model: InferenceModel) -> None:
-    """Raises UserError for an image size that ``model`` does not take."""
-    if config.imgsz and model.input_hw and config.imgsz != max(model.input_hw):
-        raise UserError(
-            f"{config.weights}: --imgsz {config.imgsz}: takes images of {model.imgsz} pixels only; leave it out"
-        )
-
-
-def canvases_of(config: ValConfig, model: InferenceModel) -> CanvasRule:
-    """Returns the rule for the canvases of the validation images."""
-    imgsz = max(model.input_hw) if model.input_hw else config.imgsz or model.imgsz
-    return model.canvases(imgsz, rect=config.rect)

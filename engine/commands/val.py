@@ -8,14 +8,14 @@ from pathlib import Path
 from data.index.index import DatasetIndex
 from data.labels.coco_classes import coco_category_ids
 from data.source.dataset_spec import DatasetSpec, DataSource
-from engine.commands.scoring import SplitScores, check_size, score
+from engine.commands.scoring import SplitScores, score
 from engine.evaluation import tables
 from engine.evaluation.analysis import score_sizes, split_errors
 from engine.evaluation.matching import match_detections
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import open_model_data
 from engine.inference.open_model import is_exported, open_model
-from engine.inference.settings import check_box_voting, warn_of_unused_flags
+from engine.inference.settings import check_box_voting, resolve_imgsz, warn_of_unused_flags
 from engine.issues.issue import CheckedSplit
 from engine.report.sheets import write_validation_report
 from engine.report.subject import Subject
@@ -107,7 +107,7 @@ def _open_model(config: ValConfig, ctx: DistributedContext) -> InferenceModel:
     iou = model.nms_iou if config.iou_thres is None else config.iou_thres
     warn_of_unused_flags(model, nms=config.nms, box_voting=config.box_voting, iou=iou)
     check_box_voting(model, box_voting=config.box_voting)
-    check_size(config, model)
+    resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 
 

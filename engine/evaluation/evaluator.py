@@ -7,9 +7,7 @@ before they are scored, and loss sums by batch before they are added.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -20,15 +18,16 @@ from torch import Tensor, nn
 
 from data.loading.prefetcher import Prefetcher
 from engine.evaluation.metrics import best_threshold, score_detections
+from engine.evaluation.phase_timer import PhaseTimer
 from engine.evaluation.result import EvalResult
+from engine.evaluation.shards import TIMES, JoinedShards, Shard, Stitch
 from models.detector import CPU_CHUNK, Detector
 from models.losses.base import LossOutput
 from models.modules import eval_mode, unwrap
 from models.postprocess.detections import select_for_validation
-from models.postprocess.selection import SCORED, SELECTIONS, SHOWN, SHOWN_UNVOTED, ValidationSettings
+from models.postprocess.selection import SCORED, SHOWN, SHOWN_UNVOTED, ValidationSettings
 from models.postprocess.stitching import TileStitcher
 from utils.batches import Batch, to_float
-from utils.boxes import clip_xyxy, letterbox_to_original
 from utils.detections import Detections, DetectionTable
 from utils.distributed.context import DistributedContext, gather_arrays
 from utils.labels import GroundTruth
@@ -37,102 +36,7 @@ if TYPE_CHECKING:
     from data.loading.loader import ValidationLoader
     from models.losses.base import Criterion
 
-Stitch = Callable[[DetectionTable, np.ndarray], tuple[DetectionTable, np.ndarray]]
 Postprocess = Callable[[nn.Module, list[Tensor]], dict[str, Detections]]
-TIMES = ("inference", "nms", "wait", "total")  # seconds on a rank
-
-
-class PhaseTimer:
-    """Measures the phases of a loop over batches.
-
-    On CUDA it records events on the current stream, so that the host does not wait.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._totals: dict[str, float] = defaultdict(float)  # seconds
-        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Adds the duration of the block to phase ``name``."""
-        if self._device.type == "cuda":
-            start = _record_event()
-            yield
-            self._events.append((name, start, _record_event()))
-        else:
-            started = self._now()
-            yield
-            self._totals[name] += self._now() - started
-
-    def _now(self) -> float:
-        if self._device.type == "mps":
-            torch.mps.synchronize()
-        return time.perf_counter()
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the totals of all phases so far. Waits for the device."""
-        totals = dict(self._totals)
-        if self._events:
-            torch.cuda.synchronize(self._device)
-        for name, start, end in self._events:
-            totals[name] = totals.get(name, 0.0) + start.elapsed_time(end) / 1000
-        return totals
-
-
-def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-class _Shard:
-    """Detections and losses of one rank's batches."""
-
-    def __init__(self) -> None:
-        self.is_complete = True
-        self.tables: dict[str, list[DetectionTable]] = defaultdict(list)  # keys: the names of `SELECTIONS`
-        self._visited = [np.zeros(0, np.int64)]  # indices of images, or of tiles, of each batch
-        self._first_images: list[int] = []  # first image of each batch with a loss; orders the batches of all ranks
-        self._loss_sums: list[Tensor] = []  # (2 + P,) total, normalizer and parts
-
-    def add(self, batch: Batch, selections: Mapping[str, Detections], loss: LossOutput | None) -> None:
-        """Adds a batch. ``selections``: detections on the host, by the names of `SELECTIONS`."""
-        self._visited.append(batch.indices.numpy())
-        for name, detections in selections.items():
-            self.tables[name].append(_to_table(detections, batch))
-        if loss is not None:
-            self._first_images.append(int(batch.indices[0]))
-            scalars = torch.stack([loss.total.float(), loss.normalizer.float()])
-            self._loss_sums.append(torch.cat([scalars, loss.parts.float()]))
-
-    def arrays(self, *, num_losses: int, stitch: Mapping[str, Stitch] | None) -> dict[str, np.ndarray]:
-        """Returns arrays that can be concatenated over ranks, and releases the detections.
-
-        Args:
-            num_losses: number of parts of the loss.
-            stitch: see `Evaluator`.
-        """
-        # The tables of batches are released one name after another, because they take gigabytes for a large split.
-        tables = {name: DetectionTable.concatenate(self.tables.pop(name, [])) for name in SELECTIONS}
-        visited = np.concatenate(self._visited)
-        if stitch is not None and self.is_complete:
-            tiles = visited
-            for name, join_tiles in stitch.items():
-                tables[name], visited = join_tiles(tables[name], tiles)
-        loss_sums = np.zeros((0, 2 + num_losses))
-        if self._loss_sums:
-            loss_sums = torch.stack(self._loss_sums).double().cpu().numpy()
-        arrays = {
-            "visited": visited,
-            "is_complete": np.array([self.is_complete]),
-            "first_images": np.array(self._first_images, dtype=np.int64),
-            "loss_sums": loss_sums,
-        }
-        for name, table in tables.items():
-            for column in DetectionTable.__slots__:
-                arrays[f"{name}/{column}"] = getattr(table, column)
-        return arrays
 
 
 @dataclass(kw_only=True, eq=False)
@@ -186,30 +90,25 @@ class Evaluator:
             model = cast(Detector, model).fuse(one_to_one=None)  # `unwrap` returns any module
         with eval_mode(model) as bare:
             gathered = gather_arrays(self.ctx, self._run_shard(bare, loader, should_stop))
-        if gathered is None or not all(shard["is_complete"].all() for shard in gathered):
+        if gathered is None:
             return None
-        return self._score(_join_ranks(gathered))
+        shards = JoinedShards(gathered)
+        return self._score(shards) if shards.is_complete else None
 
-    def _score(self, arrays: dict[str, np.ndarray]) -> EvalResult:
-        """Scores the detections of all ranks and keeps them. ``arrays``: result of `_run_shard`, joined over ranks; the
-        detections are removed from it."""
-        self._check_visits(arrays["visited"])
-        plain_confidence = self._take_threshold(arrays, SHOWN_UNVOTED)
-        self.scored = _take_table(arrays, SCORED)
-        self.shown = _take_table(arrays, SHOWN)
+    def _score(self, shards: JoinedShards) -> EvalResult:
+        """Scores the detections in ``shards`` and keeps them."""
+        self._check_visits(shards.visited)
+        # Not kept, so that its memory is free before the others are taken.
+        plain_confidence = best_threshold(self.ground_truth, shards.take_table(SHOWN_UNVOTED), self.num_classes)
+        self.scored = shards.take_table(SCORED)
+        self.shown = shards.take_table(SHOWN)
         result = score_detections(
             self.ground_truth, self.scored, self.num_classes, shown=self.shown, plain_confidence=plain_confidence
         )
-        result.extras.update(self._times(arrays["seconds"]))
+        result.extras.update(self._times(shards.seconds))
         if self.criterion is not None:
-            in_order = np.argsort(arrays["first_images"])
-            result.extras.update(_mean_losses(self.criterion.names, arrays["loss_sums"][in_order]))
+            result.extras.update(_mean_losses(self.criterion.names, shards.loss_sums()))
         return result
-
-    def _take_threshold(self, arrays: dict[str, np.ndarray], name: str) -> float | None:
-        """Removes the detections ``name`` from ``arrays``, and returns the confidence threshold with their best mean
-        F1."""
-        return best_threshold(self.ground_truth, _take_table(arrays, name), self.num_classes)
 
     def _check_visits(self, visited: np.ndarray) -> None:
         """Raises RuntimeError unless the loaders of all ranks have yielded each image once."""
@@ -235,9 +134,9 @@ class Evaluator:
     def _run_shard(
         self, model: nn.Module, loader: Iterable[Batch], should_stop: Callable[[], bool]
     ) -> dict[str, np.ndarray]:
-        """Runs the model on this rank's batches. Returns the arrays of `_Shard`, and ``seconds`` (1, 4)."""
+        """Runs the model on this rank's batches. Returns the arrays of `Shard`."""
         timer = PhaseTimer(self.ctx.device)
-        shard = _Shard()
+        shard = Shard()
         channels_last = is_channels_last(model)
         started = time.perf_counter()
         batches = Prefetcher(iter(self.progress(loader)), device=self.ctx.device)
@@ -258,9 +157,11 @@ class Evaluator:
             if self.preview is None:
                 self.preview = (batch, selections[SHOWN])
         seconds = timer.seconds() | {"wait": batches.take_wait(), "total": time.perf_counter() - started}
-        num_losses = len(self.criterion.names) if self.criterion else 0
-        arrays = shard.arrays(num_losses=num_losses, stitch=self.stitch)
-        return arrays | {"seconds": np.array([[seconds.get(name, 0.0) for name in TIMES]])}
+        return shard.arrays(
+            seconds=[seconds.get(name, 0.0) for name in TIMES],
+            num_losses=len(self.criterion.names) if self.criterion else 0,
+            stitch=self.stitch,
+        )
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.ctx.device.type, self.amp_dtype, enabled=self.amp_dtype is not None)
@@ -318,42 +219,11 @@ def _forward_in_chunks(model: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 def _mean_losses(names: Sequence[str], loss_sums: np.ndarray) -> dict[str, float]:
-    """Returns the losses for ``result.extras``. ``loss_sums``: (batches, 2 + P), see `_Shard`."""
-    total, normalizer, *parts = loss_sums.sum(0).tolist()
+    """Returns the losses for ``result.extras``. ``loss_sums``: see `JoinedShards.loss_sums`."""
+    total, normalizer, *parts = loss_sums.tolist()
     sums = {"total": total, **dict(zip(names, parts))}
     return {f"val/{name}": value / max(normalizer, 1.0) for name, value in sums.items()}
 
 
 def _to_host(detections: Detections) -> Detections:
     return Detections(*(values.cpu() for values in detections))
-
-
-def _join_ranks(shards: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Concatenates the arrays of all ranks, and removes them from ``shards`` to release their memory."""
-    if len(shards) == 1:
-        return shards[0]
-    return {key: np.concatenate([shard.pop(key) for shard in shards]) for key in list(shards[0])}
-
-
-def _take_table(arrays: dict[str, np.ndarray], name: str) -> DetectionTable:
-    """Removes the columns of the table ``name`` from ``arrays``. Returns the table, sorted by image."""
-    table = DetectionTable(*(arrays.pop(f"{name}/{column}") for column in DetectionTable.__slots__))
-    image = table.image_index
-    if (image[1:] >= image[:-1]).all():  # one rank has seen all images in order; sorting would copy the table
-        return table
-    return table.take(np.argsort(image, kind="stable"))
-
-
-def _to_table(detections: Detections, batch: Batch) -> DetectionTable:
-    """Converts detections of a batch, on the host, to original pixels, clipped to the image."""
-    boxes, scores, classes, counts = (t.numpy() for t in detections)
-    row, slot = np.nonzero(np.arange(boxes.shape[1]) < counts[:, None])
-    gains_and_pads = batch.letterbox.numpy()[row].T
-    height, width = batch.original_hw.numpy().astype(np.float64)[row].T
-    original = letterbox_to_original(boxes[row, slot].astype(np.float64), *gains_and_pads)
-    return DetectionTable(
-        image_index=batch.indices.numpy().astype(np.int64)[row],
-        boxes_xyxy_px=clip_xyxy(original, width, height),
-        scores=scores[row, slot].astype(np.float64),
-        classes=classes[row, slot].astype(np.int64),
-    )

@@ -122,7 +122,7 @@ class LiteRtFormat(ModelFormat):
         if device.type != "cpu":
             log_cpu_only(path, device)
         with errors_of_runtime(path):
-            metadata = _read_metadata(path)
+            metadata = read_metadata(path)
         parsed = parse_metadata(metadata)
         try_in_process(path, _TRIAL, (path,), "LiteRT")
         with errors_of_runtime(path):
@@ -214,7 +214,7 @@ def _open_interpreter(model: Path | bytes, **options: Any) -> Any:
     return interpreter
 
 
-def _read_metadata(path: Path) -> dict[str, str]:
+def read_metadata(path: Path) -> dict[str, str]:
     """Reads the metadata of a file; {} if it has none. Raises UserError for damaged metadata, and for another kind of
     file."""
     content = path.read_bytes()

@@ -9,6 +9,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -112,6 +113,17 @@ class NcnnFormat(ModelFormat):
         trial_hw = DEFAULT_HW if height is None or width is None else (height, width)
         check_input_size(path, (1, channels, *trial_hw))
         try_in_process(path, _TRIAL, (param, weights, channels, *trial_hw), "ncnn")
+        runner = _Runner(path, ncnn, param=param, weights=weights)
+        # A graph has one size, which the trial has used.
+        return Session(runner.run, metadata, (1, channels, *trial_hw))
+
+
+class _Runner:
+    """Runs a net of ncnn on one image (1, C, H, W)."""
+
+    def __init__(self, path: Path, ncnn: ModuleType, *, param: Path, weights: Path) -> None:
+        """Opens the model with the package ``ncnn``. Raises UserError for files that are damaged, or do not map an
+        image to one output."""
         net = ncnn.Net()
         net.opt.num_threads = torch.get_num_threads()
         for option in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
@@ -122,17 +134,21 @@ class NcnnFormat(ModelFormat):
         inputs = net.input_names()
         outputs = net.output_names()
         check_ports(path, len(inputs), len(outputs))
+        self._path = path
+        self._ncnn = ncnn
+        self._net = net
+        self._input_name = inputs[0]
+        self._output_name = outputs[0]
 
-        def run(images: Tensor) -> Tensor:
-            (pixels,) = images.to("cpu", memory_format=torch.contiguous_format).numpy()
-            extractor = net.create_extractor()
-            extractor.input(inputs[0], ncnn.Mat(pixels))
-            status, output = extractor.extract(outputs[0])
-            if status != 0:
-                raise UserError(f"{path}: ncnn failed with status {status}")
-            return torch.from_numpy(np.array(output)[None]).float().to(images.device)
-
-        return Session(run, metadata, (1, channels, *trial_hw))  # a graph has one size, which the trial has used
+    def run(self, images: Tensor) -> Tensor:
+        """Returns the output for ``images``, float32, on their device."""
+        (pixels,) = images.to("cpu", memory_format=torch.contiguous_format).numpy()
+        extractor = self._net.create_extractor()
+        extractor.input(self._input_name, self._ncnn.Mat(pixels))
+        status, output = extractor.extract(self._output_name)
+        if status != 0:
+            raise UserError(f"{self._path}: ncnn failed with status {status}")
+        return torch.from_numpy(np.array(output)[None]).float().to(images.device)
 
 
 def _model_files(path: Path) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,32 +52,16 @@ class OnnxFormat(ModelFormat):
     def open(self, path: Path, device: torch.device) -> Session:
         """Opens a file, on a GPU if the package onnxruntime-gpu is installed."""
         ort = import_onnxruntime(str(path))
-        options = ort.SessionOptions()
-        options.log_severity_level = 4  # fatal only; errors are raised
-        options.intra_op_num_threads = torch.get_num_threads()
-        # Spinning threads would take the processor from torch, which prepares images and chooses boxes between runs.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers: list[Any] = ["CPUExecutionProvider"]
         if device.type == "cuda" and "CUDAExecutionProvider" in ort.get_available_providers():
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0, "use_tf32": 0}))
         elif device.type != "cpu":
             log_cpu_only(path, device)
         with errors_of_runtime(path):
-            session = ort.InferenceSession(str(path), options, providers)
-            inputs = session.get_inputs()
-            outputs = session.get_outputs()
+            session = ort.InferenceSession(str(path), _session_options(ort), providers)
             metadata = dict(session.get_modelmeta().custom_metadata_map)  # text that need not be UTF-8
-        check_ports(path, len(inputs), len(outputs))
-        dtype = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}.get(inputs[0].type)
-        if dtype is None:
-            raise UserError(f"{path}: takes {inputs[0].type}, not float images")
-
-        def run(images: Tensor) -> Tensor:
-            pixels = images.to("cpu", dtype, memory_format=torch.contiguous_format).numpy()
-            (output,) = session.run([outputs[0].name], {inputs[0].name: pixels})
-            return torch.from_numpy(output).float().to(images.device)
-
-        return Session(run, metadata, checked_shape(path, inputs[0].shape))
+            runner = _Runner(path, session)
+        return Session(runner.run, metadata, runner.input_shape)
 
     def requirements(self, graph: ModelProto) -> str:
         """Names the versions of the file format and of the operators, and the first ONNX Runtime that reads both."""
@@ -86,3 +71,40 @@ class OnnxFormat(ModelFormat):
         if readers:
             reader = f"ONNX Runtime {readers[0]} or newer"
         return f"opset {opset} and IR version {graph.ir_version} need {reader}"
+
+
+class _Runner:
+    """Runs a session of ONNX Runtime on images (B, C, H, W).
+
+    Attributes:
+        input_shape: batch, channels, height, width; None: any.
+    """
+
+    def __init__(self, path: Path, session: Any) -> None:
+        """Raises UserError for a file that does not map float images to one output."""
+        inputs = session.get_inputs()
+        outputs = session.get_outputs()
+        check_ports(path, len(inputs), len(outputs))
+        dtype = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}.get(inputs[0].type)
+        if dtype is None:
+            raise UserError(f"{path}: takes {inputs[0].type}, not float images")
+        self._session = session
+        self._input_name = inputs[0].name
+        self._output_name = outputs[0].name
+        self._dtype = dtype
+        self.input_shape = checked_shape(path, inputs[0].shape)
+
+    def run(self, images: Tensor) -> Tensor:
+        """Returns the output for ``images``, float32, on their device."""
+        pixels = images.to("cpu", self._dtype, memory_format=torch.contiguous_format).numpy()
+        (output,) = self._session.run([self._output_name], {self._input_name: pixels})
+        return torch.from_numpy(output).float().to(images.device)
+
+
+def _session_options(ort: ModuleType) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # fatal only; errors are raised
+    options.intra_op_num_threads = torch.get_num_threads()
+    # Spinning threads would take the processor from torch, which prepares images and chooses boxes between runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options

@@ -64,10 +64,7 @@ class OpenVinoFormat(ModelFormat):
 
     def open(self, path: Path, device: torch.device) -> Session:
         """``path``: the .xml or the folder that holds it."""
-        xml_files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
-        if len(xml_files) != 1:
-            raise UserError(f"{path}: holds {len(xml_files)} .xml files, not one model")
-        xml = xml_files[0]
+        xml = _model_file(path)
         core = openvino_core(str(path))
         if device.type != "cpu":
             log_cpu_only(path, device)
@@ -79,21 +76,43 @@ class OpenVinoFormat(ModelFormat):
         with errors_of_runtime(path):
             model = core.read_model(xml)
             compiled = core.compile_model(model, "CPU", settings)
-        check_ports(path, len(compiled.inputs), len(compiled.outputs))
-        per_thread = threading.local()  # an infer request serves one caller at a time
-
-        def run(images: Tensor) -> Tensor:
-            if not hasattr(per_thread, "request"):
-                per_thread.request = compiled.create_infer_request()
-            pixels = images.to("cpu", memory_format=torch.contiguous_format).numpy()
-            result = per_thread.request.infer([pixels])[compiled.outputs[0]]
-            return torch.from_numpy(result.copy()).float().to(images.device)
-
+        runner = _Runner(path, compiled)
         metadata = read_metadata_file(xml.parent)
         if metadata is None:  # a model of Intel's own tools
             metadata = _names_of_model(model)
+        return Session(runner.run, metadata, runner.input_shape)
+
+
+class _Runner:
+    """Runs a compiled model of OpenVINO on images (B, C, H, W).
+
+    Attributes:
+        input_shape: batch, channels, height, width; None: any.
+    """
+
+    def __init__(self, path: Path, compiled: Any) -> None:
+        """Raises UserError for a model that does not map images to one output."""
+        check_ports(path, len(compiled.inputs), len(compiled.outputs))
+        self._compiled = compiled
+        self._per_thread = threading.local()  # an infer request serves one caller at a time
         shape = [side.get_length() if side.is_static else None for side in compiled.inputs[0].get_partial_shape()]
-        return Session(run, metadata, checked_shape(path, shape))
+        self.input_shape = checked_shape(path, shape)
+
+    def run(self, images: Tensor) -> Tensor:
+        """Returns the output for ``images``, float32, on their device."""
+        if not hasattr(self._per_thread, "request"):
+            self._per_thread.request = self._compiled.create_infer_request()
+        pixels = images.to("cpu", memory_format=torch.contiguous_format).numpy()
+        result = self._per_thread.request.infer([pixels])[self._compiled.outputs[0]]
+        return torch.from_numpy(result.copy()).float().to(images.device)
+
+
+def _model_file(path: Path) -> Path:
+    """Finds the .xml of a model. Raises UserError unless there is one."""
+    xml_files = sorted(path.glob("*.xml")) if path.is_dir() else [path]
+    if len(xml_files) != 1:
+        raise UserError(f"{path}: holds {len(xml_files)} .xml files, not one model")
+    return xml_files[0]
 
 
 def model_info(metadata: ExportMetadata) -> dict[str, str | bool]:

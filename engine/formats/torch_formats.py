@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from abc import abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,13 +60,7 @@ class _TorchFormat(ModelFormat):
             raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not JSON)") from None
         if not isinstance(metadata, dict):
             raise UserError(f"{path}: damaged metadata ({EXTRA_FILE} is not a mapping)")
-
-        def run(images: Tensor) -> Tensor:
-            with torch.no_grad():
-                output = module(images.contiguous())
-            return (output[0] if isinstance(output, tuple | list) else output).float()
-
-        return Session(run, metadata, None)
+        return Session(partial(_run, module), metadata, None)
 
 
 class TorchScriptFormat(_TorchFormat):
@@ -131,6 +126,13 @@ def move_constants(graph: torch._C.Graph, device: torch.device) -> None:
     for node in graph.findAllNodes("prim::Constant", recurse=True):  # type: ignore[attr-defined]  # missing in torch's stubs
         if node.output().type().kind() == "DeviceObjType" and node.hasAttribute("value"):
             node.s_("value", str(device))
+
+
+@torch.no_grad()
+def _run(module: nn.Module, images: Tensor) -> Tensor:
+    """Returns the output of a loaded ``module``, or the first of several, float32."""
+    output = module(images.contiguous())
+    return (output[0] if isinstance(output, tuple | list) else output).float()
 
 
 def _extra_files(metadata: ExportMetadata) -> dict[str, str]:

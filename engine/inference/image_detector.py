@@ -55,9 +55,7 @@ class _Output(NamedTuple):
 
 
 class ImageDetector:
-    """Maps images to their detections. Several threads may call one detector; on a GPU one thread runs the model,
-    because cuDNN's plans belong to a thread: each new thread would search for kernels again (pytorch#191744), and their
-    memory would never be freed (pytorch#169153).
+    """Maps images to their detections. Several threads may call one detector.
 
     ``amp``: autocast type of the model. ``tiles``: how to cut images; None: scale them to the canvas.
     """
@@ -70,7 +68,7 @@ class ImageDetector:
         self.amp = amp
         self.tiles = tiles
         self._on_gpu = model.device.type == "cuda"
-        self._thread = ThreadPoolExecutor(1) if self._on_gpu else None
+        self._thread = model_thread(model.device)
         self._has_warned = False
 
     def __reduce__(self) -> tuple:  # a copy, here or in another process, has a thread of its own
@@ -166,18 +164,26 @@ class ImageDetector:
             raw = [level.float() for level in raw]
             detections = tiled.stitch(raw)[SHOWN] if tiled else _select(self.model, raw, settings)
             detections = Detections(*(t.cpu() for t in detections))
-            if not detections.counts.any():
-                self._check_outputs(raw)
+            self._warn_of_outputs(raw, detections)
         return _Output(detections, copied_at, computed_at)
 
-    def _check_outputs(self, raw: list[Tensor]) -> None:
-        """Warns once if outputs are not numbers, so that nothing can be detected."""
-        if not self._has_warned and bool(torch.stack([level.isnan().any() for level in raw]).any()):
+    def _warn_of_outputs(self, raw: list[Tensor], detections: Detections) -> None:
+        """Warns once if outputs are not numbers, so that nothing is found, or boxes are left out."""
+        if self._has_warned:
+            return
+        if not detections.counts.any():
+            is_damaged = bool(torch.stack([level.isnan().any() for level in raw]).any())
+            effect = "nothing is found"
+        else:
+            is_damaged = not _are_numbers(detections.boxes_xyxy.numpy(), detections.scores.numpy()).all()
+            effect = "some boxes are left out"
+        if is_damaged:
             self._has_warned = True
             get_logger().warning(
-                "%s: its outputs are not numbers (NaN), so nothing is found; its weights are damaged, or too large for "
-                "half precision: export without --half, or use --amp off",
+                "%s: its outputs are not numbers (NaN), so %s; its weights are damaged, or too large for half "
+                "precision: export without --half, or use --amp off",
                 self.model.path,
+                effect,
             )
 
     def _tiled(self, settings: ResolvedSettings, tiles: Tiles) -> TiledDetector:
@@ -202,6 +208,15 @@ class ImageDetector:
         return time.perf_counter()
 
 
+def model_thread(device: torch.device) -> ThreadPoolExecutor | None:
+    """Starts the thread that runs a model on a GPU, whoever calls it; None for other devices, which need none.
+
+    cuDNN's plans belong to a thread: each new thread would search for kernels again (pytorch#191744), and their memory
+    would never be freed (pytorch#169153).
+    """
+    return ThreadPoolExecutor(1) if device.type == "cuda" else None
+
+
 def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings) -> Detections:
     """Selects the detections in the model's raw outputs, float32."""
     boxes, scores = model.decode(raw)
@@ -209,15 +224,23 @@ def _select(model: InferenceModel, raw: list[Tensor], settings: ResolvedSettings
 
 
 def _table_of(detections: Detections, row: int, image_hw: tuple[int, int], fit: Letterbox) -> DetectionTable:
-    """Converts the detections of one image of a batch, on the CPU, to its original pixels."""
+    """Converts the detections of one image of a batch, on the CPU, to its original pixels. Those that are not numbers
+    are left out."""
     count = int(detections.counts[row])
     boxes = detections.boxes_xyxy[row, :count].numpy()
     scores = detections.scores[row, :count].numpy()
     classes = detections.classes[row, :count].numpy()
     original = letterbox_to_original(boxes.astype(np.float64), fit.gain_x, fit.gain_y, fit.pad_x, fit.pad_y)
-    return DetectionTable(
+    table = DetectionTable(
         image_index=np.zeros(count, np.int64),
         boxes_xyxy_px=clip_xyxy(original, image_hw[1], image_hw[0]),
         scores=scores.astype(np.float64),
-        classes=classes.copy(),  # a view would keep all slots of the batch
+        classes=classes,
     )
+    return table.take(_are_numbers(boxes, scores))  # copies: a view would keep all slots of the batch
+
+
+def _are_numbers(boxes_xyxy: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Returns which detections, boxes (..., 4) and scores (...), can be shown: bool (...). A side may be infinite, for
+    boxes are clipped to the image."""
+    return ~np.isnan(boxes_xyxy).any(-1) & np.isfinite(scores)

@@ -1,7 +1,7 @@
 """The detections of one image, with the attributes that programs written for Ultralytics' results use.
 
 A `Results` holds the data: an image and its `Boxes` (result_boxes.py). Its methods convert them (result_records.py),
-draw them (drawing.py) and write them (detection_writer.py).
+draw them (drawing.py), write them (detection_writer.py) and show them (window.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import cv2
 import numpy as np
 from torch import Tensor
 
-from engine.inference.detection_writer import WRITABLE, Window, class_folders, write_crops, write_yolo_labels
+from engine.inference.detection_writer import write_crops, write_yolo_labels
 from engine.inference.drawing import describe_counts, draw_detections
 from engine.inference.other_names import attribute_error
 from engine.inference.result_boxes import Boxes
+from engine.inference.result_names import WRITABLE, class_folders
 from engine.inference.result_records import DataFrame, records_of, records_to_pandas
+from engine.inference.window import Window
 from utils.drawing.draw import write_image
 from utils.errors import UserError
 

@@ -66,7 +66,7 @@ class DetectionSettings:
         if iou is None:
             iou = DETECTION_IOU if self.agnostic else detection_iou(model.nms_iou)
         return ResolvedSettings(
-            imgsz=_resolve_imgsz(self.imgsz, model),
+            imgsz=resolve_imgsz(self.imgsz, model),
             conf=model.threshold(box_voting=self.box_voting) if self.conf is None else self.conf,
             iou=iou,
             max_det=self.max_det,
@@ -132,7 +132,7 @@ def warn_of_unused_flags(model: InferenceModel, *, nms: bool, box_voting: bool, 
         get_logger().warning("%s: --no-box-voting does nothing: its detections need no NMS", model.path)
 
 
-def _resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
+def resolve_imgsz(imgsz: int, model: InferenceModel) -> int:
     """Returns the longer side of the canvas, pixels. ``imgsz``: the wanted one, or 0 for the model's. Raises UserError
     for a size that the model does not take."""
     if model.input_hw is None:

@@ -8,7 +8,6 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Generator
 from pathlib import Path
 
 import cv2
@@ -88,19 +87,26 @@ def open_stream(source: str) -> cv2.VideoCapture:
 
 def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     """Yields all frames of a video, which is a URL of known length, or the newest frames of a live stream."""
-    if _length(capture) is not None:
-        is_empty = True
-        with contextlib.closing(iterate_ahead(_video_frames(source, capture, options), options.ahead)) as items:
-            for item in items:
-                is_empty = is_empty and not isinstance(item, Frame)
-                yield item
-        if is_empty:
-            raise UserError(f"{source}: no frame can be read; download the video and give its path")
-        return
+    if _length(capture) is None:
+        return _live_frames(source, capture, options)
+    return _url_video_frames(source, capture, options)
+
+
+def _url_video_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
+    is_empty = True
+    with contextlib.closing(iterate_ahead(_video_frames(source, capture, options), options.ahead)) as items:
+        for item in items:
+            is_empty = is_empty and not isinstance(item, Frame)
+            yield item
+    if is_empty:
+        raise UserError(f"{source}: no frame can be read; download the video and give its path")
+
+
+def _live_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions) -> FrameStream:
     fps = _fps(capture)
     taken = 0
     due = 0  # index of the next frame to yield
-    with contextlib.closing(newest_frames(capture, source)) as frames:
+    with contextlib.closing(NewestFrames(capture, source)) as frames:
         for index, frame in frames:
             if index >= due:
                 image = to_format(frame, source, options.pixels)
@@ -113,42 +119,56 @@ def stream_frames(source: str, capture: cv2.VideoCapture, options: SourceOptions
         raise UserError(f"{source}: ended before its first frame")
 
 
-def newest_frames(capture: cv2.VideoCapture, source: str) -> Generator[tuple[int, np.ndarray], None, None]:
-    """Yields the numbers, from 0, and BGR images of the frames of a live stream. A slow reader gets the newest frame,
-    and skips older ones. Releases ``capture`` at the end.
+class NewestFrames:
+    """Iterates over the numbers, from 0, and BGR images of the frames of a live stream, which a thread reads. A slow
+    reader gets the newest frame, and skips older ones. It must be closed."""
 
-    Raises UserError if a frame cannot be read, or none comes for `STREAM_TIMEOUT_S`.
-    """
-    waiting: queue.SimpleQueue[tuple[int, np.ndarray] | Exception | None] = queue.SimpleQueue()
-    is_closed = threading.Event()
+    def __init__(self, capture: cv2.VideoCapture, source: str) -> None:
+        """``source``: name of the stream, for messages."""
+        self._capture = capture
+        self._source = source
+        # At most one frame, then the error or the end (None) of the stream.
+        self._waiting: queue.SimpleQueue[tuple[int, np.ndarray] | Exception | None] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
 
-    def read() -> None:
+    def __iter__(self) -> NewestFrames:
+        return self
+
+    def __next__(self) -> tuple[int, np.ndarray]:
+        """Raises UserError if a frame cannot be read, or none comes for `STREAM_TIMEOUT_S`."""
+        try:
+            item = self._waiting.get(timeout=STREAM_TIMEOUT_S)
+        except queue.Empty:
+            raise UserError(f"{self._source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None
+        if item is None:
+            raise StopIteration
+        if isinstance(item, Exception):
+            reason = getattr(item, "err", "") or item
+            raise UserError(f"{self._source}: its frames cannot be read ({reason})") from item
+        return item
+
+    def close(self) -> None:
+        """Stops the thread and releases the capture."""
+        self._is_closed.set()
+        self._thread.join(timeout=1)
+        if not self._thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
+            self._capture.release()
+
+    def _read(self) -> None:
+        """Reads frames until the stream ends or is closed."""
         try:
             for number in itertools.count():
-                ok, frame = capture.read()
-                if not ok or is_closed.is_set():
+                ok, frame = self._capture.read()
+                if not ok or self._is_closed.is_set():
                     break
                 with contextlib.suppress(queue.Empty):
-                    waiting.get_nowait()  # an older frame
-                waiting.put((number, frame))
-            waiting.put(None)
+                    self._waiting.get_nowait()  # an older frame
+                self._waiting.put((number, frame))
+            self._waiting.put(None)
         except Exception as error:
-            waiting.put(error)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    try:
-        while (item := waiting.get(timeout=STREAM_TIMEOUT_S)) is not None:
-            if isinstance(item, Exception):
-                raise UserError(f"{source}: its frames cannot be read ({getattr(item, 'err', '') or item})") from item
-            yield item
-    except queue.Empty:
-        raise UserError(f"{source}: no frame for {STREAM_TIMEOUT_S:.0f} s") from None
-    finally:
-        is_closed.set()
-        thread.join(timeout=1)
-        if not thread.is_alive():  # a blocked read still uses the capture; the thread ends with the process
-            capture.release()
+            self._waiting.put(error)
 
 
 def _open_capture(source: str | int) -> cv2.VideoCapture:

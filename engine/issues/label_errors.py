@@ -31,6 +31,14 @@ from engine.issues.issue import (
     Issue,
     LabelBox,
 )
+from engine.issues.label_statistics import (
+    ERROR_RATE,
+    deviations_below,
+    estimated_rate,
+    fraction_at_most,
+    local_precision,
+    posterior,
+)
 from utils.boxes import xyxy_to_xywh
 from utils.detections import DetectionTable
 from utils.labels import GroundTruth
@@ -44,11 +52,6 @@ GOOD_AP50 = 0.7  # AP50 at which a class is fully trusted
 GOOD_AP75 = 0.9  # the same for positions, by AP75, because AP50 says little about how exactly boxes are placed
 MIN_SUPPORT = 0.3  # score below which the model hardly sees an object; how far below says nothing about its label
 MIN_DETECTION_SCORE = 0.01  # even detections with low scores show that the model sees something
-ERROR_RATE = 0.05  # prior probability of each kind of error; affects the order of kinds, hardly the order within one
-MIN_MISPLACED_RATE = 0.01  # lower limit of the prior of position errors, which `_estimated_rate` estimates
-RATE_STEPS = 100  # iterations of `_estimated_rate`
-MIN_DEVIATION = 0.06  # lower limit of a class's deviation of IoUs: people do not draw boxes more exactly
-MIN_NEIGHBORS = 10  # detections on either side over which precision is averaged
 MAX_PRECISION = 0.99  # upper limit of a detection's precision: no score makes an object certain
 
 
@@ -174,7 +177,7 @@ def _suspect_wrong_class(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     on_object = pairs.overlap >= SAME_OBJECT
     same, _ = _best(pairs, score, is_same & on_object, count)
     other, other_detection = _best(pairs, score, ~is_same & on_object, count)
-    swapped = _posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
+    swapped = posterior(other, np.maximum(same, MIN_DETECTION_SCORE))
     swapped *= trust.class_and_presence[truth.classes]
     has_other = other_detection >= 0
     swapped[has_other] *= trust.class_and_presence[table.classes[other_detection[has_other]]]
@@ -190,13 +193,13 @@ def _suspect_badly_placed(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion
     moved = np.zeros(count)
     moved_to = np.full(count, -1)
     moved_to[rows] = matched.detection[rows]
-    deviations = _deviations_below(matched.overlap[rows], truth.classes[rows])
-    overlaps_less = _fraction_at_most(matched.overlap[rows], truth.classes[rows])
+    deviations = deviations_below(matched.overlap[rows], truth.classes[rows], min_overlap=SAME_OBJECT)
+    overlaps_less = fraction_at_most(matched.overlap[rows], truth.classes[rows])
     # People also draw boxes loosely.
     offset_likelihood = np.minimum((1 - matched.overlap[rows]) / (1 - SAME_OBJECT), 1) ** 2
     if_moved = table.scores[moved_to[rows]] * offset_likelihood
     if_placed = np.maximum(overlaps_less, np.exp(-deviations))
-    moved[rows] = _posterior(if_moved, if_placed, _estimated_rate(if_moved, if_placed))
+    moved[rows] = posterior(if_moved, if_placed, estimated_rate(if_moved, if_placed))
     moved = moved * trust.class_and_presence[truth.classes] * trust.position[truth.classes]
     return _Suspicion(moved, moved_to)
 
@@ -207,8 +210,8 @@ def _suspect_spurious(evidence: _Evidence, trust: _ClassTrust) -> _Suspicion:
     pair_support = table.scores[pairs.detection] * np.minimum(pairs.overlap / SAME_OBJECT, 1)
     is_any = np.ones(len(pair_support), bool)
     support, _ = _best(pairs, pair_support, is_any, len(truth.classes))
-    supported_less = _fraction_at_most(np.maximum(support, MIN_SUPPORT), truth.classes)
-    spurious = _posterior((1 - support) ** 2, np.maximum(supported_less, support))
+    supported_less = fraction_at_most(np.maximum(support, MIN_SUPPORT), truth.classes)
+    spurious = posterior((1 - support) ** 2, np.maximum(supported_less, support))
     spurious = spurious * trust.class_and_presence[truth.classes]
     return _Suspicion(spurious, np.full(len(truth.classes), -1))
 
@@ -238,9 +241,10 @@ def _unlabeled(table: DetectionTable, pairs: Pairs, matched: _Match) -> tuple[np
     rows = rows[np.argsort(-table.scores[rows], kind="stable")]
     used = np.sort(np.r_[np.flatnonzero(is_matched), rows])
     precision = np.zeros(len(table.scores))
-    precision[used] = _local_precision(table.scores[used], is_matched[used], table.classes[used])
+    precision[used] = local_precision(table.scores[used], is_matched[used], table.classes[used])
     real = np.minimum(precision[rows], MAX_PRECISION)
-    return rows, _posterior(real, (1 - real) / (1 - ERROR_RATE))
+    # Either it is an object, whose label is missing at the prior rate, or it is none: then the rate cancels.
+    return rows, posterior(real, (1 - real) / (1 - ERROR_RATE))
 
 
 def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
@@ -256,36 +260,6 @@ def _is_best(table: DetectionTable, rows: np.ndarray) -> np.ndarray:
     return is_best
 
 
-def _local_precision(scores: np.ndarray, is_matched: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Estimates precision as the fraction of matched detections among those of the class with similar scores, made
-    monotonic in the score: float64 (n,)."""
-    result = np.zeros(len(scores))
-    for rows in _rows_by_class(classes):
-        rows = rows[np.argsort(scores[rows], kind="stable")]
-        total = np.r_[0, np.cumsum(is_matched[rows])]
-        half = max(MIN_NEIGHBORS, len(rows) // 50)
-        low = np.maximum(np.arange(len(rows)) - half, 0)
-        high = np.minimum(np.arange(len(rows)) + half + 1, len(rows))
-        result[rows] = np.maximum.accumulate((total[high] - total[low]) / (high - low))
-    return result
-
-
-def _posterior(if_wrong: np.ndarray, if_right: np.ndarray, rate: float = ERROR_RATE) -> np.ndarray:
-    """Computes the probability of an error from the likelihoods of the observation with and without it."""
-    wrong = rate * if_wrong
-    right = (1 - rate) * if_right
-    return np.divide(wrong, wrong + right, out=np.zeros_like(wrong), where=wrong > 0)
-
-
-def _estimated_rate(if_wrong: np.ndarray, if_right: np.ndarray) -> float:
-    """Estimates the rate of errors by expectation maximization, within `MIN_MISPLACED_RATE` and `ERROR_RATE`. Arguments
-    as in `_posterior`."""
-    rate = ERROR_RATE
-    for _ in range(RATE_STEPS if if_wrong.size else 0):
-        rate = float(np.clip(_posterior(if_wrong, if_right, rate).mean(), MIN_MISPLACED_RATE, ERROR_RATE))
-    return rate
-
-
 def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> tuple[np.ndarray, np.ndarray]:
     """Finds the largest ``value`` among the ``chosen`` pairs of each label.
 
@@ -298,32 +272,6 @@ def _best(pairs: Pairs, value: np.ndarray, chosen: np.ndarray, labels: int) -> t
     best[pairs.target[rows]] = value[rows]
     detection[pairs.target[rows]] = pairs.detection[rows]
     return best, detection
-
-
-def _rows_by_class(classes: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields the rows of each class, ascending."""
-    for c in np.unique(classes):
-        yield np.flatnonzero(classes == c)
-
-
-def _deviations_below(overlap: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns how many robust standard deviations each IoU (n,) is below the median of its class; at least 0."""
-    result = np.zeros(len(overlap))
-    for rows in _rows_by_class(classes):
-        agreed = overlap[rows][overlap[rows] >= SAME_OBJECT]
-        if agreed.size:
-            median = np.median(agreed)
-            deviation = max(1.4826 * float(np.median(np.abs(agreed - median))), MIN_DEVIATION)
-            result[rows] = np.maximum((median - overlap[rows]) / deviation, 0)
-    return result
-
-
-def _fraction_at_most(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns for each value the fraction of its class's values that are at most as large: float64 (n,)."""
-    result = np.ones(len(values))
-    for rows in _rows_by_class(classes):
-        result[rows] = np.searchsorted(np.sort(values[rows]), values[rows], side="right") / len(rows)
-    return result
 
 
 def _to_issue(split: CheckedSplit, table: DetectionTable, error: _LabelError) -> Issue:

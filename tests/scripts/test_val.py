@@ -8,7 +8,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 import yaml
+from torch import nn
 
 import export
 import train
@@ -20,6 +22,7 @@ from data.source.dataset_spec import SINGLE_CLASS_NAME
 from data.source.dataset_yaml import load_dataset_spec
 from engine.evaluation.analysis import KINDS
 from engine.evaluation.tables import write_predictions
+from engine.formats.runtimes import quiet
 from engine.inference.predictor import load
 from models.detector import build_detector
 from tests.helpers.exports import calibrated_detector
@@ -101,6 +104,28 @@ def test_val_scores_a_checkpoint_as_pycocotools_does_and_writes_all_files(tiny, 
     )
     stats, _ = coco_evaluate(index.ground_truth(), folder / "predictions.json")
     np.testing.assert_allclose([results[k] for k in ("ap", "ap50", "ap75")], stats[:3], atol=1e-4)
+
+
+class OneBox(nn.Module):
+    """An exported program of other people, which finds a disc in the middle of each image."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[[30.0], [20.0], [12.0], [12.0], [0.9], [0.0]]])
+
+
+def test_a_foreign_file_may_take_images_whose_sides_are_no_multiples_of_the_stride(tiny, tmp_path, capsys):
+    height, width = 40, 60
+    metadata = {"names": dict(enumerate(NAMES)), "imgsz": [height, width]}
+    with quiet():
+        program = torch.jit.trace(OneBox(), torch.zeros(1, 3, height, width))
+        torch.jit.save(program, tmp_path / "a.torchscript", _extra_files={"config.txt": json.dumps(metadata)})
+    given = ["--weights", tmp_path / "a.torchscript", "--trust", "--data", tiny[0], "--noplots", "--save-json"]
+    val.main(flags(tiny, tmp_path, *given))
+    boxes = {row["image_id"]: row["bbox"] for row in read(tmp_path / "runs/exp")}
+    assert len(boxes) == 7
+    side = 12 * 48 / height  # of the box, in an image that is 64 wide and 48 high
+    assert boxes[0] == pytest.approx([32 - side / 2, 24 - side / 2, side, side], abs=0.5)
+    assert "takes 40x60 pixels" in error_of(capsys, val.main, *flags(tiny, tmp_path, *given, "--imgsz", "64"))
 
 
 def test_exist_ok_says_what_it_replaces_and_leaves_nothing_of_it(tiny, tmp_path, capsys):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from data.source.dataset_spec import DatasetSpec, DataSource
 from data.source.open import open_data
-from engine.commands.scoring import canvases_of, check_size
 from engine.inference.model import InferenceModel
 from engine.inference.model_data import check_channels
 from engine.inference.open_model import open_weights
+from engine.inference.settings import resolve_imgsz
 from engine.issues.issue import CheckedSplit, Issue
 from tools.check.checks.box_pairs import box_pairs
 from tools.check.checks.box_sizes import box_sizes
@@ -37,7 +37,7 @@ from utils.strings import class_difference
 def check_dataset(config: CheckConfig) -> CheckResult:
     """Checks the data set. Raises UserError if the settings or the data cannot be used."""
     validation = ValConfig(weights=config.weights, imgsz=config.imgsz, workers=config.workers)
-    model = _open_model(config, validation)
+    model = _open_model(config)
     spec = _open_data(config, model)
     if config.out:
         make_out(spec, Path(config.out))
@@ -45,7 +45,7 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     splits, split_issues = _scan(config, spec, workers)
     imgsz = config.imgsz or TrainConfig.imgsz
     if model is not None:
-        imgsz = canvases_of(validation, model).imgsz
+        imgsz = resolve_imgsz(config.imgsz, model)
     issues = [*split_issues, *_data_issues(splits, imgsz, workers)]
     label_errors = LabelErrors()
     if model is not None:
@@ -56,13 +56,12 @@ def check_dataset(config: CheckConfig) -> CheckResult:
     )
 
 
-def _open_model(config: CheckConfig, validation: ValConfig) -> InferenceModel | None:
-    """Opens the model; returns None if none is given. Raises UserError if it cannot detect at the size of
-    ``validation``."""
+def _open_model(config: CheckConfig) -> InferenceModel | None:
+    """Opens the model; returns None if none is given. Raises UserError if it cannot detect at ``--imgsz``."""
     if not config.weights:
         return None
     model = open_weights(config.weights, device=config.device, trust=config.trust)
-    check_size(validation, model)
+    resolve_imgsz(config.imgsz, model)  # refuses a size before the data is read
     return model
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.commands.detect_files import DrawnFrame, PredictionsFile, ResultFiles, open_results_folder
+from engine.commands.detect_drawing import DrawnFrame
+from engine.commands.detect_files import PredictionsFile, ResultFiles, open_results_folder
 from engine.inference.detection_stream import FrameDetections
 from engine.inference.frames import Frame
 from tests.helpers.messages import refused

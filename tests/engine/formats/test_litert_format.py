@@ -157,15 +157,15 @@ def test_the_metadata_follow_the_model(tmp_path: Path):
     model = b"\x1c\0\0\0TFL3" + bytes(100)
     LiteRtFormat().write(model, tmp_path / FILE, metadata)
     assert (tmp_path / FILE).read_bytes().startswith(model)
-    assert parse_metadata(litert_format._read_metadata(tmp_path / FILE)) == metadata
+    assert parse_metadata(litert_format.read_metadata(tmp_path / FILE)) == metadata
     (tmp_path / FILE).write_bytes(model)  # a file of another program
-    assert litert_format._read_metadata(tmp_path / FILE) == {}
+    assert litert_format.read_metadata(tmp_path / FILE) == {}
     LiteRtFormat().write(model, tmp_path / FILE, metadata)
     content = (tmp_path / FILE).read_bytes()
     for damaged in (content[:-5], content.replace(b"names", b"nemas", 1), content[: len(model) + 60]):
         (tmp_path / FILE).write_bytes(damaged)
         with pytest.raises(UserError, match=f"^{tmp_path / FILE}: damaged metadata"):
-            litert_format._read_metadata(tmp_path / FILE)
+            litert_format.read_metadata(tmp_path / FILE)
 
 
 def test_metadata_that_are_no_mapping_are_damaged(tmp_path: Path):
@@ -174,7 +174,7 @@ def test_metadata_that_are_no_mapping_are_damaged(tmp_path: Path):
     archived = (tmp_path / "metadata.zip").read_bytes()
     (tmp_path / FILE).write_bytes(b"\x1c\0\0\0TFL3" + bytes(100) + archived)
     with pytest.raises(UserError, match=r"damaged metadata \(metadata.json is not a mapping\)"):
-        litert_format._read_metadata(tmp_path / FILE)
+        litert_format.read_metadata(tmp_path / FILE)
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

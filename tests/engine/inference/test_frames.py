@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import logging
 import os
@@ -15,7 +16,7 @@ from engine.inference import open_source as source_module
 from engine.inference import video as video_module
 from engine.inference.frames import FileProblem, Frame, SourceOptions
 from engine.inference.open_source import open_source
-from engine.inference.video import newest_frames
+from engine.inference.video import NewestFrames
 from tests.helpers.http_server import serve_folder
 from tests.helpers.messages import refused
 from utils.errors import UserError
@@ -395,7 +396,7 @@ class Camera:
 
 def test_a_live_stream_returns_the_newest_frame():
     camera = Camera(6)
-    frames = newest_frames(camera, "camera")
+    frames = NewestFrames(camera, "camera")
     camera.gate.release()
     assert next(frames)[0] == 0
     for _ in range(5):
@@ -406,6 +407,7 @@ def test_a_live_stream_returns_the_newest_frame():
     ((number, frame),) = frames  # 1 to 4 were missed
     assert number == 5
     assert (frame == 5).all()
+    frames.close()
     assert camera.released
 
 
@@ -451,6 +453,7 @@ def test_a_stream_that_cannot_be_read_says_why():
             released.append(True)
 
     released = []
-    with pytest.raises(UserError, match=r"camera: its frames cannot be read \(unplugged\)"):
-        next(newest_frames(Camera(), "camera"))
+    is_error = pytest.raises(UserError, match=r"camera: its frames cannot be read \(unplugged\)")
+    with is_error, contextlib.closing(NewestFrames(Camera(), "camera")) as frames:
+        next(frames)
     assert released == [True]

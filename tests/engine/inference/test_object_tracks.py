@@ -16,9 +16,10 @@ import pytest
 
 import detect
 from engine.commands import detect as detection
+from engine.inference import object_tracks
 from engine.inference.frames import Frame
 from engine.inference.image_detector import ImageDetections, ImageDetector
-from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks
+from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tracker
 from engine.inference.predictor import Predictor, load
 from tests.helpers.moving_scene import (
     FPS,
@@ -236,15 +237,29 @@ def test_images_of_a_program_are_one_sequence(predictor, frames, tmp_path):
     assert [result.boxes.data.tolist() for result in predictor.track(paths)] == expected
 
 
-def test_skipped_frames_of_live_streams_are_told(frames):
+def test_skipped_frames_of_live_streams_are_told(frames, monkeypatch):
     """A tracker that knows the time follows objects over gaps in which they have moved far."""
+    times = []
+
+    def timed_tracker(*args, **kwargs):
+        tracker = new_tracker(*args, **kwargs)
+        update = tracker.update
+
+        def timed_update(*args, timestamp, **kwargs):
+            times.append(timestamp)
+            return update(*args, timestamp=timestamp, **kwargs)
+
+        tracker.update = timed_update
+        return tracker
+
+    monkeypatch.setattr(object_tracks, "new_tracker", timed_tracker)
     tracks = ObjectTracks("bytetrack", THRESHOLD)
     ids = []
     for frame in frames[:40:4]:
         given = Frame("rtsp://camera", frame.image, frame.number, FPS, True, None, is_live=True)
         table, found = tracks.update(given, detections_in(frame))
         ids.append(dict(zip(table.classes.tolist(), found.tolist())))
-    assert tracks._tracker._last_timestamp == 36 / FPS
+    assert times == [number / FPS for number in range(0, 40, 4)]
     assert ids[-1] == ids[2]
 
 

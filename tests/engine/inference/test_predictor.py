@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -19,7 +18,8 @@ import pytest
 import torch
 
 import export
-from engine.inference.image_detector import ImageDetector
+from engine.inference import image_detector
+from engine.inference.image_detector import model_thread
 from engine.inference.images import as_images
 from engine.inference.predictor import Predictor, load
 from tests.data.image_io.test_decode import jpeg_with_exif
@@ -184,6 +184,22 @@ def test_outputs_that_are_not_numbers_are_reported_once(weights, tmp_path, caplo
     ]
 
 
+def test_boxes_that_are_not_numbers_are_left_out(weights, caplog, monkeypatch):
+    """JSON has no NaN. A box with infinite sides is clipped to the image."""
+    damaged = load(weights, device="cpu", color="rgb", conf=0.0, max_det=5)
+    scores = torch.tensor([[[0.9, 0.0], [0.8, 0.0], [0.7, 0.0]]])
+    boxes = torch.tensor([[24.0, 24, 40, 40], [torch.nan, 24, 60, 60], [-torch.inf, 46, torch.inf, 56]])
+    monkeypatch.setattr(damaged.model, "decode", lambda raw: (boxes[None], scores))
+    image = np.zeros((64, 64, 3), np.uint8)  # 16 pixels from the edges of its canvas
+    for _ in range(2):
+        (result,) = damaged(image)
+        assert result.boxes.xyxy.tolist() == [[8, 8, 24, 24], [0, 30, 64, 40]]
+    assert [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()] == [
+        f"{weights}: its outputs are not numbers (NaN), so some boxes are left out; its weights are damaged, or too "
+        "large for half precision: export without --half, or use --amp off"
+    ]
+
+
 def test_predictors_are_sent_to_other_processes(predictor, weights, tmp_path, monkeypatch):
     export.main(["--weights", str(shutil.copy(weights, tmp_path)), "--format", "torchscript", "--no-check"])
     monkeypatch.chdir(tmp_path)
@@ -240,13 +256,14 @@ def test_a_fixed_canvas(weights, predictor):
 
 def test_on_a_gpu_one_thread_runs_the_model(weights, monkeypatch):
     """The test uses the GPU's thread for a model on the CPU. An error reaches the caller, and the thread continues."""
-    fake = SimpleNamespace(device=torch.device("cuda"))
-    assert ImageDetector(fake, None)._thread is not None
-    predictor = load(weights, device="cpu", conf=0.0, max_det=5)
     threads = set()
     pictures = [picture(seed=seed) for seed in range(20)]
+    settings = {"device": "cpu", "conf": 0.0, "max_det": 5}
+    predictor = load(weights, **settings)
     expected = [rows(predictor(image, color="rgb")) for image in pictures]
-    predictor.image_detector._thread = ImageDetector(fake, None)._thread
+    thread = model_thread(torch.device("cuda"))
+    monkeypatch.setattr(image_detector, "model_thread", lambda device: thread)
+    predictor = load(weights, **settings)
     decode = predictor.model.decode
 
     def noted(raw: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

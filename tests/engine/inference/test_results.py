@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.inference import detection_writer
-from engine.inference.detection_writer import MAX_FOLDER_BYTES, class_folders
+from engine.inference import window
 from engine.inference.result_boxes import Boxes
+from engine.inference.result_names import MAX_FOLDER_BYTES, class_folders
 from engine.inference.results import ResultList, Results
 from tests.helpers.messages import refused
 from utils.config.other_programs.table import python_hint
@@ -126,7 +126,7 @@ def test_images_are_bgr(result, tmp_path, monkeypatch):
     with refused("c.xyz: images are written as .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp"):
         result.save("c.xyz")
     assert np.array_equal(cv2.imdecode(np.frombuffer(result._repr_png_(), np.uint8), cv2.IMREAD_COLOR), drawn)
-    monkeypatch.setattr(detection_writer.sys, "platform", "linux")
+    monkeypatch.setattr(window.sys, "platform", "linux")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with refused("no window can be opened: there is no display; leave out --view-img, ..."):
