@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.optim.build import RULES, SHORT_RUN
@@ -14,23 +12,17 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 
-def log_start(
-    plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan, *, changes: Sequence[str] = ()
-) -> None:
+def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
     starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number. Logs nothing
     for a run that has no step left, but only has to score its last epoch or to write its report.
 
-    Args:
-        settings: those of ``plan``, with the open ones chosen.
-        changes: see `engine.run.restore.StartPosition.messages`.
+    ``settings``: those of ``plan``, with the open ones chosen.
     """
     if plan.remaining is not Remaining.STEPS:
         return
     config = settings.config
     log = get_logger()
-    for message in changes:
-        log.info("%s", message)
     warning = few_steps_warning(steps, from_weights=bool(config.weights))
     if warning and step.ctx.is_main and not config.time:
         log.warning("%s", warning)
