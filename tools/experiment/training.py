@@ -63,7 +63,7 @@ def train(config: TrainConfig, folder: Path, signals: StopSignals, pruning: Prun
     if a signal arrives during the wait.
     """
     config = dataclasses.replace(config, project=str(folder.parent), name=folder.name, resume=AUTO)
-    reports = _EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
+    reports = EpochReports(folder / RESULTS_CSV, config.epochs, pruning)
     result = repeat_if_lost(partial(_run_process, config, folder, signals, reports), str(folder))
     if result.outcome == Outcome.LOST:
         reason = f"{folder}: {result.reason} (finished epochs are kept; the same command continues)"
@@ -102,7 +102,7 @@ def repeat_if_lost(run: Callable[[], RunResult], subject: str) -> RunResult:
     return run()
 
 
-def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: _EpochReports) -> RunResult:
+def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, reports: EpochReports) -> RunResult:
     """Runs a process of train.py until it ends, and returns how the training ended.
 
     | pruned | signal received | outcome of the training |
@@ -129,7 +129,7 @@ def _run_process(config: TrainConfig, folder: Path, signals: StopSignals, report
     return result
 
 
-def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResult:
+def _wait(child: Child, signals: StopSignals, reports: EpochReports) -> RunResult:
     """Waits for the child to end, and returns how it ended. A signal or ``reports`` can stop it."""
     is_stopping = False
     while True:
@@ -144,7 +144,7 @@ def _wait(child: Child, signals: StopSignals, reports: _EpochReports) -> RunResu
             child.process.wait(POLL_S)
 
 
-class _EpochReports:
+class EpochReports:
     """Passes each fitness of an epoch in results.csv to `Pruning`, once, until that ends the training. Without one,
     does not read the file.
 

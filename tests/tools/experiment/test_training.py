@@ -130,7 +130,7 @@ def test_a_repeated_epoch_is_reported_with_its_new_fitness(tmp_path):
     """A process was killed between results.csv and last.pt: the weights of the first value do not exist any more."""
     table = tmp_path / "results.csv"
     seen: list[tuple[int, float]] = []
-    reports = training._EpochReports(table, 3, Pruning("metrics/AP", lambda *report: seen.append(report) is not None))
+    reports = training.EpochReports(table, 3, Pruning("metrics/AP", lambda *report: seen.append(report) is not None))
     for rows in ("1,0.1\n2,0.5\n", "1,0.1\n", "1,0.1\n2,0.4\n", "1,0.1\n2,0.4\n3,0.2\n"):
         table.write_text(f"epoch,metrics/AP\n{rows}")
         reports.report_new()
