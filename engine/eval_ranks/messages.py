@@ -78,8 +78,8 @@ class ScoresMessage:
 
 
 def post_message(store: dist.Store, key: str, message: Any) -> None:
-    """Stores ``message``, whose tensors are on the CPU, under ``key``, pickled, as
-    torch.distributed does with objects."""
+    """Stores ``message``, whose tensors are on the CPU, under ``key``, pickled, as torch.distributed does with
+    objects."""
     content = memoryview(pickle.dumps(message))
     starts = range(0, len(content), _PIECE_BYTES)
     for number, start in enumerate(starts):
