@@ -26,13 +26,14 @@ def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: Step
     warning = few_steps_warning(steps, from_weights=bool(config.weights))
     if warning and step.ctx.is_main and not config.time:
         log.warning("%s", warning)
+    length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
+    if steps.is_timed:  # the number of epochs is not known yet
+        length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
     log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
     log.info(
-        "%s (%s of %d), each of %s of %s at %d px, in %s",
-        counted(steps.total, "step"),
-        counted(config.epochs, "epoch"),
-        steps.per_epoch,
+        "%s, each of %s of %s at %d px, in %s",
+        length,
         counted(steps.accumulate, "batch"),
         counted(config.batch_size, "image"),
         config.imgsz,

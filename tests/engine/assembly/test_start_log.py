@@ -37,3 +37,16 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
     takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps
+
+
+@pytest.mark.parametrize(
+    ("hours", "length"),
+    [(0.0, "6 steps (2 epochs of 3), each"), (0.5, "3 steps per epoch, for 0.5 hours (--time), each")],
+)
+def test_the_number_of_steps_is_stated_if_it_is_known(caplog, hours, length):
+    """With --time, the number for --epochs was stated, which the run does not have."""
+    caplog.set_level("INFO", logger="lockstep")
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    log_start(continued_run(settings, Progress()), settings, step, step_plan(settings.config, 3))
+    assert any(message.startswith(length) for message in caplog.messages)
