@@ -312,6 +312,7 @@ def test_a_failing_tensorboard_is_turned_off(tmp_path, monkeypatch, capsys, fail
     ("text", "message"),
     [
         ("a\n0\n", "results.csv: not a results file of this program; move it away"),
+        ("a,b\n", "results.csv: not a results file of this program; move it away"),
         ("folder", "results.csv: cannot be read (is a folder, not a file); move it away"),
         ("pipe", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
         ("device", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
