@@ -52,8 +52,8 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 
 
 def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
-    """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that
-    are enough; "" if it has enough."""
+    """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that are
+    enough; "" if it has enough."""
     min_steps = MIN_STEPS_FROM_WEIGHTS if from_weights else MIN_STEPS
     if steps.total >= min_steps:
         return ""

@@ -82,8 +82,8 @@ class Watchdog:
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it,
-        as processes may end one by one. The process is not ended while ``is_writing``: a checkpoint would be lost."""
+        """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it, as
+        processes may end one by one. The process is not ended while ``is_writing``: a checkpoint would be lost."""
         self.beat()
         self._is_writing = is_writing
         self._folder = folder

@@ -75,8 +75,8 @@ def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
 
 
 def _check_project(command: TrainCommand, folder: Path) -> None:
-    """Raises UserError if the command names a ``--project`` that does not contain ``folder``, where the run
-    continues. (A bare ``--resume`` finds the run in the project.)"""
+    """Raises UserError if the command names a ``--project`` that does not contain ``folder``, where the run continues.
+    (A bare ``--resume`` finds the run in the project.)"""
     config = command.config
     if not config.resume or "project" not in command.explicit_flags:
         return

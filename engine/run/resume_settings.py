@@ -134,8 +134,8 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 def merge_hyperparameters(
     stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str]
 ) -> tuple[Hyperparameters, list[str]]:
-    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top, and messages
-    to be logged about the recipe."""
+    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top, and messages to
+    be logged about the recipe."""
     base = stored.hyp
     messages: list[str] = []
     if "hyp" in explicit_flags and _is_missing_recipe(stored.config, current):
