@@ -109,7 +109,10 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
         if new == old or is_unset(name, new):
             continue
         if name in _FIXED_SETTINGS:
-            raise UserError(f"{as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
+            raise UserError(
+                f"{as_flag(name, new)}: the run being resumed has {old!r}; leave it out, or start a new run with "
+                "--weights"
+            )
         changes[name] = new
     if current.time:
         changes.pop("epochs", None)  # the time decides on the number of epochs
