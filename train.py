@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with StopSignals() as signals:  # installed before anything else, so that even an early signal requeues the job
+    # Entered before the flags are read, files opened and torch imported: a signal meanwhile also requeues the job.
+    with StopSignals() as signals:
         outcome = _start(sys.argv[1:] if argv is None else list(argv), signals)
         if outcome is not None and outcome.run.config.export:
             signals.ignore_requeue()  # also when only exports are left to do

@@ -83,7 +83,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The state of the checkpoint, if there is one.
     identity = DataIdentity.of(samples.sample_index, validation.loader.samples.sample_index)
     epoch_data = EpochData.of(train_loader, identity=identity)
-    position = restore_run(ctx, checkpoint, step, settings.config, epoch_data)
+    position = restore_run(ctx, plan, checkpoint, step, epoch_data)
     progress = position.progress
     del checkpoint  # its tensors are in place
 
@@ -100,7 +100,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     hooks = build_hooks(run, step, train_loader, validation, fitness=data.fitness, resources=hook_resources)
     for hook in hooks:
         stack.callback(hook.close)
-    log_start(plan, settings, step, steps, changes=position.messages)
+    log_start(plan, settings, step, steps)
     return Trainer(
         run=run,
         step=step,

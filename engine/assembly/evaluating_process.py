@@ -76,7 +76,7 @@ def run_evaluation_process(launch: Launch | None, config: TrainConfig, explicit_
         if not isinstance(error, ExplainedError):
             traceback.print_exc()
         with suppress(dist.DistError):
-            ctx.store.set(FAILED, f"rank {ctx.rank} of the evaluating processes: {first_line(error)}")
+            ctx.store.set(FAILED, f"rank {ctx.first_rank + ctx.rank}: {first_line(error)}")
     finally:
         _leave(ctx.store)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.optim.build import RULES, SHORT_RUN
@@ -14,33 +12,28 @@ from utils.logger import get_logger
 from utils.strings import counted
 
 
-def log_start(
-    plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan, *, changes: Sequence[str] = ()
-) -> None:
+def log_start(plan: RunPlan, settings: RunSettings, step: TrainStep, steps: StepPlan) -> None:
     """Logs the optimizer and its rates with the reasons for them, the number and size of steps, and that the training
     starts. Warns of a run with too few steps for a good detector, unless ``--time`` decides their number. Logs nothing
     for a run that has no step left, but only has to score its last epoch or to write its report.
 
-    Args:
-        settings: those of ``plan``, with the open ones chosen.
-        changes: see `engine.run.restore.StartPosition.messages`.
+    ``settings``: those of ``plan``, with the open ones chosen.
     """
     if plan.remaining is not Remaining.STEPS:
         return
     config = settings.config
     log = get_logger()
-    for message in changes:
-        log.info("%s", message)
     warning = few_steps_warning(steps, from_weights=bool(config.weights))
     if warning and step.ctx.is_main and not config.time:
         log.warning("%s", warning)
+    length = f"{counted(steps.total, 'step')} ({counted(config.epochs, 'epoch')} of {steps.per_epoch})"
+    if steps.is_timed:  # the number of epochs is not known yet
+        length = f"{counted(steps.per_epoch, 'step')} per epoch, for {config.time:g} hours (--time)"
     optimizer = f"{step.optimizer.name} ({_reason_for_optimizer(plan, steps)})"
     log.info("%s, learning rate %s", optimizer, _described_rates(settings, step))
     log.info(
-        "%s (%s of %d), each of %s of %s at %d px, in %s",
-        counted(steps.total, "step"),
-        counted(config.epochs, "epoch"),
-        steps.per_epoch,
+        "%s, each of %s of %s at %d px, in %s",
+        length,
         counted(steps.accumulate, "batch"),
         counted(config.batch_size, "image"),
         config.imgsz,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from engine.checkpoint.progress import CheckpointHeader, PendingEpoch, Progress
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
+from utils.process.limits import DISK_FULL
 from utils.program import resume_flag
 
 
@@ -140,11 +140,11 @@ class Checkpointer:
         try:
             write_checkpoint(content, path)
         except OSError as error:
-            raise UserError(self._write_failure(path, error)) from None
+            raise self.write_failure(path, error) from None
 
-    def _write_failure(self, path: Path, error: OSError) -> str:
-        """Returns the message about a file that could not be written, with advice."""
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    def write_failure(self, path: Path, error: OSError) -> UserError:
+        """Returns the error about a file of the run that could not be written, which says how to continue."""
+        is_full = error.errno in DISK_FULL
         reason = "the disk is full" if is_full else (error.strerror or str(error)).splitlines()[0].lower()
         remedy = "free some space" if is_full else "check the disk"
         last = checkpoint_of_newest_run(self.folder)
@@ -152,4 +152,4 @@ class Checkpointer:
             advice = f"the checkpoints already there are intact: {remedy} and continue with {resume_flag(last)}"
         else:
             advice = f"there is no earlier checkpoint to resume from: {remedy} and start again"
-        return f"{path}: could not be written ({reason}); {advice}"
+        return UserError(f"{path}: could not be written ({reason}); {advice}")

@@ -139,8 +139,8 @@ def read_progress(path: Path) -> Progress | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingEpoch:
-    """A completed epoch that is still to be scored, by other processes or because it has become the last: the data
-    that is saved once it has scores."""
+    """A completed epoch that is still to be scored, by other processes or because it has become the last: the data that
+    is saved once it has scores."""
 
     row: dict[str, float]  # its row of results.csv
     is_closing: bool  # see `models.losses.base.Criterion.set_closing`

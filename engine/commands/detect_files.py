@@ -10,25 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-import numpy as np
-
 from data.labels.coco_classes import coco_category_ids
-from engine.inference.detection_stream import FrameDetections
-from engine.inference.detection_writer import (
-    UniqueStems,
-    VideoFiles,
-    class_folders,
-    coco_rows,
-    mot_lines,
-    write_crops,
-    write_yolo_labels,
-    written_suffix,
-)
-=======
 from engine.commands.detect_drawing import DrawnFrame
 from engine.inference.detection_writer import coco_rows, mot_lines, write_crops, write_yolo_labels
->>>>>>> r-infer
 from engine.inference.frames import Frame
 from engine.inference.result_names import UniqueStems, class_folders, written_suffix
 from engine.inference.source_files import source_files

@@ -184,8 +184,8 @@ SERVICES = {service.flag: service for service in (Mlflow, Wandb)}
 
 
 def open_services(names: Sequence[str]) -> list[Service]:
-    """Returns the services ``names``. Raises UserError for one whose package is not installed, or that
-    would ask for an account."""
+    """Returns the services ``names``. Raises UserError for one whose package is not installed, or that would ask for an
+    account."""
     for name in names:
         for variable, value in QUIET[name].items():
             os.environ.setdefault(variable, value)

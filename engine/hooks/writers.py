@@ -38,19 +38,22 @@ class ResultsCsv(Hook):
         if not self.table.rows and not trainer.checkpointer.replaces_earlier:
             self.path.unlink(missing_ok=True)
         elif 0 < len(self.table.rows) < num_read:
-            self._write()
+            self._write(trainer)
 
     def record(self, trainer: Training, epoch: Epoch) -> None:
         self.table.add(epoch.number, epoch.row)
-        self._write()
+        self._write(trainer)
 
-    def _write(self) -> None:
+    def _write(self, trainer: Training) -> None:
         """Replaces the file. It survives a power cut, unless the disk cannot confirm that it has written a file. In
-        that case, this only warns, once."""
+        that case, this only warns, once. Raises UserError if the file cannot be written at all."""
         try:
             self.table.write(self.path, durable=True)
         except OSError as error:
-            self.table.write(self.path)  # raises if the file cannot be written at all
+            try:
+                self.table.write(self.path)
+            except OSError as failure:
+                raise trainer.checkpointer.write_failure(self.path, failure) from None
             if not self._has_warned:
                 reason = error.strerror or error
                 get_logger().warning("%s: may not survive a power cut (%s); written all the same", self.path, reason)

@@ -9,8 +9,8 @@ from utils.config.settings import Hyperparameters, TrainConfig
 from utils.strings import counted
 
 # Validation AP on BCCD by steps of batch 16: from random weights (160 px) 0.00 after 65 and 0.52 after 390, from
-# yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random
-# weights (128 px): AP50 0.93 after 260.
+# yolov8n.pt (320 px) 0.48 after 39, 0.60 after 117 and 0.63 after 260. The demo set, from random weights (128 px): AP50
+# 0.93 after 260.
 MIN_STEPS = 250
 MIN_STEPS_FROM_WEIGHTS = 100
 
@@ -52,8 +52,8 @@ def epochs_in_time(done: int, seconds: float, total_s: float) -> int:
 
 
 def few_steps_warning(steps: StepPlan, *, from_weights: bool) -> str:
-    """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that
-    are enough; "" if it has enough."""
+    """Returns a warning about a run with so few steps that its detector will be poor, and the number of epochs that are
+    enough; "" if it has enough."""
     min_steps = MIN_STEPS_FROM_WEIGHTS if from_weights else MIN_STEPS
     if steps.total >= min_steps:
         return ""

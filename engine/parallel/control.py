@@ -102,15 +102,15 @@ class RunControl:
         self._stop_requested = True
 
     def fail(self, message: str, cause: BaseException | None = None) -> None:
-        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if ``on_end`` of a
-        callback fails, `late_failure` returns it."""
+        """Stops the run, which ends with this error: `raise_if_aborted` raises it or, if ``on_end`` of a callback
+        fails, `late_failure` returns it."""
         self._failure = message
         self._cause = cause
         self._stop_requested = True
 
     def is_aborted(self) -> bool:
-        """Returns True if the ranks have stopped at a signal, or if a callback has failed on any of them:
-        another command does the rest. Every rank must call this."""
+        """Returns True if the ranks have stopped at a signal, or if a callback has failed on any of them: another
+        command does the rest. Every rank must call this."""
         return self.exit_code != 0 or self._has_failed()
 
     def flags(self) -> StepFlags:
@@ -184,8 +184,8 @@ class RunControl:
             position: progress text, such as ``2 epochs``.
             continuation: what to do next, such as ``continue with: --resume last.pt``.
 
-        Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank,
-        and `PeerFailure` if one has failed on another rank only.
+        Raises Stopped if a signal to any rank has stopped the run, UserError if a callback has failed on this rank, and
+        `PeerFailure` if one has failed on another rank only.
         """
         if self.exit_code:
             get_logger().info("stopped by a signal after %s; %s", position, continuation)
@@ -196,8 +196,8 @@ class RunControl:
             raise _failure_error(self._failure, continuation) from self._cause
 
     def late_failure(self, continuation: str) -> UserError | None:
-        """Returns the error of a callback's ``on_end``, on any rank; None if there is none, and on all ranks
-        but 0. Every rank must call this. ``continuation``: see `raise_if_aborted`."""
+        """Returns the error of a callback's ``on_end``, on any rank; None if there is none, and on all ranks but 0.
+        Every rank must call this. ``continuation``: see `raise_if_aborted`."""
         messages = [message for message in all_objects(self._ctx, self._failure) if message]
         if not messages or not self._ctx.is_main:
             return None

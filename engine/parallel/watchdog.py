@@ -82,8 +82,8 @@ class Watchdog:
 
     @contextmanager
     def training(self, folder: Path, is_writing: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it,
-        as processes may end one by one. The process is not ended while ``is_writing``: a checkpoint would be lost."""
+        """Expects a beat every `STALL_S` seconds within the block; stacks go to ``folder``. Watching stops after it, as
+        processes may end one by one. The process is not ended while ``is_writing``: a checkpoint would be lost."""
         self.beat()
         self._is_writing = is_writing
         self._folder = folder
@@ -109,7 +109,7 @@ class Watchdog:
         while not self._closed.wait(CHECK_EVERY_S):
             now = time.monotonic()
             self._report_stall(now)
-            self._note_signal(now)
+            self._record_signal(now)
             self._follow_launcher()
             if not self._is_writing():
                 self._end_after_signal(now)
@@ -122,7 +122,7 @@ class Watchdog:
             self._reported_beat = beat
             self._write_stacks(now - beat)
 
-    def _note_signal(self, now: float) -> None:
+    def _record_signal(self, now: float) -> None:
         """Records when the first signal arrived."""
         if self.signals.drain() and self._signal_at is None:
             self._signal_at = now

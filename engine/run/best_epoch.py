@@ -54,10 +54,10 @@ def _restore_best(checkpointer: Checkpointer, stored: RunDescription, progress: 
 def _is_of_best_epoch(path: Path, run_id: str, progress: Progress) -> bool:
     """Returns whether the run ``run_id`` saved the file after the best epoch in ``progress``. The run may have trained
     that epoch twice, with different settings, so the fitness is compared as well."""
-    newest = read_progress(path)
-    if newest is None or run_id_of(path) != run_id or newest.epoch != newest.best_epoch:
+    stored = read_progress(path)
+    if stored is None or run_id_of(path) != run_id or stored.epoch != stored.best_epoch:
         return False
-    return (newest.best_epoch, newest.best_fitness) == (progress.best_epoch, progress.best_fitness)
+    return (stored.best_epoch, stored.best_fitness) == (progress.best_epoch, progress.best_fitness)
 
 
 def _set_aside(best: Path) -> None:

@@ -16,6 +16,7 @@ The steps of a run that continues, on rank 0 up to 3, and then on all ranks (eng
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +29,7 @@ from engine.run.launchers import find_run_of_launchers
 from engine.run.new_folder import check_run_dir
 from engine.run.resolve import resolve, resolve_command, with_checksums
 from engine.run.resume import plan_from_checkpoint
+from engine.run.resume_settings import as_flag
 from engine.run.run import ContinuedRun, EndedRun, NewRun, RunPlan, RunSettings, TrainCommand
 from utils.config.recipes import read_recipe
 from utils.config.settings import AUTO, TrainConfig, names_with
@@ -66,9 +68,21 @@ def _plan(command: TrainCommand, stack: ExitStack) -> RunPlan | EndedRun:
         return _plan_in_folder(command, config.folder, stack)
     if config.resume not in (None, AUTO):
         path = find_checkpoint(config)
+        _check_project(command, path.parent)
         lock_folder(path.parent, stack)
         return _plan_named(command, path)
     return _plan_new(command)
+
+
+def _check_project(command: TrainCommand, folder: Path) -> None:
+    """Raises UserError if the command names a ``--project`` that does not contain ``folder``, where the run continues.
+    (A bare ``--resume`` finds the run in the project.)"""
+    config = command.config
+    if not config.resume or "project" not in command.explicit_flags:
+        return
+    if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(config.project)):
+        flag = as_flag("project", config.project)
+        raise UserError(f"{flag}: the run continues in its own folder, {folder}; leave out --project")
 
 
 def _plan_new(command: TrainCommand, folder: Path | None = None) -> NewRun:

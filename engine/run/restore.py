@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from data.loading.loader import InfiniteDataLoader
 from engine.checkpoint.checkpoint import Checkpoint, TrainState
@@ -12,7 +12,7 @@ from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
 from engine.optim.schedule import step_plan
 from engine.run.results_csv import ResultsTable
-from engine.run.run import NewRun, RunPlan, StartedFrom
+from engine.run.run import NewRun, Remaining, RunPlan, StartedFrom
 from utils.config.epochs import is_closing_epoch
 from utils.config.settings import TrainConfig
 from utils.distributed.agreement import check_agreement
@@ -60,17 +60,17 @@ class StartPosition:
 
     progress: Progress
     pending: PendingEpoch | None = None  # see `pending_epoch`
-    messages: list[str] = field(default_factory=list)  # how the position and the learning rate change
 
 
 def restore_run(
-    ctx: DistributedContext, checkpoint: Checkpoint | None, state: TrainState, config: TrainConfig, data: EpochData
+    ctx: DistributedContext, plan: RunPlan, checkpoint: Checkpoint | None, state: TrainState, data: EpochData
 ) -> StartPosition:
     """Puts the state of a checkpoint in place: weights, averaged weights, optimizer and loss scale. Returns the
-    position from which the run continues; that of a new run if there is no checkpoint. Raises UserError when the state
-    does not fit the run."""
+    position from which the run continues, and logs how it differs from that of the checkpoint if the run takes steps;
+    returns that of a new run if there is no checkpoint. Raises UserError when the state does not fit the run."""
     if checkpoint is None:
         return StartPosition(progress=Progress())
+    config = plan.settings.config  # of a run that continues, no setting is left open
     if ctx.is_main:
         warn_of_lost_results(checkpoint)
     checkpoint.restore(ctx, state)
@@ -79,8 +79,10 @@ def restore_run(
             "resume: the labels, the sizes of the images, or how the YAML reads them have changed since the run began"
         )
     progress, messages = adapt_progress(checkpoint, config, data)
-    pending = pending_epoch(ctx, checkpoint, epochs=config.epochs)
-    return StartPosition(progress=progress, pending=pending, messages=messages)
+    if plan.remaining is Remaining.STEPS:
+        for message in messages:
+            get_logger().info("%s", message)
+    return StartPosition(progress=progress, pending=pending_epoch(ctx, checkpoint, epochs=config.epochs))
 
 
 def pending_epoch(ctx: DistributedContext, checkpoint: Checkpoint, *, epochs: int) -> PendingEpoch | None:

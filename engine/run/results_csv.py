@@ -32,6 +32,8 @@ class ResultsTable:
                 reader = csv.DictReader(file)
                 rows = {int(row["epoch"]): {k: v for k, v in row.items() if v} for row in reader}
                 columns = list(reader.fieldnames or ["epoch"])
+            if "epoch" not in columns:  # and without rows
+                raise KeyError("epoch")
             for row in rows.values():
                 list(map(float, row.values()))
         except (TypeError, ValueError, KeyError, csv.Error):

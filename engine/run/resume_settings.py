@@ -108,7 +108,10 @@ def merge_config(stored: TrainConfig, current: TrainConfig, explicit_flags: Coll
         if new == old or is_unset(name, new):
             continue
         if name in _FIXED_SETTINGS:
-            raise UserError(f"{as_flag(name, new)}: the run being resumed has {old!r}; start a new run with --weights")
+            raise UserError(
+                f"{as_flag(name, new)}: the run being resumed has {old!r}; leave it out, or start a new run with "
+                "--weights"
+            )
         changes[name] = new
     if current.time:
         changes.pop("epochs", None)  # the time decides on the number of epochs
@@ -133,8 +136,8 @@ def _joined_overrides(stored: TrainConfig, current: TrainConfig, explicit_flags:
 def merge_hyperparameters(
     stored: RunSettings, current: TrainConfig, explicit_flags: Collection[str]
 ) -> tuple[Hyperparameters, list[str]]:
-    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top, and messages
-    to be logged about the recipe."""
+    """Returns the stored hyper-parameters, or those of ``--hyp`` if it is given, with ``--set`` on top, and messages to
+    be logged about the recipe."""
     base = stored.hyp
     messages: list[str] = []
     if "hyp" in explicit_flags and _is_missing_recipe(stored.config, current):

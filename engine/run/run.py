@@ -87,11 +87,11 @@ class StartedFrom:
 
 
 class Remaining(enum.Enum):
-    """The first piece of work that is left of a run when a command starts it; the later ones follow from it."""
+    """The work that is left of a run when a command starts it."""
 
-    STEPS = "steps"
-    SCORES = "scores"  # all steps have been taken, but the last epoch has not been scored
-    REPORT = "report"  # the run has ended; if a callback has ended it, its newest epoch may still have to be scored
+    STEPS = "steps"  # steps, scores and the report
+    SCORES = "scores"  # the scores of the last epoch, and the report
+    REPORT = "report"  # the report; if a callback has ended the run, perhaps also the scores of its newest epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,11 +110,15 @@ def check_shapes(path: Path, spec: dict[str, Any], names: Sequence[str], shapes:
     expected = shapes_of(model.state_dict())
     for name in [*expected, *shapes]:
         if expected.get(name) != shapes.get(name):
-            in_model, in_file = (str(list(s[name])) if name in s else "nothing" for s in (expected, shapes))
-            raise _mismatch(path, name, in_model, in_file)
+            raise _mismatch(path, name, in_model=_shape_text(expected, name), in_file=_shape_text(shapes, name))
 
 
-def _mismatch(path: Path, name: str, in_model: str, in_file: str) -> UserError:
+def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
+    """Returns the shape of the tensor ``name`` for a message; "nothing" if there is none."""
+    return str(list(shapes[name])) if name in shapes else "nothing"
+
+
+def _mismatch(path: Path, name: str, *, in_model: str, in_file: str) -> UserError:
     return UserError(
         f"{path}: its weights do not match its model ({name}: the model has {in_model}, the file {in_file})"
     )
@@ -192,7 +196,7 @@ def detector_of(stored: StoredWeights) -> Detector:
         names = names_for(num_classes, stored.names, stored.path) or tuple(map(str, range(num_classes)))
     detector = build_detector(spec, len(names), names=names)
     if stored.strides is not None and stored.strides != detector.strides:
-        raise _mismatch(stored.path, "strides", str(list(detector.strides)), str(list(stored.strides)))
+        raise _mismatch(stored.path, "strides", in_model=str(list(detector.strides)), in_file=str(list(stored.strides)))
     # Not strict: batch counters may be missing, and are not used.
     detector.load_state_dict({name: stored.tensors[name] for name in stored.shapes}, strict=False)
     return detector.eval()

@@ -1,5 +1,5 @@
-"""The origin of weights and their license: stored in checkpoints and exported files, or looked up in the
-catalog of public weights."""
+"""The origin of weights and their license: stored in checkpoints and exported files, or looked up in the catalog of
+public weights."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from engine.checkpoint.progress import Progress
 from engine.optim.schedule import StepPlan
 from engine.parallel.control import RunControl
 from engine.parallel.watchdog import Watchdog
-from engine.run.run import RunSettings, StartedFrom, TrainingRun
+from engine.run.run import ContinuedRun, RunSettings, StartedFrom, TrainingRun
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -63,6 +63,22 @@ def hook_training(
     run = TrainingRun(folder=folder, run_id=run_id, settings=settings, started_from=started_from)
     checkpointer = Checkpointer(folder, ctx=ctx, description=description)
     return HookTraining(run, checkpointer, ctx=ctx, **parts)
+
+
+def continued_run(settings: RunSettings, progress: Progress, *, end_reason: str = "") -> ContinuedRun:
+    """Returns the plan of a run that continues after ``progress`` without any changes."""
+    return ContinuedRun(
+        settings=settings,
+        stored=settings,
+        launchers=[""],
+        local_paths=frozenset(),
+        started_from=started_from(progress),
+        known_root="",
+        end_reason=end_reason,
+        position_text="",
+        change_messages=[],
+        machine_messages=[],
+    )
 
 
 def started_from(progress: Progress, **stored: Any) -> StartedFrom:

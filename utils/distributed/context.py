@@ -36,6 +36,7 @@ class DistributedContext:
     store: dist.Store | None = field(default=None, repr=False, compare=False)
     launcher: str = ""  # identifies the torchrun process that started this one, or ""
     eval_ranks: int = 0  # number of processes outside this group that validate for it
+    first_rank: int = 0  # rank of this group's first process in the run; not 0 if the group validates for another
     # Numbers the barriers of this module, whose keys in the store must differ.
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
@@ -104,7 +105,7 @@ def leaving_together(ctx: DistributedContext) -> Iterator[StoreBarrier]:
     names = ["process 0"]  # without a process group, there is nobody to wait for
     if ctx.is_distributed:
         rank = ctx.rank
-        names = [f"process {number}" for number in range(ctx.world_size)]
+        names = [f"process {ctx.first_rank + number}" for number in range(ctx.world_size)]
         names[ctx.rank - ctx.local_rank] = f"the first process of node {ctx.node_rank}"
     title = f"together/{next(ctx._turns)}"
     with StoreBarrier(ctx.store, title, rank=rank, names=names, group_ranks=range(len(names))) as barrier:

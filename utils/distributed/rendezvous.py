@@ -192,6 +192,7 @@ def join_run(
         store=evaluation_store(store) if place.is_evaluating else store,
         launcher=_launcher_name(launch),
         eval_ranks=0 if place.is_evaluating else eval_ranks,
+        first_rank=launch.rank - place.rank,
     )
     make_current(place.device)
     _init_process_group(ctx, launch, timeout_s)

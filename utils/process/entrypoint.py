@@ -41,7 +41,17 @@ PEER_GRACE_S = 2.0
 
 # Errors of the file system that the user can resolve.
 _REFUSED = frozenset(
-    (*DISK_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+    (
+        *DISK_FULL,
+        errno.EFBIG,  # a limit of the file system, or of ulimit -f
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+    )
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import weakref
 
 import cv2
 import numpy as np
@@ -110,13 +111,26 @@ def test_no_images_are_kept_for_rectangular_batches(index, monkeypatch):
 @pytest.mark.parametrize("max_images", [0, 1, 2.5])
 def test_recent_images_are_bounded_in_bytes(index, monkeypatch, max_images):
     reader = readers.ImageReader(index, imgsz=64)
-    expected = [reader.read(i, 0) for i in range(3)]
+    read = reader.read
+    expected = [read(i, 0) for i in range(3)]
     max_bytes = int(max_images * max(image.nbytes for image in expected))
+    decoded: list[weakref.ref[np.ndarray]] = []
+
+    def read_and_watch(i: int, epoch: int) -> np.ndarray:
+        image = read(i, epoch)
+        decoded.append(weakref.ref(image))
+        return image
+
+    def kept_bytes() -> int:
+        images = [ref() for ref in decoded]
+        return sum(image.nbytes for image in images if image is not None)
+
+    monkeypatch.setattr(reader, "read", read_and_watch)
     monkeypatch.setattr(readers, "MAX_RECENT_BYTES", max_bytes)
     recent = readers.RecentImages(reader, max_images=32)
     for i in (0, 1, 2, 2, 0, 1, 1):
         np.testing.assert_array_equal(recent.read(i, 0), expected[i])
-        assert sum(image.nbytes for image in recent._images.values()) <= max_bytes
+        assert kept_bytes() <= max_bytes
 
 
 def test_training_samples_are_well_formed(index):

@@ -7,11 +7,11 @@ import pytest
 from engine.assembly.start_log import log_start
 from engine.checkpoint.progress import Progress
 from engine.optim.schedule import step_plan
-from engine.run.run import ContinuedRun, Remaining, RunSettings
+from engine.run.run import Remaining, RunSettings
 from models.detector import build_detector
 from tests.helpers.steps import make_train_step
 from tests.helpers.tiny import TINY_MODEL
-from tests.helpers.training import started_from
+from tests.helpers.training import continued_run
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -30,22 +30,23 @@ def test_only_a_run_that_takes_steps_logs_them(caplog, epoch, end_reason, hours,
     """Other runs used to announce a training, and to advise more epochs."""
     caplog.set_level("INFO", logger="lockstep")
     settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
-    plan = ContinuedRun(
-        settings=settings,
-        stored=settings,
-        launchers=[""],
-        local_paths=frozenset(),
-        started_from=started_from(Progress(epoch=epoch)),
-        known_root="",
-        end_reason=end_reason,
-        position_text=f"epoch {epoch} of 2",
-        change_messages=[],
-        machine_messages=[],
-    )
+    plan = continued_run(settings, Progress(epoch=epoch), end_reason=end_reason)
     step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
-    log_start(plan, settings, step, step_plan(settings.config, 3), changes=["resume: continues at batch 2"])
+    log_start(plan, settings, step, step_plan(settings.config, 3))
     assert plan.remaining is remaining
     takes_steps = remaining is Remaining.STEPS
     assert any("starting" in message for message in caplog.messages) == takes_steps
-    assert any("continues at batch 2" in message for message in caplog.messages) == takes_steps
     assert bool(caplog.messages) == takes_steps
+
+
+@pytest.mark.parametrize(
+    ("hours", "length"),
+    [(0.0, "6 steps (2 epochs of 3), each"), (0.5, "3 steps per epoch, for 0.5 hours (--time), each")],
+)
+def test_the_number_of_steps_is_stated_if_it_is_known(caplog, hours, length):
+    """With --time, the number for --epochs was stated, which the run does not have."""
+    caplog.set_level("INFO", logger="lockstep")
+    settings = RunSettings(TrainConfig(epochs=2, optimizer="SGD", time=hours), Hyperparameters())
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    log_start(continued_run(settings, Progress()), settings, step, step_plan(settings.config, 3))
+    assert any(message.startswith(length) for message in caplog.messages)

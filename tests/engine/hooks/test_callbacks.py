@@ -179,15 +179,31 @@ def test_a_wrong_object_is_one_line_before_anything_is_read(folder, capsys, sour
     assert not (folder / "runs").exists()
 
 
-def test_modules_classes_and_objects_have_hooks(folder):
+@pytest.mark.parametrize(
+    ("source", "calls"),
+    [
+        ("user_calls:Both", ["start", "epoch"]),
+        ("user_calls:on_epoch", ["function"]),
+        ("user_package.inner:user_calls", ["function"]),
+        ("user_package.inner:ready", ["start", "epoch"]),
+    ],
+)
+def test_classes_functions_modules_and_objects_have_callbacks(folder, source, calls):
     (folder / "user_package").mkdir()
-    (folder / "user_package" / "inner.py").write_text("import user_hooks\nready = user_hooks.StopAtEpoch()\n")
-    for source, hooks in (
-        ("user_hooks:Watch", ["on_end", "on_epoch", "on_start", "on_step"]),
-        ("user_package.inner:user_hooks", ["on_epoch"]),
-        ("user_package.inner:ready", ["on_epoch"]),
-    ):
-        assert list(load_callbacks(source, ResultsTable())._callbacks) == hooks
+    (folder / "user_package" / "inner.py").write_text("import user_calls\nready = user_calls.Both()\n")
+    (folder / "user_calls.py").write_text(
+        "calls = []\n"
+        "class Both:\n"
+        "    def on_start(self, run): calls.append('start')\n"
+        "    def on_epoch(self, run): calls.append('epoch')\n"
+        "def on_epoch(run): calls.append('function')\n"
+    )
+    step = make_train_step(DistributedContext.single(), build_detector(TINY_MODEL, 2))
+    trainer = hook_training(folder, step=step)
+    hooks = Hooks([load_callbacks(source, ResultsTable())])
+    hooks.call("start", trainer)
+    hooks.call("after_epoch", trainer, Epoch(1))
+    assert sys.modules["user_calls"].calls == calls
 
 
 def run(folder: Path, *flags: str, expect: int = 0, epochs: int = 2, processes: int = 1) -> subprocess.CompletedProcess:

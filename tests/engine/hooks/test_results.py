@@ -17,7 +17,7 @@ from engine.hooks.hook import Epoch, Hook
 from engine.hooks.writers import ResultsCsv, TensorBoard
 from engine.run.results_csv import ResultsTable
 from tests.helpers.messages import refused
-from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run
+from tests.helpers.run_checkpoints import name_newest_run, replace_earlier_run, save_checkpoint
 from tests.helpers.same_content import read_csv
 from tests.helpers.scoring import make_ground_truth, make_table
 from tests.helpers.training import HookTraining, hook_training, started_from
@@ -76,6 +76,22 @@ def test_a_disk_without_fsync_costs_one_warning(tmp_path, monkeypatch, caplog):
     results.finish(trainer_at(2))
     assert path.read_text() == "epoch,loss\n1,1\n2,2\n"
     assert caplog.messages == [f"{path}: may not survive a power cut (Input/output error); written all the same"]
+
+
+@pytest.mark.parametrize(
+    ("has_last", "advice"),
+    [
+        (False, "there is no earlier checkpoint to resume from: free some space and start again"),
+        (True, "the checkpoints already there are intact: free some space and continue with --resume .../last.pt"),
+    ],
+)
+def test_a_csv_on_a_full_disk_ends_the_run_with_advice(tmp_path, monkeypatch, has_last, advice):
+    if has_last:
+        save_checkpoint(tmp_path / "last.pt", Progress(epoch=1))
+    results = results_csv(tmp_path / "results.csv")
+    monkeypatch.setattr(os, "replace", full_disk)
+    with refused(f"results.csv: could not be written (the disk is full); {advice}"):
+        results.record(trainer_at(folder=tmp_path), Epoch(2, {"loss": 1.0}))
 
 
 def test_the_csv_of_an_earlier_run_stays_while_its_checkpoint_does(tmp_path):
@@ -296,6 +312,7 @@ def test_a_failing_tensorboard_is_turned_off(tmp_path, monkeypatch, capsys, fail
     ("text", "message"),
     [
         ("a\n0\n", "results.csv: not a results file of this program; move it away"),
+        ("a,b\n", "results.csv: not a results file of this program; move it away"),
         ("folder", "results.csv: cannot be read (is a folder, not a file); move it away"),
         ("pipe", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),
         ("device", "results.csv: cannot be read (is a pipe or device, not a file); move it away"),

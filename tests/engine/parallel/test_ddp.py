@@ -206,6 +206,7 @@ import os
 
 from engine.optim import muon
 from engine.train.step import TrainStep
+from models.modules import unwrap
 
 if os.environ["RANK"] == "1":
     exact = muon.orthogonalize
@@ -215,7 +216,7 @@ if os.environ["RANK"] == "1":
 class Hooks:
     def note(self, run, when):
         step = next(each for each in gc.get_objects() if isinstance(each, TrainStep))
-        for model in (step._unwrapped, run.model):
+        for model in (unwrap(step.model), run.model):
             weights = b"".join(value.contiguous().numpy().tobytes() for value in model.state_dict().values())
             with open(f"weights{run.rank}.txt", "a") as file:
                 file.write(f"{when} {run.step} {hashlib.blake2b(weights, digest_size=8).hexdigest()}\\n")

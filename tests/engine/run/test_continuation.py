@@ -174,7 +174,10 @@ def test_an_earlier_run_in_the_folder_does_not_count(folder):
         ({"imgsz": 320}, "--imgsz 320: ..."),
         ({"override": ["lr0=0.5"]}, "--set lr0=0.5: the run in .../exp has ended, with None; ..."),
         ({"rect": True}, "--rect: ..."),
-        ({"model": "yolov8n"}, "--model yolov8n: the run being resumed has ''; start a new run with --weights"),
+        (
+            {"model": "yolov8n"},
+            "--model yolov8n: the run being resumed has ''; leave it out, or start a new run with --weights",
+        ),
     ],
 )
 def test_a_run_that_has_ended_is_not_asked_for_other_results(folder, has_last, is_reported, flags, message):

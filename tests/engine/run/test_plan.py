@@ -10,6 +10,7 @@ from engine.checkpoint.progress import Progress
 from engine.run.launchers import record_launch
 from engine.run.plan import plan_run
 from engine.run.run import ContinuedRun, EndedRun
+from tests.helpers.messages import refused
 from tests.helpers.run_checkpoints import name_newest_run, save_checkpoint
 from utils.config.settings import TrainConfig
 from utils.distributed.context import DistributedContext
@@ -25,6 +26,24 @@ def test_a_restart_of_a_resume_that_has_saved_nothing_resumes_again(tmp_path: Pa
     config = TrainConfig(resume=str(tmp_path / "epoch2.pt"))
     with ExitStack() as stack, pytest.raises(UserError, match=r"epoch2\.pt"):
         plan_run(ctx, config, ("resume",), stack)
+
+
+def test_a_run_that_is_named_does_not_move_to_another_project(tmp_path: Path, monkeypatch):
+    """The flag was ignored, and stored as the run's project."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs/exp").mkdir(parents=True)
+    Path("link").symlink_to("runs")
+    save_checkpoint(Path("runs/exp/last.pt"), Progress(epoch=4), run_id="run", config=TrainConfig(epochs=10))
+
+    def resume_in(project: str) -> None:
+        config = TrainConfig(resume="runs/exp", project=project)
+        with ExitStack() as stack:
+            plan_run(DistributedContext.single(), config, ("resume", "project"), stack)
+
+    for project in ("runs", "link", str(tmp_path)):
+        resume_in(project)
+    with refused("--project=other: the run continues in its own folder, runs/exp; leave out --project"):
+        resume_in("other")
 
 
 @pytest.mark.parametrize(

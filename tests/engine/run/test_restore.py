@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.data_identity import DataIdentity
 from engine.checkpoint.progress import PendingEpoch, Progress
-from engine.run.restore import EpochData, adapt_progress, pending_epoch, warn_of_lost_results
+from engine.run.restore import EpochData, adapt_progress, pending_epoch, restore_run, warn_of_lost_results
+from engine.run.run import RunSettings
+from models.detector import build_detector
 from tests.helpers.run_checkpoints import STORED, checkpoint_of
+from tests.helpers.steps import make_train_step
+from tests.helpers.tiny import TINY_MODEL
+from tests.helpers.training import continued_run
 from utils.config.settings import Hyperparameters, TrainConfig
 from utils.distributed.context import DistributedContext
 
@@ -112,6 +118,21 @@ def test_another_order_of_the_images_begins_the_epoch_again(stored, changes, kee
     else:
         assert (position.epoch, position.batch, position.loss_sums) == (2, 0, [])
         assert "resume: begins epoch 3 again" in lines
+
+
+@pytest.mark.parametrize("end_reason", ["", "a callback has ended it"])
+def test_a_new_position_is_logged_only_if_steps_follow(caplog, end_reason):
+    caplog.set_level("INFO", logger="lockstep")
+    ctx = DistributedContext.single()
+    step = make_train_step(ctx, build_detector(TINY_MODEL, 2))
+    stored = checkpoint_of(progress=inside())
+    checkpoint = Checkpoint.capture(ctx, step, stored.header, stored.description)
+    assert checkpoint is not None
+    settings = RunSettings(dataclasses.replace(STORED["config"], batch_size=16), Hyperparameters())
+    data = EpochData(batches=5, images=80, identity=STORED["identity"])
+    plan = continued_run(settings, inside(), end_reason=end_reason)
+    assert restore_run(ctx, plan, checkpoint, step, data).progress.batch == 3
+    assert any("continues at batch 3 of the 5" in message for message in caplog.messages) == (not end_reason)
 
 
 def test_an_epoch_whose_steps_are_done_repeats_none_in_another_order():

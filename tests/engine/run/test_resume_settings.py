@@ -68,12 +68,17 @@ def test_a_run_has_the_device_of_the_process_that_resumes_it():
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("freeze", [1], [2], "--freeze 2: the run being resumed has [1]; start a new run with --weights"),
+        (
+            "freeze",
+            [1],
+            [2],
+            "--freeze 2: the run being resumed has [1]; leave it out, or start a new run with --weights",
+        ),
         (
             "classes",
             ["car"],
             ["bus"],
-            "--classes bus: the run being resumed has ['car']; start a new run with --weights",
+            "--classes bus: the run being resumed has ['car']; leave it out, or start a new run with --weights",
         ),
     ],
 )

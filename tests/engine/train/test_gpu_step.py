@@ -18,6 +18,7 @@ from engine.parallel.ddp import average_buffers, broadcast_parameters
 from engine.parallel.sync_bn import convert_sync_bn
 from engine.train.step import TrainStep
 from models.detector import build_detector
+from models.modules import unwrap
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.kernel_count import KernelCount, NoSync
 from tests.helpers.nondeterministic import DeterministicOnly
@@ -120,7 +121,7 @@ def take_steps(step: TrainStep, batch: Batch, images: int = 4) -> None:
     # Fused optimizers do not check it, and operations on lists take a kernel for each tensor without it.
     assert has_equal_strides
     assert all(has_equal_strides)
-    tensors = [*step._unwrapped.state_dict().values(), *step.ema.module.state_dict().values()]
+    tensors = [*unwrap(step.model).state_dict().values(), *step.ema.module.state_dict().values()]
     tensors += [
         value for rule in step.optimizer.optimizers for state in rule.state.values() for value in state.values()
     ]
@@ -153,8 +154,8 @@ def test_collectives_stay_on_the_device(batch, changes):
         step = build_step(MODELS["yolov8"], SECOND_OF_FOUR, optimizer="AdamW", **changes)
         take_steps(step, batch, images=16)
         with NoSync():
-            average_buffers(step._unwrapped, SECOND_OF_FOUR)
-            broadcast_parameters(step._unwrapped, SECOND_OF_FOUR)
+            average_buffers(unwrap(step.model), SECOND_OF_FOUR)
+            broadcast_parameters(unwrap(step.model), SECOND_OF_FOUR)
 
 
 @pytest.mark.slow

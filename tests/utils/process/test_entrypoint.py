@@ -57,6 +57,7 @@ def failing(error: BaseException) -> Callable:
             "error: a/b: not a directory; fix that or choose another",
         ),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), 2, "error: a/b: read-only file system; fix that"),
+        (OSError(errno.EFBIG, "File too large", "a/b"), 2, "error: a/b: file too large; fix that or choose another"),
         (OSError(errno.EEXIST, "File exists", __file__), 2, f"error: {__file__}: is a file, not a folder; choose"),
     ],
 )
