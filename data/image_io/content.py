@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
+from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
 from utils.process.limits import explain_limit
-
-MAX_IMAGE_BYTES = 1 << 31  # largest image file
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:

@@ -16,6 +16,7 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
+from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
@@ -24,7 +25,6 @@ from utils.schema import Bounds, check
 
 SUFFIX = ".shards"  # file name suffix of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
-MAX_MEMBER_BYTES = 1 << 31  # largest image in a shard
 # The index last opened for each path, so that a worker reads images with the index that its labels came from.
 _opened: dict[Path, Shards] = {}
 # Errors that a malformed index may raise while it is read and checked.
@@ -137,7 +137,7 @@ def _check_positions(arrays: Mapping[str, np.ndarray], shard_sizes: np.ndarray) 
     size = arrays["size"]
     require(bool((np.diff(arrays["position"]) > 0).all()), "position")
     require(bool(((shard >= 0) & (shard < len(shard_sizes))).all()), "number of a shard")
-    is_inside = (size >= 0) & (size <= MAX_MEMBER_BYTES) & (start + size <= shard_sizes[shard])
+    is_inside = (size >= 0) & (size <= MAX_IMAGE_BYTES) & (start + size <= shard_sizes[shard])
     require(bool(is_inside.all()), "beyond its shard")
 
 
