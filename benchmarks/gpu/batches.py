@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.speed.training_step import context_of
-from data.loading.build import build_train_loader
+from data.loading.build import build_train_loader, open_train_samples
 from data.loading.loader import InfiniteDataLoader
 from data.loading.prefetcher import Prefetcher
 from data.source.dataset_yaml import load_dataset_spec
@@ -52,4 +52,6 @@ def compare_batches(options: argparse.Namespace) -> Iterator[str]:
 
 def open_loader(options: argparse.Namespace, ctx: DistributedContext) -> InfiniteDataLoader:
     config = TrainConfig(imgsz=options.imgsz, batch_size=options.batch_size, epochs=1000, workers=4)
-    return build_train_loader(ctx, config, hyperparameters_from(""), load_dataset_spec(options.data), stride=32)
+    hyp = hyperparameters_from("")
+    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(options.data), stride=32)
+    return build_train_loader(ctx, config, hyp, samples, stride=32)

@@ -93,7 +93,7 @@ def build_timed_step(options: argparse.Namespace, model: str, batch_size: int, o
 
 
 def loader_turns(options: argparse.Namespace) -> None:
-    from data.loading.build import build_train_loader
+    from data.loading.build import build_train_loader, open_train_samples
     from data.source.dataset_yaml import load_dataset_spec
     from utils.config.recipes import hyperparameters_from
     from utils.config.settings import TrainConfig
@@ -107,14 +107,10 @@ def loader_turns(options: argparse.Namespace) -> None:
         cache_dir=options.cache_dir,
         workers=options.workers,
     )
-    loader = build_train_loader(
-        DistributedContext.single(),
-        config,
-        hyperparameters_from("", options.override),
-        load_dataset_spec(options.data),
-        stride=32,
-    )
-    batches = iter(loader)
+    ctx = DistributedContext.single()
+    hyp = hyperparameters_from("", options.override)
+    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(options.data), stride=32)
+    batches = iter(build_train_loader(ctx, config, hyp, samples, stride=32))
     take_turns(lambda: {"rate": rate_of((len(b.images) for b in batches), options.seconds)})
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,8 +11,6 @@ from data.image_io.reduce import read_source
 from data.index.index import DatasetIndex
 from utils.logger import progress
 from utils.machine.threads import map_ahead
-
-T = TypeVar("T")
 
 
 class ImageCache(Protocol):
@@ -33,7 +31,8 @@ class Decoding(NamedTuple):
         """Decodes image i to (h, w, C), with its size in ``source_hw`` (N, 2). Raises UserError."""
         return read_source(index.path(i), index.image_hw[i], source_hw[i], index.pixels, antialias=self.antialias)
 
-    def map(self, function: Callable[[int], T], images: Sequence[int], title: str) -> Iterable[T]:
-        """Yields the results of ``function`` for ``images``, in order, with a progress bar called ``title``."""
+    def for_each(self, images: Sequence[int], function: Callable[[int], None], *, title: str) -> None:
+        """Calls ``function`` for each of ``images``, with a progress bar called ``title``."""
         done = map_ahead(function, images, threads=self.threads)
-        return progress(done, desc=title, total=len(images), enabled=self.show_progress)
+        for _ in progress(done, desc=title, total=len(images), enabled=self.show_progress):
+            pass

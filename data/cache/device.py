@@ -88,8 +88,7 @@ def _decode_shard(
         pixels = layout.flat(decoding.read(index, image, layout.source_hw))
         cache[_rows(layout, range(image, image + 1))] = torch.from_numpy(pixels)
 
-    for _ in decoding.map(decode, images, "caching images (device)"):
-        pass
+    decoding.for_each(images, decode, title="caching images (device)")
 
 
 def _broadcast_shards(cache: Tensor, layout: PyramidLayout, sharing: _Sharing, *, piece_rows: int) -> None:

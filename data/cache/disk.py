@@ -89,7 +89,7 @@ def _environment(path: Path, inode: int) -> lmdb.Environment:
 
 
 def open_disk_cache(
-    ctx: DistributedContext | None,
+    ctx: DistributedContext,
     index: DatasetIndex,
     imgsz: int,
     decoding: Decoding,
@@ -102,7 +102,6 @@ def open_disk_cache(
     Call it under `torch_distributed_zero_first`.
 
     Args:
-        ctx: None if this process is alone. Required with ``leaders``.
         imgsz: longer side of the source images, pixels.
         leaders: group of the first processes of the nodes, each of which decodes a shard of the images for the caches
             of all nodes; None if each node decodes all images.
@@ -113,13 +112,11 @@ def open_disk_cache(
     folder.mkdir(parents=True, exist_ok=True)
     source_hw = reduced_sizes(index.image_hw, imgsz)
     name = CacheName.of(index)
-    path = name.path(folder, imgsz, _SUFFIX if decoding.antialias else f"-whole{_SUFFIX}")
-    if ctx is None or ctx.is_node_leader:
+    suffix = _SUFFIX if decoding.antialias else f"-whole{_SUFFIX}"  # the images are reduced differently
+    path = name.path(folder, imgsz, suffix)
+    if ctx.is_node_leader:
         name.remove_older(folder)
         writer = DiskCacheWriter(path, index, source_hw, decoding)
-        is_filled = False
-        if ctx is not None and leaders is not None and leaders.group_size > 1:
-            is_filled = writer.fill_with_other_nodes(ctx, leaders)
-        if not is_filled:
+        if leaders is None or not writer.fill_with_other_nodes(ctx, leaders):
             writer.fill()
     return DiskCache(path, source_hw, index.pixels)

@@ -82,5 +82,4 @@ def decode_into(descriptor: int, index: DatasetIndex, source_hw: np.ndarray, dec
     def decode(i: int) -> None:
         pixels[offsets[i] : offsets[i + 1]] = decoding.read(index, i, source_hw).reshape(-1).view(np.uint8)
 
-    for _ in decoding.map(decode, range(len(index)), "caching images"):
-        pass
+    decoding.for_each(range(len(index)), decode, title="caching images")

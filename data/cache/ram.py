@@ -22,17 +22,16 @@ from utils.errors import UserError
 from utils.machine.resources import available_memory, check_space
 
 
-def open_ram_cache(ctx: DistributedContext | None, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:
+def open_ram_cache(ctx: DistributedContext, index: DatasetIndex, imgsz: int, decoding: Decoding) -> MappedImages:
     """Decodes all images of ``index`` into the node's memory. Call it under `torch_distributed_zero_first`.
 
     Args:
-        ctx: None if this process is alone.
         imgsz: longer side of the source images, pixels; 0 keeps the size of each file.
 
     Raises UserError if there is not enough memory, or an image cannot be decoded.
     """
     source_hw = reduced_sizes(index.image_hw, imgsz) if imgsz else index.image_hw.astype(np.int32)
-    if ctx is None or ctx.store is None:
+    if ctx.store is None:
         return _fill_memory(index, source_hw, decoding)
     key = f"ram_cache/{ctx.node_rank}/{index.source}/{imgsz}"
     if not ctx.is_node_leader:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
+from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from data.image_io.shards import read_member, shard_index
 from utils.errors import UserError
 from utils.files.safe_io import read_regular
-from utils.process.limits import explain_limit
-
-MAX_IMAGE_BYTES = 1 << 31  # largest image file
+from utils.process.limits import raise_if_limit
 
 
 def read_bytes(path: str | os.PathLike) -> bytes:
@@ -25,7 +24,5 @@ def read_bytes(path: str | os.PathLike) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path}: no such image") from None
     except OSError as error:
-        if explain_limit(error):  # the disk has failed; the image may be fine
-            error.filename = os.fspath(path)
-            raise
+        raise_if_limit(error, path)
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import cv2
@@ -51,22 +51,6 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
     """
     data = read_bytes(path)
     return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
-
-
-def have_single_colors(paths: Sequence[str], pixels: PixelFormat = RGB8) -> bool:
-    """Returns whether every image is of one color, that is, constant in each channel.
-
-    Returns False without images, and if one cannot be read. Reads up to the first image that varies.
-    """
-
-    def is_single_color(path: str) -> bool:
-        values = read_image(path, lambda *_: None, pixels).reshape(-1, pixels.channels)
-        return bool((values == values[0]).all())
-
-    try:
-        return len(paths) > 0 and all(map(is_single_color, paths))
-    except UserError:
-        return False
 
 
 def imdecode(

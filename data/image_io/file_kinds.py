@@ -12,6 +12,7 @@ from utils.pixels import RGB8, PixelFormat
 from utils.process.limits import explain_limit
 from utils.strings import counted
 
+MAX_IMAGE_BYTES = 1 << 31  # largest image, in a file or in a shard
 # Lower case. Every OpenCV package on PyPI can decode these.
 _SUFFIXES = (
     ".jpg .jpeg .jpe .jfif .jif .pjpeg .pjp .mpo .png .apng .bmp .dib .webp .tif .tiff .jp2 .j2k .pbm .pgm .ppm .pnm"

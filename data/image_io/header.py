@@ -138,9 +138,11 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields kind, start and end of each chunk's content in a PNG, which may be cut off; nothing for other files."""
-    at = 8
+    if not data.startswith(_PNG_MAGIC):
+        return
+    at = len(_PNG_MAGIC)
     kind = b""
-    while data[:8] == _PNG_MAGIC and at + 8 <= len(data) and kind != b"IEND":
+    while at + 8 <= len(data) and kind != b"IEND":
         length, kind = struct.unpack_from(">I4s", data, at)
         yield kind, at + 8, at + 8 + length
         at += length + 12

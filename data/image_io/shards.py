@@ -16,15 +16,16 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
+from data.image_io.file_kinds import MAX_IMAGE_BYTES
 from utils.errors import UserError
 from utils.files.array_file import CacheError, open_arrays
 from utils.files.safe_io import open_descriptor
 from utils.flat_strings import FlatStrings
+from utils.process.limits import raise_if_limit
 from utils.schema import Bounds, check
 
 SUFFIX = ".shards"  # file name suffix of an index
 SPAN = 1 << 40  # an image at byte b of shard s has the position s * SPAN + b
-MAX_MEMBER_BYTES = 1 << 31  # largest image in a shard
 # The index last opened for each path, so that a worker reads images with the index that its labels came from.
 _opened: dict[Path, Shards] = {}
 # Errors that a malformed index may raise while it is read and checked.
@@ -102,7 +103,8 @@ class Shards:
         return order[at]
 
     def read(self, i: int) -> bytes:
-        """Returns the content of image i. Raises UserError if it cannot be read, or has another checksum."""
+        """Returns the content of image i. Raises UserError if it cannot be read, or has another checksum, and OSError
+        if the disk fails."""
         shard, start = divmod(int(self.arrays["position"][i]), SPAN)
         size = int(self.arrays["size"][i])
         path = self.path.with_name(self.meta["shards"][shard][0])
@@ -115,6 +117,7 @@ class Shards:
         except FileNotFoundError:
             raise UserError(f"{path}: not found (named by {self.path})") from None
         except OSError as error:
+            raise_if_limit(error, path)
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         if len(data) != size or zlib.crc32(data) != int(self.arrays["crc"][i]):
             damage = f"bytes {start} to {start + size} are not those of {self.paths[i]}"
@@ -137,7 +140,7 @@ def _check_positions(arrays: Mapping[str, np.ndarray], shard_sizes: np.ndarray) 
     size = arrays["size"]
     require(bool((np.diff(arrays["position"]) > 0).all()), "position")
     require(bool(((shard >= 0) & (shard < len(shard_sizes))).all()), "number of a shard")
-    is_inside = (size >= 0) & (size <= MAX_MEMBER_BYTES) & (start + size <= shard_sizes[shard])
+    is_inside = (size >= 0) & (size <= MAX_IMAGE_BYTES) & (start + size <= shard_sizes[shard])
     require(bool(is_inside.all()), "beyond its shard")
 
 
@@ -180,7 +183,7 @@ def shard_index(image: str | os.PathLike) -> Path | None:
 
 
 def read_member(image: str | os.PathLike, index: Path) -> bytes:
-    """Returns the content of an image in the shards of ``index``. Raises UserError."""
+    """Returns the content of an image in the shards of ``index``. Raises UserError or OSError; see `Shards.read`."""
     shards = _opened.get(index) or open_shards(index)
     return shards.read(shards.find(os.fspath(Path(image).relative_to(index))))
 

@@ -172,7 +172,8 @@ def _check_page(page: TiffPage) -> None:
         raise ValueError(f"its pixels have the shape {page.shape}")
     channels = page.samplesperpixel
     planar = page.tags.get(Field.PlanarConfiguration)
-    if planar is not None and isinstance(planar.value, bytes) and channels > 1:  # tifffile takes any of them for planes
+    # tifffile takes any value of 8 bits for planes, and looks for the strips or tiles of one plane only.
+    if planar is not None and isinstance(planar.value, bytes) and channels > 1:
         raise ValueError("its field PlanarConfiguration has 8 bits instead of 16")
     num_chunks = math.prod(page.chunked)
     num_listed = min(len(page.dataoffsets), len(page.databytecounts))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-import numpy as np
-
-from data.index.read_images import ImageScan
+from data.index.read_images import ImageScan, SplitContent
 from data.labels import findings as kinds
 from data.labels.findings import Finding
 from data.labels.image_names import loose
@@ -16,7 +13,6 @@ from data.labels.label_format import LabelSource
 from data.labels.misread import ids_from_1, too_dark
 from data.labels.rows import CLASS
 from data.source.dataset_spec import DatasetSpec
-from data.source.listing.listing import Listing
 from utils.errors import UserError, one_line
 from utils.strings import counted
 
@@ -31,30 +27,11 @@ _CORRECTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ScannedLabels:
-    """The data that a scan has read from a split, before an index is built."""
-
-    listing: Listing
-    source: LabelSource
-    images: list[ImageScan]  # N
-    table: np.ndarray  # float64 (R, 10), see data.labels.rows: all rows that could be parsed
-    findings: list[Finding]  # about these images and rows
-
-    def findings_of(self, kind: str) -> list[Finding]:
-        return [finding for finding in self.findings if finding.kind == kind]
-
-    def ids_advice(self, spec: DatasetSpec) -> str:
-        """Returns advice about the class indices, or "" if there is none."""
-        unknown = [finding.class_id for finding in self.findings_of(kinds.UNKNOWN_CLASS)]
-        return ids_from_1(unknown, self.table[:, CLASS], len(spec.names))
-
-
-def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, split: str) -> None:
+def check_names_fit(content: SplitContent, num_used: int, spec: DatasetSpec, split: str) -> None:
     """Raises UserError if most objects have a class that is not among the names. ``num_used``: number of usable
     objects."""
-    unknown = labels.findings_of(kinds.UNKNOWN_CLASS)
-    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in labels.findings)  # including unknown classes
+    unknown = content.findings_of(kinds.UNKNOWN_CLASS)
+    num_lost = sum(finding.kind in kinds.ROW_LOST for finding in content.findings)  # including unknown classes
     num_objects = num_used + num_lost
     if len(unknown) <= num_objects - len(unknown):
         return
@@ -63,56 +40,56 @@ def check_names_fit(labels: ScannedLabels, num_used: int, spec: DatasetSpec, spl
         f"{spec.source}: the names don't match the labels: {len(unknown):,} of {num_objects:,} objects in '{split}' "
         f"have a class that is not in 'names' (first: {first.where}: {first.text})"
     )
-    ids_advice = labels.ids_advice(spec)
+    ids_advice = _ids_advice(content, spec)
     raise UserError(f"{message}; {ids_advice}" if ids_advice else message)
 
 
-def advice_on_scan(labels: ScannedLabels, box_advice: str, spec: DatasetSpec) -> list[str]:
+def advice_on_scan(content: SplitContent, box_advice: str, spec: DatasetSpec) -> list[str]:
     """Returns messages about labels or images that are probably misread, and what to do. ``box_advice``: the result of
     `misread_boxes`."""
     advice = [
-        labels.ids_advice(spec),
+        _ids_advice(content, spec),
         box_advice,
-        too_dark(max(image.max_value for image in labels.images), spec.pixels.bits),
-        _filename_mismatches(labels.findings_of(kinds.NAMED_OTHERWISE), len(labels.images)),
+        too_dark(max(image.max_value for image in content.images), spec.pixels.bits),
+        _filename_mismatches(content.findings_of(kinds.NAMED_OTHERWISE), len(content.images)),
     ]
-    unlisted = _unlisted_images(labels)
-    if unlisted and _is_label_file_doubtful(labels):
+    unlisted = _unlisted_images(content)
+    if unlisted and _is_label_file_doubtful(content):
         advice.append(f"{unlisted}: is it the label file of these images?")
     return [message for message in advice if message]
 
 
-def notes_on_scan(labels: ScannedLabels) -> list[str]:
+def notes_on_scan(content: SplitContent) -> list[str]:
     """Returns notes about labels that are used as they are or corrected, and not covered by `advice_on_scan`."""
     notes = []
     for kind, description in _CORRECTIONS.items():
-        corrected = labels.findings_of(kind)
+        corrected = content.findings_of(kind)
         if corrected:
             notes.append(f"{description}: {len(corrected):,}, first {corrected[0].where}: {corrected[0].message}")
-    labeled = [image.num_labeled for image in labels.images if image.num_labeled is not None]
+    labeled = [image.num_labeled for image in content.images if image.num_labeled is not None]
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
         notes.append(
             f"{empty:,} of {counted(len(labeled), 'labeled image')} have no objects: an empty label file, or no "
             "annotations; if that is not intended, export the labels again"
         )
-    unlisted = _unlisted_images(labels)
-    if unlisted and not _is_label_file_doubtful(labels):
+    unlisted = _unlisted_images(content)
+    if unlisted and not _is_label_file_doubtful(content):
         notes.append(unlisted)
-    earlier = [finding for finding in labels.source.findings if finding.consequence == kinds.COUNTED_EARLIER]
+    earlier = [finding for finding in content.source.findings if finding.consequence == kinds.COUNTED_EARLIER]
     if earlier:
         notes.append(
             f"{counted(len(earlier), 'loss')} may belong to an earlier split, which counts them, first "
             f"{earlier[0].where}: {earlier[0].text}"
         )
-    elsewhere = [finding for finding in labels.source.findings if finding.kind == kinds.IMAGE_ELSEWHERE]
+    elsewhere = [finding for finding in content.source.findings if finding.kind == kinds.IMAGE_ELSEWHERE]
     if elsewhere:
         count = counted(len(elsewhere), "annotated image")
         notes.append(
             f"{count} not found, which may be in a missing folder or in no split: not counted as lost, first "
             f"{elsewhere[0].where}: {elsewhere[0].message}"
         )
-    in_other_folders = [finding for finding in labels.source.findings if finding.kind == kinds.OTHER_FOLDER]
+    in_other_folders = [finding for finding in content.source.findings if finding.kind == kinds.OTHER_FOLDER]
     if in_other_folders:
         count = counted(len(in_other_folders), "image")
         notes.append(
@@ -120,6 +97,12 @@ def notes_on_scan(labels: ScannedLabels) -> list[str]:
             f"first {in_other_folders[0].where}: {in_other_folders[0].text}"
         )
     return notes
+
+
+def _ids_advice(content: SplitContent, spec: DatasetSpec) -> str:
+    """Returns advice about the class indices, or "" if there is none."""
+    unknown = [finding.class_id for finding in content.findings_of(kinds.UNKNOWN_CLASS)]
+    return ids_from_1(unknown, content.table[:, CLASS], len(spec.names))
 
 
 def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> list[Finding]:
@@ -147,18 +130,18 @@ def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
     return f"{count} declare a <filename> other than their own name, which is used; first {first}"
 
 
-def _unlisted_images(labels: ScannedLabels) -> str:
+def _unlisted_images(content: SplitContent) -> str:
     """Returns a message about the images that the split's one label file does not name, or "" if it names all."""
-    listing = labels.listing
-    unlisted = [finding.where for finding in labels.source.findings if finding.kind == kinds.UNLISTED]
+    listing = content.listing
+    unlisted = [finding.where for finding in content.source.findings if finding.kind == kinds.UNLISTED]
     if not unlisted:
         return ""
     count = f"{len(unlisted):,} of {counted(len(listing.images), 'image')}"
     return f"{listing.labels[0].name} doesn't name {count}, which are left out, first {unlisted[0]}"
 
 
-def _is_label_file_doubtful(labels: ScannedLabels) -> bool:
+def _is_label_file_doubtful(content: SplitContent) -> bool:
     """Returns whether the split's one label file seems to belong to other images: it names few of the split's images,
     and no other label file may name the rest."""
-    names_few = len(labels.source.images) < _MIN_NAMED_FRACTION * len(labels.listing.images)
-    return names_few and not labels.listing.shares_folders
+    names_few = len(content.source.images) < _MIN_NAMED_FRACTION * len(content.listing.images)
+    return names_few and not content.listing.shares_folders

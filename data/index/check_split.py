@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from data.index.full_split import FullSplit, LoadedSplit
+from data.index.index_settings import IndexSettings
 from data.labels.ledger import refusal_message
 from data.source.dataset_spec import IGNORED, DatasetSpec
 from utils.errors import UserError
@@ -23,12 +24,12 @@ def check_losses(full: FullSplit, spec: DatasetSpec, split: str, max_bad: float)
         raise UserError(f"{spec.source}: '{split}': {'; '.join((reason, *report.advice))}{full.report_note()}")
 
 
-def check_objects(loaded: LoadedSplit, max_bad: float) -> None:
-    """Raises UserError if a training split has no object; logs a warning if another split has none. Skips splits whose
-    losses or missing labels were already reported."""
+def check_objects(loaded: LoadedSplit, settings: IndexSettings) -> None:
+    """Raises UserError if a training split has no object. Logs a warning if another split has none. Skips splits
+    whose losses or missing labels were already reported."""
     full = loaded.full
     index = loaded.used
-    if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(max_bad):
+    if not index.crowd.all() or not full.has_labels or full.has_lost_too_much(settings.max_bad):
         return
     spec = loaded.spec
     message = f"{spec.source}: '{loaded.split}' has {counted(len(index), 'image')} and no object"
@@ -38,10 +39,9 @@ def check_objects(loaded: LoadedSplit, max_bad: float) -> None:
         message += f" (first label file: {path_of(full.first_label, spec.root)})"
     if loaded.split == "train":
         raise UserError(f"{message}; there is nothing to train on")
-    message += "; nothing can be scored"
-    if loaded.split == "val":
-        message += ", and training writes no best.pt"
-    get_logger().warning("%s", message)
+    if settings.refusals is None:  # a check makes it an issue
+        consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
+        get_logger().warning("%s; nothing can be scored%s", message, consequence)
 
 
 def check_backgrounds(loaded: LoadedSplit) -> None:

@@ -50,7 +50,7 @@ def _load(spec: DatasetSpec, split: str, settings: IndexSettings) -> LoadedSplit
     loaded = _read(spec, split, settings)
     log_split(loaded, settings, title=split)
     with settings.refusing():
-        check_objects(loaded, settings.max_bad)
+        check_objects(loaded, settings)
     with settings.refusing():
         check_backgrounds(loaded)
     return loaded

@@ -6,6 +6,7 @@ Threads suffice, because reading and decoding (OpenCV) are nearly all of the wor
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from data.labels.findings import Finding
 from data.labels.label_format import LabelSource
 from data.labels.rows import LabelFileError, RawLabels, RowProblem, row_table
 from data.source.dataset_spec import DatasetSpec
+from data.source.listing.listing import Listing
 from utils.errors import UserError
 from utils.files.paths import path_of
 from utils.logger import get_logger, progress
@@ -40,6 +42,21 @@ class ImageScan(NamedTuple):
     is_hidden: bool = False  # whether only decoding reveals the image's damage
     max_value: int = 0  # largest value of a 16-bit image; 0 for other images
     named_image: str = ""  # the image named in the label file
+
+
+@dataclass(frozen=True, slots=True)
+class SplitContent:
+    """The content of a split's files: N images and R rows of labels."""
+
+    listing: Listing
+    source: LabelSource
+    images: list[ImageScan]  # N
+    image_hw: np.ndarray  # int32 (N, 2), upright
+    table: np.ndarray  # float64 (R, 10), see data.labels.rows, converted to the images' actual sizes
+    findings: list[Finding]  # about images, label files, and rows
+
+    def findings_of(self, kind: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.kind == kind]
 
 
 def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ImageScan]:

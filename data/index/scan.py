@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.index.advice import ScannedLabels, advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
+from data.index.advice import advice_on_scan, check_names_fit, files_named_otherwise, notes_on_scan
 from data.index.index import DatasetIndex, origins_of_scan, select_arrays
 from data.index.index_settings import IndexSettings
 from data.index.outcomes import Outcomes, decide_outcomes
-from data.index.read_images import ImageScan, finding_of, read_images
+from data.index.read_images import SplitContent, finding_of, read_images
 from data.labels import findings as kinds
 from data.labels.categories import id_of_merged_class, ids_of_classes
 from data.labels.clean import CleanBoxes, clean_rows
 from data.labels.findings import Finding
-from data.labels.label_format import LabelFormat, LabelRequest, LabelSource
+from data.labels.label_format import LabelRequest, LabelSource
 from data.labels.ledger import Ledger
 from data.labels.misread import misread_boxes
 from data.labels.report import ScanReport
@@ -36,16 +36,6 @@ class SplitScan:
     findings: list[Finding]  # about all images
 
 
-class _ReadSplit(NamedTuple):
-    """Content of a split's files, with R rows of labels."""
-
-    source: LabelSource
-    images: list[ImageScan]  # N
-    image_hw: np.ndarray  # int32 (N, 2), upright
-    table: np.ndarray  # float64 (R, 10), see data.labels.rows, converted to the images' actual sizes
-    findings: list[Finding]  # about images, label files, and rows that are not boxes
-
-
 class _CleanedRows(NamedTuple):
     """The usable rows of a split."""
 
@@ -57,26 +47,26 @@ class _CleanedRows(NamedTuple):
 def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitScan:
     """Reads a listed split, decoding images as `read_images` does. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
-    read = _read_split(spec, split, listing, settings)
-    cleaned = _clean_split(read, listing.label_format)
-    num_labeled = [image.num_labeled or 0 for image in read.images]
-    outcomes = decide_outcomes(read.findings + cleaned.findings, cleaned.boxes, read.source, num_labeled)
+    content = _read_split(spec, split, listing, settings)
+    cleaned = _clean_split(content)
+    num_labeled = [image.num_labeled or 0 for image in content.images]
+    outcomes = decide_outcomes(content.findings + cleaned.findings, cleaned.boxes, content.source, num_labeled)
 
-    labels = ScannedLabels(listing, read.source, read.images, read.table, outcomes.findings)
-    check_names_fit(labels, len(cleaned.boxes.image), spec, split)
-    messages = advice_on_scan(labels, cleaned.box_advice, spec)
+    content = replace(content, findings=outcomes.findings)  # with those about cleaned rows, each with its losses
+    check_names_fit(content, len(cleaned.boxes.image), spec, split)
+    messages = advice_on_scan(content, cleaned.box_advice, spec)
     advice = [Finding(split, kinds.MISREAD, message) for message in messages]
-    findings = [*listing.findings, *read.source.findings, *advice, *outcomes.findings]
+    findings = [*listing.findings, *content.source.findings, *advice, *outcomes.findings]
 
-    index = _index_of_all(read, cleaned.boxes, outcomes, spec, single_cls=settings.single_cls)
+    index = _index_of_all(content, cleaned.boxes, outcomes, spec, single_cls=settings.single_cls)
     if not outcomes.is_used.all():
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
-    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(labels)))
-    return SplitScan(index.recounted(), read.source, findings)
+    index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(content)))
+    return SplitScan(index.recounted(), content.source, findings)
 
 
-def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> _ReadSplit:
+def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitContent:
     """Reads all images and labels. Labels made for another size of their image are converted to its actual size."""
     source = listing.label_format.read(_label_request(listing, spec, settings))
     images = read_images(spec, split, source, settings)
@@ -91,15 +81,18 @@ def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: Index
         findings = [finding._replace(xyxy_px=fitted.in_image(finding.image, finding.xyxy_px)) for finding in findings]
         findings += [finding_of(source, image, problem) for image, problem in fitted.problems]
     findings += files_named_otherwise(source, images)
-    return _ReadSplit(source, images, image_hw, table, findings)
+    return SplitContent(
+        listing=listing, source=source, images=images, image_hw=image_hw, table=table, findings=findings
+    )
 
 
-def _clean_split(read: _ReadSplit, label_format: LabelFormat) -> _CleanedRows:
+def _clean_split(content: SplitContent) -> _CleanedRows:
     """Checks the rows of all images."""
-    normalized = read.source.normalized
-    box_advice = misread_boxes(read.table, read.image_hw, label_format.notation, normalized=normalized)
-    boxes, problems = clean_rows(read.table, read.image_hw, normalized, is_misread=bool(box_advice))
-    findings = [finding_of(read.source, image, problem) for image, problem in problems]
+    normalized = content.source.normalized
+    notation = content.listing.label_format.notation
+    box_advice = misread_boxes(content.table, content.image_hw, notation, normalized=normalized)
+    boxes, problems = clean_rows(content.table, content.image_hw, normalized, is_misread=bool(box_advice))
+    findings = [finding_of(content.source, image, problem) for image, problem in problems]
     return _CleanedRows(boxes, box_advice, findings)
 
 
@@ -115,14 +108,14 @@ def _label_request(listing: Listing, spec: DatasetSpec, settings: IndexSettings)
 
 
 def _index_of_all(
-    read: _ReadSplit, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, single_cls: bool
+    content: SplitContent, boxes: CleanBoxes, outcomes: Outcomes, spec: DatasetSpec, *, single_cls: bool
 ) -> DatasetIndex:
     """Returns the index of all N images, including unused ones, with an empty report."""
-    source = read.source
+    source = content.source
     count = len(source.images)
     boxes_per_image = np.bincount(boxes.image, minlength=count)
     arrays = boxes._asdict() | {
-        "image_hw": read.image_hw,
+        "image_hw": content.image_hw,
         "incomplete": outcomes.is_incomplete,
         "offsets": np.concatenate([[0], np.cumsum(boxes_per_image)]).astype(np.int64),
     }

@@ -34,22 +34,28 @@ from utils.errors import UserError
 MAX_VALIDATION_BATCH = 32
 
 
+def open_train_samples(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
+) -> AugmentedImages:
+    """Opens the augmented samples of the training split, whatever the batch size.
+
+    Raises UserError for an unsuitable image size or a split without images, if processes have read different data, and
+    if the scan or the cache fails.
+    """
+    check_image_size(config.imgsz, stride)
+    reader = open_train_reader(ctx, config, hyp, spec)
+    weights = sample_weights(reader, tile_backgrounds=hyp.tile_backgrounds, repeat_factor=config.repeat_factor)
+    return AugmentedImages(reader, hyp=hyp, seed=config.seed, rect=config.rect, weights=weights)
+
+
 def build_train_loader(
-    ctx: DistributedContext,
-    config: TrainConfig,
-    hyp: Hyperparameters,
-    spec: DatasetSpec,
-    *,
-    stride: int,
-    samples: AugmentedImages | None = None,
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, samples: AugmentedImages, *, stride: int
 ) -> InfiniteDataLoader:
     """Builds the endless loader of this process's shards of the training batches, shuffled and augmented.
 
-    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. ``samples``: the
-    samples of the split, if already open. Raises UserError as `open_train_samples` does.
+    With ``--render-on device`` the loader yields planned batches, and its ``renderer`` renders them. Raises UserError
+    if there are too few images for ``--quad``, or if the device cache fails.
     """
-    if samples is None:
-        samples = open_train_samples(ctx, config, hyp, spec, stride=stride)
     sampler = build_train_sampler(ctx, config, hyp, samples, stride=stride)
     workers = loader_workers(config.workers, ctx)
     make_batch = None
@@ -64,42 +70,6 @@ def build_train_loader(
         stops_after_epoch=config.time > 0,
         renderer=renderer,
     )
-
-
-def build_run_val_loader(
-    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, canvases: CanvasRule
-) -> ValidationLoader:
-    """Builds the validation loader of a training run, of tiles if the run trains on tiles; see `build_val_loader`."""
-    check_image_size(canvases.imgsz, canvases.stride)
-    reader = open_run_val_reader(ctx, config, hyp, spec)
-    # Each rank gets whole batches, whose size must not depend on the number of ranks.
-    batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
-    return build_val_loader(ctx, reader, canvases, batch_size=batch_size, workers=config.workers)
-
-
-def build_val_loader(
-    ctx: DistributedContext, reader: SampleReader, canvases: CanvasRule, *, batch_size: int, workers: int
-) -> ValidationLoader:
-    """Builds the loader of this process's letterboxed batches of a split; each sample occurs once over all processes.
-    ``canvases``: rule of the model's canvases; ``workers``: value of the flag."""
-    samples = LoadImagesAndLabels(reader)
-    requests = samples.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
-    settings = WorkerSettings(loader_workers(workers, ctx), pin_memory=ctx.device.type == "cuda")
-    return ValidationLoader(samples, requests, settings)
-
-
-def open_train_samples(
-    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, *, stride: int
-) -> AugmentedImages:
-    """Opens the augmented samples of the training split, whatever the batch size.
-
-    Raises UserError for an unsuitable image size or a split without images, if processes have read different data, and
-    if the scan or the cache fails.
-    """
-    check_image_size(config.imgsz, stride)
-    reader = open_train_reader(ctx, config, hyp, spec)
-    weights = sample_weights(reader, tile_backgrounds=hyp.tile_backgrounds, repeat_factor=config.repeat_factor)
-    return AugmentedImages(reader, hyp=hyp, seed=config.seed, rect=config.rect, weights=weights)
 
 
 def build_train_sampler(
@@ -137,3 +107,25 @@ def _device_rendering(
         layout, pixels = open_device_images(ctx, samples.sample_index, samples.reader.source_hw, workers)
     fuse = ctx.device.type == "cuda" and not config.deterministic
     return partial(plan_batch, samples, layout), DeviceRenderer(ctx.device, pixels, fuse=fuse)
+
+
+def build_run_val_loader(
+    ctx: DistributedContext, config: TrainConfig, hyp: Hyperparameters, spec: DatasetSpec, canvases: CanvasRule
+) -> ValidationLoader:
+    """Builds the validation loader of a training run, of tiles if the run trains on tiles; see `build_val_loader`."""
+    check_image_size(canvases.imgsz, canvases.stride)
+    reader = open_run_val_reader(ctx, config, hyp, spec)
+    # Each rank gets whole batches, whose size must not depend on the number of ranks.
+    batch_size = min(config.batch_size, MAX_VALIDATION_BATCH)
+    return build_val_loader(ctx, reader, canvases, batch_size=batch_size, workers=config.workers)
+
+
+def build_val_loader(
+    ctx: DistributedContext, reader: SampleReader, canvases: CanvasRule, *, batch_size: int, workers: int
+) -> ValidationLoader:
+    """Builds the loader of this process's letterboxed batches of a split; each sample occurs once over all processes.
+    ``canvases``: rule of the model's canvases; ``workers``: value of the flag."""
+    samples = LoadImagesAndLabels(reader)
+    requests = samples.requests(batch_size, canvases, rank=ctx.rank, world_size=ctx.world_size)
+    settings = WorkerSettings(loader_workers(workers, ctx), pin_memory=ctx.device.type == "cuda")
+    return ValidationLoader(samples, requests, settings)

@@ -66,9 +66,7 @@ def build_training(ctx: DistributedContext, plan: RunPlan, watchdog: Watchdog, s
     # The loaders, which need the batch size.
     settings = choose_batch_size(ctx, settings, model, criterion, samples)
     warn_of_unused_settings(ctx, settings, model.head, channels=model.channels, tile=data.spec.tile)
-    train_loader = build_train_loader(
-        ctx, settings.config, settings.hyp, data.spec, stride=model.stride, samples=samples
-    )
+    train_loader = build_train_loader(ctx, settings.config, settings.hyp, samples, stride=model.stride)
     validation = build_validation(ctx, settings, data.spec, model, criterion)
     data.check_splits(ctx, train_index, validation.loader.index, imgsz=settings.config.imgsz, stride=model.stride)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.image_io.decode import have_single_colors
+from data.image_io.decode import read_image
 from engine.checkpoint.newest_run import checkpoint_of_newest_run
 from engine.hooks.hook import Hook, Training
 from engine.parallel.step_values import StepValues
@@ -13,6 +13,7 @@ from utils.distributed.context import all_objects
 from utils.errors import UserError, one_line
 from utils.files.safe_io import open_direct
 from utils.logger import get_logger
+from utils.pixels import PixelFormat
 from utils.program import resume_flag
 
 # GradScaler starts at 2^16: up to 16 consecutive overflows are its normal search for the scale.
@@ -113,3 +114,19 @@ class NonFiniteSteps(Hook):
 def _list_of_files(trainer: Training) -> Path:
     """Returns the path of this rank's list of files."""
     return trainer.run.folder / f"nonfinite_rank{trainer.ctx.rank}.txt"
+
+
+def have_single_colors(paths: Sequence[str], pixels: PixelFormat) -> bool:
+    """Returns whether every image is of one color, that is, constant in each channel.
+
+    Returns False without images, and if one cannot be read. Reads up to the first image that varies.
+    """
+
+    def is_single_color(path: str) -> bool:
+        values = read_image(path, pixels=pixels).reshape(-1, pixels.channels)
+        return bool((values == values[0]).all())
+
+    try:
+        return len(paths) > 0 and all(map(is_single_color, paths))
+    except UserError:
+        return False

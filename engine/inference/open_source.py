@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.content import MAX_IMAGE_BYTES
 from data.image_io.decode import OnWarning, decode_image, read_image
-from data.image_io.file_kinds import image_suffixes, unread_summary
+from data.image_io.file_kinds import MAX_IMAGE_BYTES, image_suffixes, unread_summary
 from data.image_io.header import read_header
 from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of

@@ -13,7 +13,7 @@ import yaml
 
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.loading.build import build_run_val_loader, build_train_loader
+from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.dataset import AugmentedImages
 from data.samples.readers import ImageReader
@@ -134,7 +134,9 @@ def batches_of(monkeypatch, tmp_path):
         defaults = {"imgsz": 64, "batch_size": 4, "epochs": 20, "workers": 0, "cache_dir": str(tmp_path)}
         config = TrainConfig(**(defaults | options))
         ctx = DistributedContext.single("cpu")
-        loader = build_train_loader(ctx, config, Hyperparameters(mixup=0.5), Spec(), stride=32)
+        hyp = Hyperparameters(mixup=0.5)
+        samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)
+        loader = build_train_loader(ctx, config, hyp, samples, stride=32)
         found = [loader.renderer(batch) if loader.renderer else batch for batch in islice(loader, 2)]
         found = [replace(batch, images=batch.images.clone()) for batch in found]
         loader.close()

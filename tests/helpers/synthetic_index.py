@@ -21,6 +21,7 @@ from data.labels.report import ScanReport
 from data.samples.batch_request import BatchRequest
 from data.samples.dataset import Samples
 from utils.batches import Sample, SampleKey
+from utils.distributed.context import DistributedContext
 from utils.flat_strings import FlatStrings
 
 OBJECT = (250, 20, 20)  # RGB of the rectangles that labels lie on
@@ -126,5 +127,5 @@ def render_sample(samples: Samples, key: SampleKey, *, epochs: int = 50) -> Samp
 def open_cache(kind: str, index: DatasetIndex, imgsz: int, folder: Path) -> MappedImages | DiskCache:
     """Opens an empty cache of kind "ram", or of kind "disk" in ``folder``."""
     if kind == "ram":
-        return open_ram_cache(None, index, imgsz, Decoding())
-    return open_disk_cache(None, index, imgsz, Decoding(), cache_dir=str(folder))
+        return open_ram_cache(DistributedContext.single(), index, imgsz, Decoding())
+    return open_disk_cache(DistributedContext.single(), index, imgsz, Decoding(), cache_dir=str(folder))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -247,6 +248,20 @@ def test_a_worker_reads_with_the_index_of_its_labels(source: Path, tmp_path: Pat
     before = [read_bytes(index.path(i)) for i in range(len(index))]
     os.replace(written(other, tmp_path / "new") / "train.shards", out / "train.shards")
     assert [read_bytes(index.path(i)) for i in range(len(index))] == before
+
+
+def test_a_failing_disk_is_no_damage_of_an_image(source: Path, tmp_path: Path, monkeypatch):
+    out = written(source, tmp_path / "out")
+    path = index_of(out).path(0)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(OSError, match=f"Input/output error.*{out}/train-00000.tar"):
+            read_bytes(path)
+    assert read_bytes(path)
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

@@ -22,7 +22,7 @@ from torch import Tensor
 from utils.errors import UserError, first_line
 from utils.files.pickle_program import Record, read_program
 from utils.files.safe_io import open_regular
-from utils.process.limits import explain_limit
+from utils.process.limits import raise_if_limit
 
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_DIMENSIONS = 16
@@ -193,11 +193,3 @@ def _contradiction(entries: list[zipfile.ZipInfo], file_bytes: int) -> str:
     if sum(e.file_size for e in entries) > file_bytes:
         return "its entries declare more data than the file has"
     return ""
-
-
-def raise_if_limit(error: BaseException, path: str | Path) -> None:
-    """Raises ``error`` if its cause is a limit of the machine (`explain_limit`), not the file."""
-    if explain_limit(error):
-        if isinstance(error, OSError):
-            error.filename = str(path)
-        raise error

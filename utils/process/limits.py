@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeGuard
@@ -78,6 +79,14 @@ def explain_limit(error: BaseException, advice: str = _ADVICE) -> str | None:
     less memory."""
     limit = _recognize(error, advice)
     return None if limit is None else limit.message
+
+
+def raise_if_limit(error: BaseException, path: str | os.PathLike) -> None:
+    """Raises ``error``, naming the file at ``path``, if it is a machine limit: the file itself may be correct."""
+    if explain_limit(error):
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)
+        raise error
 
 
 class _Limit(NamedTuple):

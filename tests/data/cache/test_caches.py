@@ -309,6 +309,7 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
     script = (
         "import os, pickle, sys, time, types, zlib; from pathlib import Path\n"
         "from data.cache import decoding, disk, disk_writer\n"
+        "from utils.distributed.context import DistributedContext\n"
         "disk_writer._BATCH_BYTES, plain = 1, decoding.read_source\n"
         "stored = []\n"
         "disk_writer.zlib = types.SimpleNamespace(crc32=lambda pixels: stored.append(0) or zlib.crc32(pixels))\n"
@@ -319,7 +320,7 @@ def test_images_cached_before_a_kill_are_kept(index, cached, decoded, tmp_path):
         "        os.kill(os.getpid(), 9)\n"
         "    return plain(path, *sizes, **options)\n"
         "decoding.read_source, index = read, pickle.loads(Path(sys.argv[1]).read_bytes())\n"
-        "disk.open_disk_cache(None, index, 64, decoding.Decoding(1), cache_dir=sys.argv[2])\n"
+        "disk.open_disk_cache(DistributedContext.single(), index, 64, decoding.Decoding(1), cache_dir=sys.argv[2])\n"
     )
     (tmp_path / "index").write_bytes(pickle.dumps(index))
     command = [python(), "-c", script, str(tmp_path / "index"), str(tmp_path / "disk")]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from data.image_io import file_kinds, verify
-from data.image_io.decode import have_single_colors, orient, read_image
+from data.image_io.decode import orient, read_image
 from data.image_io.file_kinds import IMAGE_SUFFIXES, unread_image
 from data.image_io.header import exif_orientation
 from data.image_io.reduce import read_reduced, read_source
@@ -493,21 +493,3 @@ def test_accepted_files_can_be_decoded(tmp_path) -> None:
             if size[0] * size[1] <= 1 << 20:
                 assert read_image(path).shape[:2] == size
     assert 0.15 < accepted / (120 * len(USUAL)) < 0.95
-
-
-@pytest.mark.parametrize(
-    ("colors", "is_single"),
-    [([0], True), ([114, 7], True), ([114, None], False), ([None], False), ([], False), ([5, "missing"], False)],
-)
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_of_a_single_color_are_told_from_others(tmp_path, colors, is_single, channels):
-    paths = []
-    for number, color in enumerate(colors):
-        path = tmp_path / f"{number}.png"
-        image = np.full((20, 30, 3), 0 if isinstance(color, str) or color is None else color, np.uint8)
-        if color is None:
-            image[-1, -1] = 1
-        if color != "missing":
-            cv2.imwrite(str(path), image)
-        paths.append(str(path))
-    assert have_single_colors(paths, PixelFormat(channels)) == is_single

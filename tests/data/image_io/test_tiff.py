@@ -352,16 +352,25 @@ def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
     np.testing.assert_array_equal(read_image(path), image)
 
 
-@pytest.mark.parametrize("planar", ["contig", "separate"])
-def test_a_planar_configuration_of_8_bits_is_refused_by_tifffile(tmp_path, planar):
-    """tifffile read wrong pixels; OpenCV reads the file."""
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"planarconfig": "contig", "compression": "lzw"},
+        {"planarconfig": "separate", "compression": "lzw"},
+        {"planarconfig": "separate", "rowsperstrip": 16},
+        {"planarconfig": "separate", "tile": (32, 32)},
+    ],
+)
+def test_a_planar_configuration_of_8_bits_is_refused_by_tifffile(tmp_path, options):
+    """tifffile reads wrong pixels; OpenCV reads the file."""
     path = tmp_path / "a.tif"
     image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
-    stored = image if planar == "contig" else np.moveaxis(image, -1, 0)
-    tifffile.imwrite(path, stored, photometric="rgb", planarconfig=planar, compression="lzw")
+    stored = image if options["planarconfig"] == "contig" else np.moveaxis(image, -1, 0)
+    tifffile.imwrite(path, stored, photometric="rgb", **options)
     content = bytearray(path.read_bytes())
     struct.pack_into("<H", content, directory_entry(content, 284) + 2, 1)  # PlanarConfiguration, BYTE
     path.write_bytes(content)
+    assert not np.array_equal(tifffile.imread(path), stored)
     np.testing.assert_array_equal(read_image(path), image)
     with refused("a.tif: cannot be decoded (its field PlanarConfiguration has 8 bits instead of 16)"):
         read_image(path, pixels=PixelFormat(3, 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader
+from data.loading.build import build_run_val_loader, build_train_loader, build_val_loader, open_train_samples
 from data.loading.checks import check_loader_settings, check_shards
 from data.render.letterbox import CanvasRule
 from data.samples.readers import ImageReader
@@ -41,7 +41,8 @@ def open_loader(index, monkeypatch):
             return build_val_loader(ctx, reader, canvases, batch_size=config.batch_size, workers=config.workers)
         check_shards(ctx, config)
         check_loader_settings(config, hyp)
-        loader = build_train_loader(ctx, config, hyp, Spec(), stride=32)
+        samples = open_train_samples(ctx, config, hyp, Spec(), stride=32)
+        loader = build_train_loader(ctx, config, hyp, samples, stride=32)
         if start:
             loader.start_at(*start)
         return loader

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from data.cache import decoding
-from data.loading.build import build_run_val_loader, build_train_loader
+from data.loading.build import build_run_val_loader, build_train_loader, open_train_samples
 from data.render.letterbox import CanvasRule
 from data.samples.sample_weights import check_tiles, tile_weights
 from data.samples.tiled_index import TiledIndex, crop_tile
@@ -182,8 +182,10 @@ def data(tmp_path) -> Path:
 
 def train_loader(data: Path, hyp: Hyperparameters | None = None, **more: object):
     config = TrainConfig(data=str(data), imgsz=128, batch_size=4, workers=0, **more)
-    spec = load_dataset_spec(data)
-    return build_train_loader(DistributedContext.single(), config, hyp or Hyperparameters(), spec, stride=32)
+    hyp = hyp or Hyperparameters()
+    ctx = DistributedContext.single()
+    samples = open_train_samples(ctx, config, hyp, load_dataset_spec(data), stride=32)
+    return build_train_loader(ctx, config, hyp, samples, stride=32)
 
 
 def test_training_batches_show_the_objects_that_their_labels_name(data):

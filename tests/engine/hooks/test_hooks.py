@@ -17,7 +17,7 @@ from engine.hooks import nonfinite
 from engine.hooks.checkpointing import Checkpoints
 from engine.hooks.class_weights import ClassWeights
 from engine.hooks.hook import Action, Epoch, Hook, Hooks
-from engine.hooks.nonfinite import NonFiniteSteps
+from engine.hooks.nonfinite import NonFiniteSteps, have_single_colors
 from engine.hooks.stopping import EarlyStopping, TimeLimit
 from engine.optim.schedule import StepPlan
 from engine.parallel.step_values import NO_FLAGS, StepValues
@@ -26,7 +26,7 @@ from tests.helpers.run_checkpoints import replace_earlier_run
 from tests.helpers.training import hook_training, started_from
 from utils.distributed.context import DistributedContext
 from utils.errors import UserError
-from utils.pixels import RGB8
+from utils.pixels import RGB8, PixelFormat
 
 OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2, local_world_size=2, backend="gloo")
 
@@ -241,6 +241,24 @@ def test_float16_that_looks_for_its_loss_scale_is_no_warning(tmp_path, caplog, s
     NonFiniteSteps().after_read(trainer, bad_step("a.jpg", local_finite=True))
     assert [record.levelname for record in caplog.records] == [level]
     assert (tmp_path / "nonfinite_rank0.txt").exists() == (level == "WARNING")
+
+
+@pytest.mark.parametrize(
+    ("colors", "is_single"),
+    [([0], True), ([114, 7], True), ([114, None], False), ([None], False), ([], False), ([5, "missing"], False)],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_a_single_color_are_told_from_others(tmp_path, colors, is_single, channels):
+    paths = []
+    for number, color in enumerate(colors):
+        path = tmp_path / f"{number}.png"
+        image = np.full((20, 30, 3), 0 if isinstance(color, str) or color is None else color, np.uint8)
+        if color is None:
+            image[-1, -1] = 1
+        if color != "missing":
+            cv2.imwrite(str(path), image)
+        paths.append(str(path))
+    assert have_single_colors(paths, PixelFormat(channels)) == is_single
 
 
 @pytest.mark.parametrize(("varying_step", "others_are_blank"), [(None, True), (0, True), (2, True), (None, False)])

@@ -156,6 +156,7 @@ def test_another_split_without_objects_is_an_issue(data, capsys):
         data.write(name, "")
     (issue,) = issues_of(capsys, data)
     assert issue == {"kind": NO_OBJECTS, "split": "val", "text": "2 images and no object"}
+    assert "warning: " not in check(capsys, data.yaml, "--noplots")[1]
     shutil.rmtree(data.root / "labels/val")  # training refuses the split
     assert NO_OBJECTS not in {issue["kind"] for issue in issues_of(capsys, data)}
 
