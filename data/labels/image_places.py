@@ -21,36 +21,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from data.labels.image_names import ImageNames, loose, readings_of
-from data.split_files import NamesOfImage, OtherImages
+from data.labels.known_images import KnownImage, SplitOrder
+from data.split_files import OtherImages
 
 Parts = tuple[str, ...]  # of a path, loose
 Parents = tuple[Parts, ...]  # the folders in each reading of a file name
-
-
-class SplitOrder(Enum):
-    """The position of a split in the data set, relative to the split that is read."""
-
-    EARLIER = auto()
-    THIS = auto()
-    LATER = auto()
-
-
-class KnownImage(NamedTuple):
-    """An image of any of the splits that share a label file."""
-
-    names: NamesOfImage
-    splits: frozenset[SplitOrder]  # all that have the image
-
-    @property
-    def num_subfolders(self) -> int:
-        """Number of folders between the folder of the split and the image."""
-        return min(file.name_in_split.count("/") for file in self.names)
-
-    @property
-    def split_folder(self) -> str:
-        """Folder of the split that has the image; of a list, that of the image. It is "" or ends with a slash."""
-        file = self.names[0]
-        return file.name.removesuffix(file.name_in_split)
 
 
 class PlaceKind(Enum):

@@ -15,9 +15,10 @@ import yaml
 from data.index.index import DatasetIndex
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.findings import ABSENT, BAD_ROW, CONFLICT, IMAGE_ELSEWHERE, OTHER_FOLDER, UNLISTED
-from data.labels.image_entries import ImageEntry, MatchedEntries, UnmatchedReason, match_entries
+from data.labels.findings import ABSENT, BAD_ROW, CONFLICT, IMAGE_ELSEWHERE, OTHER_FOLDER, REPEATED_ENTRY, UNLISTED
+from data.labels.image_entries import ImageEntry
 from data.labels.label_format import LabelRequest
+from data.labels.match_entries import MatchedEntries, match_entries
 from data.labels.rows import RawLabels, RowProblem
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -569,7 +570,8 @@ def test_entries_with_the_same_unusable_annotation_are_equal():
     assert match(first, ImageEntry("b/0.png", 1, labels(2))).entry_of == {0: first}
     assert match(first, ImageEntry("b/0.png", 1, labels(2, "got []"))).entry_of == {}
     (repeated,) = match(ImageEntry("0.png", 0, labels(0)), ImageEntry("0.png", 1, labels(2))).unmatched
-    assert repeated.reason is UnmatchedReason.REPEATED
+    assert repeated.loss is not None
+    assert repeated.loss.kind == REPEATED_ENTRY
 
 
 @pytest.mark.parametrize("style", ["{path}", "/home/u/{path}"])
