@@ -21,6 +21,7 @@ def test_coco_keeps_crowd_area_and_ids(tmp_path):
     annotations = [
         {"id": 40, "image_id": 9, "category_id": 5, "bbox": [1, 2, 10, 20], "area": 77.5, "iscrowd": 0},
         {"id": 41, "image_id": 9, "category_id": 1, "bbox": [1, 2, 10, 20], "iscrowd": 1},
+        {"id": 42, "image_id": 9, "category_id": 5, "bbox": [1, 2, 10, 20], "area": True},  # no number
     ]
     path = tmp_path / "a.json"
     path.write_text(json.dumps(coco_file(annotations)))
@@ -31,8 +32,9 @@ def test_coco_keeps_crowd_area_and_ids(tmp_path):
     assert image.labels.rows == [
         label_row(1, 2, 11, 22, area=77.5, number=0),
         label_row(1, 2, 11, 22, class_id=2, crowd=1, number=1),
+        label_row(1, 2, 11, 22, number=2),
     ]
-    assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0]
+    assert [r[0] for r in read_coco(path, None).images[0].labels.rows] == [0, 0, 0]
 
 
 def test_malformed_coco_annotations_are_reported(tmp_path):
