@@ -139,14 +139,15 @@ class LabelsPerSplit:
         self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], matched: MatchedEntries
     ) -> UserError:
         """Returns the error about a file of which no entry is used for an image of the split."""
-        for conflict in matched.conflicts:
+        if matched.conflicts:
+            conflict = matched.conflicts[0]
             message = _conflict_text(conflict, images)
             return UserError(f"{self._image(conflict.entries[0])}: {message}; delete the wrong entries")
-        for unmatched in matched.unmatched:
-            if unmatched.needs_folders:
-                shown = one_line(unmatched.entry.file_name)[:200]
-                message = f"{self._image(unmatched.entry)}: {shown} {unmatched.reason}"
-                return UserError(f"{message}; write file names with their folders")
+        without_folders = [unmatched for unmatched in matched.unmatched if unmatched.needs_folders]
+        if without_folders:
+            entry = without_folders[0].entry
+            message = f"{self._image(entry)}: {one_line(entry.file_name)[:200]} {without_folders[0].reason}"
+            return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "
