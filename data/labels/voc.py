@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
+from utils.files.encoding import decode_xml
 from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.schema import suggestion
 
@@ -170,9 +171,20 @@ def is_voc(head: bytes) -> bool:
 
 def named_image(head: bytes) -> str:
     """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
-    text = head.decode("utf-16" if _is_utf16(head) else "utf-8-sig", "replace")
-    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
+    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", _text_of(head))
     return unescape(match[1]) if match else ""
+
+
+def _text_of(head: bytes) -> str:
+    """Decodes the beginning of a file, in the encoding that it declares."""
+    if _is_utf16(head):
+        return head.decode("utf-16", "replace")
+    whole = head[: head.rfind(b">") + 1]  # does not end within a character
+    try:
+        text = decode_xml(whole)
+        return text if isinstance(text, str) else text.decode("utf-8-sig")
+    except ValueError:  # not in the encoding that it declares, or in one with a byte per character
+        return whole.decode("latin-1")
 
 
 def _without_image_name(data: bytes) -> bytes:

@@ -115,6 +115,20 @@ def test_voc_is_read_in_the_encoding_that_it_declares(encoding):
     assert parse_voc(text.encode(encoding), {word: 0}).rows == [label_row(1, 2, 30, 40, number=3)]
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("end", ["<size>車车caf\u00e9", "\n</annotation>"])
+def test_the_name_of_the_image_is_read_in_the_encoding_of_the_file(encoding, end):
+    """Without it, a label file with another name than its image's would be of no image. ``end``: follows the name, and
+    may be cut anywhere."""
+    word = word_in(encoding)
+    name = f"{word} &amp; {word}.jpg"
+    text = f'<?xml version="1.0" encoding="{encoding}"?><annotation><filename>{name}</filename>{end}'
+    data = text.encode(encoding, "ignore")
+    expected = f"{word} & {word}.jpg"
+    assert VOC.per_image.named_image(data) == expected
+    assert {VOC.per_image.named_image(data[:length]) for length in range(len(data))} <= {"", expected}
+
+
 @pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])
 def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator, location):
     box = "<bndbox><xmin>{}</xmin><ymin>2</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
