@@ -95,9 +95,9 @@ def _parse_object(
     elements = element.findall("name")
     if boxes:
         elements += [field for field in boxes[0] if field.tag in _CORNERS]
-    ambiguities = _ambiguities(boxes, elements)
-    if ambiguities:
-        return RowProblem(row_number, BAD_ROW, f"object with {ambiguities[-1]}")
+    ambiguity = _ambiguity(boxes, elements)
+    if ambiguity:
+        return RowProblem(row_number, BAD_ROW, f"object with {ambiguity}")
     texts = {field.tag: (field.text or "").strip() for field in elements}
     missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
     if missing:
@@ -105,19 +105,18 @@ def _parse_object(
     return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], row_number, class_ids)
 
 
-def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> list[str]:
-    """Returns descriptions of repeated or misplaced elements of an object. ``fields``: its name and corners."""
-    ambiguities = []
+def _ambiguity(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> str:
+    """Describes a repeated or misplaced element of an object; "" if it has none. ``fields``: its name and corners."""
     if len(boxes) > 1:
-        ambiguities.append("two <bndbox>")
+        return "two <bndbox>"
     tags: set[str] = set()
     for field in fields:
         if len(field):
-            ambiguities.append(f"<{field[0].tag}> inside <{field.tag}>")
-        elif field.tag in tags:
-            ambiguities.append(f"two <{field.tag}>")
+            return f"<{field[0].tag}> inside <{field.tag}>"
+        if field.tag in tags:
+            return f"two <{field.tag}>"
         tags.add(field.tag)
-    return ambiguities
+    return ""
 
 
 def _parse_box(
