@@ -125,7 +125,7 @@ def _are_fractions(corners: np.ndarray, shorter_side: np.ndarray) -> np.ndarray:
 
 
 def _repeated_rows(table: np.ndarray, corners: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns a mask of the ``kept`` rows, bool (R,), that equal an earlier row of the same image: bool (R,)."""
+    """Returns a mask of the ``kept`` rows that equal an earlier row of the same image. Both masks are bool (R,)."""
     keys = np.column_stack([table[:, [IMAGE, CLASS, CROWD]], corners, table[:, SHAPE]])
     rows = np.flatnonzero(kept)
     order = rows[np.lexsort(keys[rows].T[::-1])]  # stable: equal rows stay in file order

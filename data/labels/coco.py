@@ -118,7 +118,7 @@ def _parse_annotation(
         expected = "expected iscrowd 0 or 1"
         return RowProblem(position, BAD_ROW, f"{expected}, got {shown(crowd)[:60]}", cause=expected)
     area = annotation.get("area")
-    if not isinstance(area, int | float) or not 0 <= area < _MAX:
+    if isinstance(area, bool) or not isinstance(area, int | float) or not 0 <= area < _MAX:
         area = w * h
     return class_id, *corners, area, 1 if crowd else 0, position, _shape(annotation.get("segmentation"))
 

@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import unquote
 
@@ -78,11 +79,7 @@ class ImageNames:
         for image, names in enumerate(self._names_of_images):
             self._names += names
             self._image_of_name += [image] * len(names)
-        self._positions_by_kind: dict[tuple[bool, bool], dict[str, list[int]]] = {}  # see `_positions`
-        # By the id of a list in `_positions_by_kind` or `_groups`: its names grouped by a folder, see `_by_folder`, and
-        # their images.
-        self._groups: dict[tuple[int, int], dict[str, list[int]]] = {}
-        self._images: dict[int, tuple[int, ...]] = {}
+        self._groups: dict[tuple[bool, bool], dict[str, _NameGroup]] = {}  # by kind, see `_groups_of_names`
 
     @classmethod
     def of_single_names(cls, names: Iterable[str]) -> ImageNames:
@@ -108,15 +105,16 @@ class ImageNames:
         """
         if not self._names:
             return ()
-        usual = self._positions(is_stem=False, is_loose=False).get(name.rpartition("/")[2], [])
-        if self._are_one_image(usual):
-            return self._images_of(usual)
+        usual = self._groups_of_names(is_stem=False, is_loose=False).get(name.rpartition("/")[2])
+        usual_images = self._images_of(usual) if usual else ()
+        if len(usual_images) == 1:
+            return usual_images
         readings = readings_of(name)
         for is_stem in (False, True):
             for is_loose in (False, True):
-                positions = self._positions(is_stem=is_stem, is_loose=is_loose)
+                groups = self._groups_of_names(is_stem=is_stem, is_loose=is_loose)
                 for parts in readings:
-                    same_name = positions.get(loose(parts[-1]) if is_loose else parts[-1])
+                    same_name = groups.get(loose(parts[-1]) if is_loose else parts[-1])
                     if same_name:
                         return self._narrowed(same_name, parts, outer_folders)
         return ()
@@ -131,17 +129,17 @@ class ImageNames:
     def same_stem(self, name: str) -> str:
         """Returns the name of an image with the file name ``name`` but another suffix, or "", for messages."""
         for parts in readings_of(name):
-            same_stem = self._positions(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
+            same_stem = self._groups_of_names(is_stem=True, is_loose=True).get(loose(os.path.splitext(parts[-1])[0]))
             if same_stem:
-                return self._names[same_stem[0]]
+                return self._names[same_stem.positions[0]]
         return ""
 
-    def _narrowed(self, matches: list[int], parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
-        """Narrows the names ``matches`` (positions) to those that agree with ``parts`` in as many folders as necessary,
-        and returns their images. If none has the next folder and only outer folders are left, keeps the names without
-        further folders. If the next folder belongs to the data set, another image is meant."""
+    def _narrowed(self, matches: _NameGroup, parts: tuple[str, ...], outer_folders: Sequence[str]) -> tuple[int, ...]:
+        """Narrows ``matches`` to the names that agree with ``parts`` in as many folders as necessary, and returns their
+        images. If none has the next folder and only outer folders are left, keeps the names without further folders. If
+        the next folder belongs to the data set, another image is meant."""
         for kept in range(2, len(parts) + 1):
-            if self._are_one_image(matches):
+            if len(self._images_of(matches)) == 1:
                 break
             groups = self._by_folder(matches, kept)
             closest = groups.get(loose(parts[-kept]))
@@ -153,46 +151,48 @@ class ImageNames:
             matches = closest
         return self._images_of(matches)
 
-    def _by_folder(self, matches: list[int], kept: int) -> dict[str, list[int]]:
-        """Groups names by the folder that is ``kept`` parts from their ends, "" for names with fewer parts. Grouping
-        them once instead of comparing all with each name that is looked up matters if all folders have files of the
-        same names."""
-        key = (id(matches), kept)
-        if key not in self._groups:
-            groups: dict[str, list[int]] = {}
-            for position in matches:
+    def _by_folder(self, group: _NameGroup, kept: int) -> dict[str, _NameGroup]:
+        """Divides the names of a group, which agree in ``kept - 1`` last parts, by the folder before these: "" for
+        names with fewer parts."""
+        if group.by_folder is None:
+            group.by_folder = {}
+            for position in group.positions:
                 parts = _parts(self._names[position])
                 folder = loose(parts[-kept]) if len(parts) >= kept else ""
-                groups.setdefault(folder, []).append(position)
-            self._groups[key] = groups
-        return self._groups[key]
+                group.by_folder.setdefault(folder, _NameGroup()).positions.append(position)
+        return group.by_folder
 
-    def _are_one_image(self, positions: Sequence[int]) -> bool:
-        """Returns whether there is at least one name, and all belong to one image."""
-        return bool(positions) and all(
-            self._image_of_name[position] == self._image_of_name[positions[0]] for position in positions
-        )
+    def _images_of(self, group: _NameGroup) -> tuple[int, ...]:
+        """Returns the images of the names in a group, each once."""
+        if group.images is None:
+            group.images = tuple(dict.fromkeys([self._image_of_name[i] for i in group.positions]))
+        return group.images
 
-    def _images_of(self, positions: list[int]) -> tuple[int, ...]:
-        """Returns the images of names, each once, see `_images`."""
-        if len(positions) == 1:
-            return (self._image_of_name[positions[0]],)
-        if id(positions) not in self._images:
-            self._images[id(positions)] = tuple(dict.fromkeys(self._image_of_name[i] for i in positions))
-        return self._images[id(positions)]
-
-    def _positions(self, *, is_stem: bool, is_loose: bool) -> dict[str, list[int]]:
-        """Returns the positions of names by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""
+    def _groups_of_names(self, *, is_stem: bool, is_loose: bool) -> dict[str, _NameGroup]:
+        """Returns all names by file name, without suffix if ``is_stem``, normalized if ``is_loose``."""
         kind = (is_stem, is_loose)
-        if kind not in self._positions_by_kind:
-            positions: dict[str, list[int]] = {}
+        if kind not in self._groups:
+            groups: dict[str, _NameGroup] = {}
             for i, name in enumerate(self._names):
                 base = name.rpartition("/")[2]
                 if is_stem:
                     base = os.path.splitext(base)[0]
-                positions.setdefault(loose(base) if is_loose else base, []).append(i)
-            self._positions_by_kind[kind] = positions
-        return self._positions_by_kind[kind]
+                groups.setdefault(loose(base) if is_loose else base, _NameGroup()).positions.append(i)
+            self._groups[kind] = groups
+        return self._groups[kind]
+
+
+@dataclass(slots=True)
+class _NameGroup:
+    """Names that agree in their last parts, and what follows from them, computed when it is first needed.
+
+    Dividing a group once, instead of comparing all its names with each name that is looked up, matters if all folders
+    have files of the same names.
+    """
+
+    positions: list[int] = field(default_factory=list)  # in `ImageNames._names`
+    images: tuple[int, ...] | None = None
+    by_folder: dict[str, _NameGroup] | None = None
 
 
 def _agreement(first: Sequence[str], second: Sequence[str]) -> int:

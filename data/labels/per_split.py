@@ -6,27 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from data.labels.categories import Category
-from data.labels.findings import (
-    ABSENT,
-    CONFLICT,
-    COUNTED_EARLIER,
-    IMAGE_ELSEWHERE,
-    OTHER_FOLDER,
-    REPEATED_ENTRY,
-    STRAY,
-    UNLISTED,
-    Finding,
-)
-from data.labels.image_entries import (
-    Conflict,
-    ImageEntry,
-    MatchedEntries,
-    UnmatchedEntry,
-    UnmatchedReason,
-    match_entries,
-)
+from data.labels.findings import CONFLICT, COUNTED_EARLIER, OTHER_FOLDER, STRAY, UNLISTED, Finding
+from data.labels.image_entries import ImageEntry
 from data.labels.label_format import LabelRequest
+from data.labels.match_entries import Conflict, MatchedEntries, match_entries
 from data.labels.rows import RawLabels
+from data.labels.unmatched_entries import UnmatchedEntry
 from data.split_files import ImageFile
 from utils.errors import UserError, one_line
 from utils.strings import counted, listed
@@ -41,33 +26,12 @@ class SplitFile(NamedTuple):
     strays: list[tuple[int, str]]  # positions of annotations without an image, and the reasons
 
 
-class _Loss(NamedTuple):
-    """What a split loses with an entry that has labels but no image."""
-
-    image: bool
-    objects: bool
-    consequence: str = ""
-    kind: str = ABSENT
-
-
-# What is lost with an entry, by the reason why it has no image. None: nothing of this split, so it is not reported.
-_LOSSES = {
-    UnmatchedReason.NO_SPLIT: None,
-    UnmatchedReason.OTHER_SPLIT: None,
-    UnmatchedReason.REPEATED: _Loss(image=False, objects=False, kind=REPEATED_ENTRY),
-    UnmatchedReason.ELSEWHERE: _Loss(image=False, objects=False, kind=IMAGE_ELSEWHERE),
-    UnmatchedReason.LISTED: _Loss(image=False, objects=True),
-    UnmatchedReason.THIS_SPLIT: _Loss(image=True, objects=True),
-    UnmatchedReason.EARLIER_SPLIT: _Loss(image=False, objects=False, consequence=COUNTED_EARLIER),
-}
-
-
 class LabelsPerSplit:
     """A `LabelSource` that reads labels in pixels from one file per split. Images that it does not name are left out.
 
-    Several splits may share the file, and it may name images of no split. Entries that match images of other splits
-    are not counted here; for entries without an image, see `_LOSSES`. Annotations without an entry, which may belong
-    to any split, are lost in the first one.
+    Several splits may share the file, and it may name images of no split. Entries of other splits' images are not
+    counted here; for entries that no image gets, see `data.labels.unmatched_entries`. Annotations without an entry,
+    which may belong to any split, are lost in the first one.
     """
 
     normalized = False
@@ -121,15 +85,14 @@ class LabelsPerSplit:
     def _absent_images(self, unmatched: Sequence[UnmatchedEntry]) -> list[Finding]:
         """Returns findings about annotated entries without an image."""
         findings = []
-        for entry, reason, _, text in unmatched:
-            loss = _LOSSES[reason]
+        for entry, loss, _, reason in unmatched:
             if loss is None or not entry.num_labeled:
                 continue
             findings.append(
                 Finding(
                     where=self._image(entry),
                     kind=loss.kind,
-                    text=f"{entry.file_name.strip() or 'the empty name'} {text}",
+                    text=f"{entry.file_name.strip() or 'the empty name'} {reason}",
                     lost_images=int(loss.image),
                     lost_objects=entry.num_labeled if loss.objects else 0,
                     consequence=loss.consequence,
@@ -176,14 +139,15 @@ class LabelsPerSplit:
         self, images: Sequence[ImageFile], entries: Sequence[ImageEntry], matched: MatchedEntries
     ) -> UserError:
         """Returns the error about a file of which no entry is used for an image of the split."""
-        for conflict in matched.conflicts:
+        if matched.conflicts:
+            conflict = matched.conflicts[0]
             message = _conflict_text(conflict, images)
             return UserError(f"{self._image(conflict.entries[0])}: {message}; delete the wrong entries")
-        for unmatched in matched.unmatched:
-            if unmatched.needs_folders:
-                shown = one_line(unmatched.entry.file_name)[:200]
-                message = f"{self._image(unmatched.entry)}: {shown} {unmatched.text}"
-                return UserError(f"{message}; write file names with their folders")
+        without_folders = [unmatched for unmatched in matched.unmatched if unmatched.needs_folders]
+        if without_folders:
+            entry = without_folders[0].entry
+            message = f"{self._image(entry)}: {one_line(entry.file_name)[:200]} {without_folders[0].reason}"
+            return UserError(f"{message}; write file names with their folders")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "

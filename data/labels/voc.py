@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from data.labels.findings import BAD_ROW, NOT_FINITE, UNKNOWN_CLASS
 from data.labels.label_format import CORNERS, FilesPerImage, LabelFormat, LabelPerImage, LabelRequest, LabelSource
 from data.labels.rows import LabelFileError, LabelRow, RawLabels, RowProblem, is_plain_number_text
+from utils.files.encoding import decode_xml
 from utils.files.xml_files import LINE, XmlError, parse_xml
 from utils.schema import suggestion
 
@@ -94,9 +95,9 @@ def _parse_object(
     elements = element.findall("name")
     if boxes:
         elements += [field for field in boxes[0] if field.tag in _CORNERS]
-    ambiguities = _ambiguities(boxes, elements)
-    if ambiguities:
-        return RowProblem(row_number, BAD_ROW, f"object with {ambiguities[-1]}")
+    ambiguity = _ambiguity(boxes, elements)
+    if ambiguity:
+        return RowProblem(row_number, BAD_ROW, f"object with {ambiguity}")
     texts = {field.tag: (field.text or "").strip() for field in elements}
     missing = [tag for tag in ("name", *_CORNERS) if not texts.get(tag)]
     if missing:
@@ -104,19 +105,18 @@ def _parse_object(
     return _parse_box(texts["name"], [texts[tag] for tag in _CORNERS], row_number, class_ids)
 
 
-def _ambiguities(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> list[str]:
-    """Returns descriptions of repeated or misplaced elements of an object. ``fields``: its name and corners."""
-    ambiguities = []
+def _ambiguity(boxes: Sequence[ElementTree.Element], fields: Sequence[ElementTree.Element]) -> str:
+    """Describes a repeated or misplaced element of an object; "" if it has none. ``fields``: its name and corners."""
     if len(boxes) > 1:
-        ambiguities.append("two <bndbox>")
+        return "two <bndbox>"
     tags: set[str] = set()
     for field in fields:
         if len(field):
-            ambiguities.append(f"<{field[0].tag}> inside <{field.tag}>")
-        elif field.tag in tags:
-            ambiguities.append(f"two <{field.tag}>")
+            return f"<{field[0].tag}> inside <{field.tag}>"
+        if field.tag in tags:
+            return f"two <{field.tag}>"
         tags.add(field.tag)
-    return ambiguities
+    return ""
 
 
 def _parse_box(
@@ -170,9 +170,20 @@ def is_voc(head: bytes) -> bool:
 
 def named_image(head: bytes) -> str:
     """Returns the <filename> in a file that begins with ``head``, or "" if it has none."""
-    text = head.decode("utf-16" if _is_utf16(head) else "utf-8-sig", "replace")
-    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", text)
+    match = re.search(r"<filename>\s*([^<]+?)\s*</filename>", _text_of(head))
     return unescape(match[1]) if match else ""
+
+
+def _text_of(head: bytes) -> str:
+    """Decodes the beginning of a file, in the encoding that it declares."""
+    if _is_utf16(head):
+        return head.decode("utf-16", "replace")
+    whole = head[: head.rfind(b">") + 1]  # does not end within a character
+    try:
+        text = decode_xml(whole)
+        return text if isinstance(text, str) else text.decode("utf-8-sig")
+    except ValueError:  # not in the encoding that it declares, or in one with a byte per character
+        return whole.decode("latin-1")
 
 
 def _without_image_name(data: bytes) -> bytes:

@@ -121,7 +121,9 @@ def test_validation(order, kind, amp_dtype):
     criterion = model.head.build_loss(Hyperparameters()).to(CUDA)
     none = np.zeros(0, np.int64)
     evaluator = Evaluator(
-        ground_truth=make_ground_truth(np.zeros((0, 4)), none, none, none, none, 12, 2),
+        ground_truth=make_ground_truth(
+            np.zeros((0, 4)), classes=none, crowd=none, area=none, image=none, num_images=12, num_classes=2
+        ),
         num_classes=2,
         postprocess=select_for_validation if kind == "yolo26" else decoded_for_validation,
         ctx=ALONE,

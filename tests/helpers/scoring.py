@@ -14,9 +14,10 @@ from utils.detections import DetectionTable
 from utils.labels import GroundTruth
 
 
-def make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes, ids=None):
+def make_ground_truth(boxes, *, classes, area, image, num_images, num_classes, crowd=None, ids=None):
     """Returns ground truth with objects in any order: ``boxes`` (N, 4) x, y, w, h in pixels, ``image`` (N,) their
-    images."""
+    images. Without ``crowd`` none is a crowd region, and without ``ids`` the images are numbered from 1."""
+    crowd = np.zeros(len(image), bool) if crowd is None else crowd
     order = np.argsort(image, kind="stable")
     return GroundTruth(
         offsets=np.searchsorted(image[order], np.arange(num_images + 1)).astype(np.int64),
@@ -100,7 +101,9 @@ def random_case(seed, num_images=12, num_classes=4, crowd_share=0.15, per_image=
     classes = rng.integers(0, num_classes - 1, image.size)  # the last class has none
     crowd = rng.random(image.size) < crowd_share
     area = np.where(rng.random(image.size) < 0.5, boxes[:, 2] * boxes[:, 3], boxes[:, 2] * boxes[:, 3] * 0.6)
-    gt = make_ground_truth(boxes, classes, crowd, area, image, num_images, num_classes)
+    gt = make_ground_truth(
+        boxes, classes=classes, crowd=crowd, area=area, image=image, num_images=num_images, num_classes=num_classes
+    )
 
     rows = rng.integers(0, image.size, per_image * num_images // 2)
     near = boxes[rows] + rng.normal(0, 1, (rows.size, 4)) * boxes[rows][:, [2, 3, 2, 3]] * rng.choice([0, 0.1, 0.3])

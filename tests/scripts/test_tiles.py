@@ -203,7 +203,7 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     image, classes, *corners = np.array(labels).T
     boxes = np.c_[corners[0], corners[1], corners[2] - corners[0], corners[3] - corners[1]]
     truth = make_ground_truth(
-        boxes, classes, np.zeros(len(boxes)), boxes[:, 2:].prod(1), image, len(images), len(names)
+        boxes, classes=classes, area=boxes[:, 2:].prod(1), image=image, num_images=len(images), num_classes=len(names)
     )
     stats, _ = coco_evaluate(truth, make_table(*zip(*found)))
     assert results["ap"] > 0.2

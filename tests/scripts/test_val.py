@@ -351,7 +351,7 @@ def test_two_processes_print_an_error_once_and_exit_with_2(tiny, tmp_path, more,
 
 def test_predictions_keep_the_ids_of_the_ground_truth(tmp_path):
     none = np.zeros(0, int)
-    gt = make_ground_truth(none, none, none, none, none, 2, 2, (42, 'na"me'))
+    gt = make_ground_truth(none, classes=none, area=none, image=none, num_images=2, num_classes=2, ids=(42, 'na"me'))
     gt = replace(gt, category_ids=(7, 90))
     table = make_table([0, 1], [[1.00004, 2, 4, 8], [0, 0, 5, 5.5]], [0.1234567, 1], [1, 0])
     write_predictions(tmp_path / "predictions.json", table, gt)

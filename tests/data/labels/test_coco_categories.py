@@ -1,4 +1,4 @@
-"""Categories of a COCO JSON whose fields have unexpected types."""
+"""Categories of a COCO JSON: their names, whatever types their fields have, and the ids of merged classes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from data.labels.categories import Category, id_of_merged_class
 from data.labels.coco_categories import category_names
 
 ANY_JSON = [None, True, 1, 1.5, "x", "", [], ["x"], {}, {"name": "x"}]
@@ -26,3 +27,18 @@ def test_a_supercategory_whose_boxes_have_ids_with_a_decimal_point_is_a_class(tm
     annotations = [{"id": 0, "image_id": 0, "category_id": 0.0, "bbox": [1, 1, 2, 2]}]
     path.write_text(json.dumps({"images": [], "annotations": annotations, "categories": categories}))
     assert category_names([path]) == ("shapes", "light")
+
+
+@pytest.mark.parametrize(
+    ("ids", "merged"),
+    [
+        ((18,), 18),  # one class, with its own id
+        ((1, 18, 20), 18),  # the smallest with annotations: a root of Roboflow's has none
+        ((1, 5), 1),  # none has annotations
+        ((101, 99), 99),  # none is in the file
+    ],
+)
+def test_a_merged_class_has_the_id_of_a_class_that_it_merges(ids, merged):
+    categories = [Category(i, f"c{i}", is_used=i >= 18) for i in (1, 5, 18, 20)]
+    assert id_of_merged_class(categories, ids) == merged
+    assert id_of_merged_class([], ids) == min(ids)

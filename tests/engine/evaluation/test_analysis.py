@@ -193,7 +193,9 @@ def test_every_false_positive_has_one_type_and_corrections_never_lower_ap(seed):
 def test_each_error_type_by_example():
     boxes = [[0, 0, 100, 100], [200, 0, 100, 100], [0, 200, 100, 100], [200, 200, 100, 100]]
     zeros = np.zeros(4, dtype=int)
-    gt = make_ground_truth(np.array(boxes), np.array([0, 0, 1, 0]), zeros > 0, zeros + 1e4, zeros, 1, 2)
+    gt = make_ground_truth(
+        np.array(boxes), classes=np.array([0, 0, 1, 0]), area=zeros + 1e4, image=zeros, num_images=1, num_classes=2
+    )
     found = [
         ([0, 0, 100, 100], 0.9, 0),  # right
         ([0, 5, 100, 100], 0.8, 0),  # it again
@@ -214,7 +216,9 @@ def test_each_error_type_by_example():
 def test_without_objects_or_detections_there_are_no_errors_and_no_scores_by_size(objects, detections):
     zeros = np.zeros(objects, dtype=int)
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
-    gt: GroundTruth = make_ground_truth(boxes, zeros, zeros > 0, zeros + 400.0, zeros, 2, 2)
+    gt: GroundTruth = make_ground_truth(
+        boxes, classes=zeros, area=zeros + 400.0, image=zeros, num_images=2, num_classes=2
+    )
     table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
     matches = match_detections(gt, table, 2)
     split = split_errors(matches)

@@ -20,12 +20,12 @@ def repeated(gt, table, times):
     found = np.concatenate(rows)
     many = make_ground_truth(
         gt.boxes_xywh_px[at],
-        gt.classes[at],
-        gt.crowd[at],
-        gt.area_px[at],
-        np.repeat(number, [len(o) for o in objects]),
-        len(copies),
-        len(gt.category_ids),
+        classes=gt.classes[at],
+        crowd=gt.crowd[at],
+        area=gt.area_px[at],
+        image=np.repeat(number, [len(o) for o in objects]),
+        num_images=len(copies),
+        num_classes=len(gt.category_ids),
     )
     image_index = np.repeat(number, [len(r) for r in rows])
     return many, make_table(image_index, table.boxes_xyxy_px[found], table.scores[found], table.classes[found])

@@ -38,7 +38,9 @@ def make_split(num_images, seed=0):
     corner = rng.uniform(0, 1, (image.size, 2)) * (hw[image, ::-1] - size)
     classes = rng.integers(0, CLASSES, image.size)
     boxes = np.c_[corner, size]
-    gt = make_ground_truth(boxes, classes, image * 0, size.prod(1), image, num_images, CLASSES)
+    gt = make_ground_truth(
+        boxes, classes=classes, area=size.prod(1), image=image, num_images=num_images, num_classes=CLASSES
+    )
     return replace(gt, image_hw=hw), np.c_[gains, pads]
 
 

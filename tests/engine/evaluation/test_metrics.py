@@ -85,7 +85,16 @@ def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_i
     boxes, crowd, area = (np.array([a[key] for a in notes]) for key in ("bbox", "iscrowd", "area"))
     classes = np.array([class_of[a["category_id"]] for a in notes])
     image = np.array([image_of[a["image_id"]] for a in notes])
-    gt = make_ground_truth(boxes, classes, crowd, area, image, len(ids), len(categories), ids)
+    gt = make_ground_truth(
+        boxes,
+        classes=classes,
+        crowd=crowd,
+        area=area,
+        image=image,
+        num_images=len(ids),
+        num_classes=len(categories),
+        ids=ids,
+    )
     assert gt.crowd.any()
     image, kinds = zip(*((image_of[int(r["image_id"])], r["category_id"] - first_id) for r in rows))
     table = make_table(image, xywh_to_xyxy(np.array([r["bbox"] for r in rows])), [r["score"] for r in rows], kinds)
@@ -123,7 +132,9 @@ def test_confidence_curves_equal_counting():
 def test_the_threshold_and_its_scores_are_of_the_shown_detections():
     """AP is that of the scored ones; without box voting there is a threshold of its own."""
     objects = np.array([[0, 0, 50, 50], [100, 0, 50, 50]], float)
-    gt = make_ground_truth(objects, np.zeros(2, int), np.zeros(2, bool), np.full(2, 2500), np.zeros(2, int), 1, 1)
+    gt = make_ground_truth(
+        objects, classes=np.zeros(2, int), area=np.full(2, 2500), image=np.zeros(2, int), num_images=1, num_classes=1
+    )
     right = xywh_to_xyxy(objects)
     twice = right[:1] + 3.0
 
@@ -146,7 +157,9 @@ def test_the_threshold_and_its_scores_are_of_the_shown_detections():
 def test_a_score_of_exactly_the_threshold_is_not_above_it(score):
     """detect.py shows what is above the threshold: one that equals the best score would show nothing."""
     objects = np.array([[0, 0, 50, 50]], float)
-    gt = make_ground_truth(objects, np.zeros(1, int), np.zeros(1, bool), np.full(1, 2500), np.zeros(1, int), 1, 1)
+    gt = make_ground_truth(
+        objects, classes=np.zeros(1, int), area=np.full(1, 2500), image=np.zeros(1, int), num_images=1, num_classes=1
+    )
     result = score_detections(gt, make_table([0], xywh_to_xyxy(objects), [score], [0]), 1)
     assert result.metrics["f1"] == 1
     assert result.threshold < score
@@ -169,7 +182,15 @@ def test_the_confusion_matrix_has_the_best_threshold_and_names_classes_missed_th
     corners = np.array([[0, 0], [100, 0], [0, 100], [100, 100]])
     objects = np.c_[corners, np.full((4, 2), 50)]
     none = np.zeros(4, bool)
-    gt = make_ground_truth(objects, np.arange(4), none, np.full(4, 2500), np.zeros(4, int), 1, 5)
+    gt = make_ground_truth(
+        objects,
+        classes=np.arange(4),
+        crowd=none,
+        area=np.full(4, 2500),
+        image=np.zeros(4, int),
+        num_images=1,
+        num_classes=5,
+    )
     far = np.arange(6)[:, None] * [60, 0, 60, 0] + [300, 300, 350, 350]  # false positives
     boxes = np.r_[xywh_to_xyxy(objects.astype(float))[[0, 3, 1]], far, far[:1]]
     table = make_table([0] * 10, boxes, [0.9, 0.9, 0.03, *[0.05] * 6, 0.02], [0, 3, 1, 0, 0, 0, 3, 3, 3, 1])
@@ -200,7 +221,15 @@ def test_confusion_matrix_totals_equal_the_numbers_of_boxes(seed):
 def test_the_confusion_matrix_ignores_detections_in_crowd():
     objects = np.array([[0, 0, 100, 100], [200, 200, 50, 50]])
     crowd = np.array([True, False])
-    gt = make_ground_truth(objects, np.arange(2), crowd, np.array([1e4, 2500]), np.zeros(2, int), 1, 2)
+    gt = make_ground_truth(
+        objects,
+        classes=np.arange(2),
+        crowd=crowd,
+        area=np.array([1e4, 2500]),
+        image=np.zeros(2, int),
+        num_images=1,
+        num_classes=2,
+    )
     boxes = [[10, 10, 30, 30], [10, 10, 30, 30], [200, 200, 250, 250], [300, 300, 320, 320]]
     table = make_table([0] * 4, boxes, [0.9] * 4, [0, 1, 0, 1])
     # class 1 detected as 0; one in another class's crowd, one false positive
@@ -234,7 +263,7 @@ def empty_table():
 def test_empty_input_scores_nan_or_zero_without_warnings(num_images, objects, detections):
     boxes = np.tile([10.0, 10, 20, 20], (objects, 1))
     zeros = np.zeros(objects, dtype=np.int64)
-    gt = make_ground_truth(boxes, zeros, zeros, zeros + 400, zeros, num_images, 2)
+    gt = make_ground_truth(boxes, classes=zeros, area=zeros + 400, image=zeros, num_images=num_images, num_classes=2)
     table = make_table([1] * detections, np.tile([0.0, 0, 5, 5], (detections, 1)), [0.5] * detections, [1] * detections)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -137,7 +137,14 @@ def test_the_csv_of_a_resumed_run_equals_the_uninterrupted_one(tmp_path):
 
 
 BOXES = [[10, 10, 50, 50], [100, 100, 80, 80]]  # x, y, width, height
-TRUTH = make_ground_truth(np.array(BOXES), np.array([0, 1]), np.zeros(2), np.array([2500, 6400]), np.arange(2), 2, 3)
+TRUTH = make_ground_truth(
+    np.array(BOXES),
+    classes=np.array([0, 1]),
+    area=np.array([2500, 6400]),
+    image=np.arange(2),
+    num_images=2,
+    num_classes=3,
+)
 NAMES = ["dog", "cat", "never seen"]
 
 
@@ -184,7 +191,8 @@ def test_the_scores_of_each_class_are_logged_at_the_end(capsys, epochs, progress
 
 def test_no_table_is_logged_without_objects(capsys):
     configure_logging(True)
-    empty = make_ground_truth(np.zeros((0, 4)), *np.zeros((4, 0), int), 2, 3)
+    none = np.zeros(0, int)
+    empty = make_ground_truth(np.zeros((0, 4)), classes=none, area=none, image=none, num_images=2, num_classes=3)
     hook = ClassScores(empty, NAMES)
     hook.report(trainer_at(), Epoch(1, result=score_detections(empty, make_table([], [], [], []), 3)))
     hook.finish(trainer_at())

@@ -28,7 +28,16 @@ def scene():
     crowd = np.zeros(len(rows), bool)
     crowd[5] = True
     image = rows[:, 0].astype(int)
-    gt = make_ground_truth(rows[:, 2:], rows[:, 1].astype(int), crowd, rows[:, 4] * rows[:, 5], image, 5, 2, IDS)
+    gt = make_ground_truth(
+        rows[:, 2:],
+        classes=rows[:, 1].astype(int),
+        crowd=crowd,
+        area=rows[:, 4] * rows[:, 5],
+        image=image,
+        num_images=5,
+        num_classes=2,
+        ids=IDS,
+    )
     detections = [  # image, class, score, x1, y1, x2, y2, outcome
         (0, 0, 0.9, 0, 0, 100, 100, CORRECT),
         (0, 0, 0.8, 0, 0, 100, 98, DUPLICATE),
@@ -84,5 +93,7 @@ def test_worst_images_come_first_and_rare_errors_have_an_example():
     assert worst_images(ImageErrors(gt, nothing, 2, 0.25), 10) == [0, 1, 2]
     assert [ImageErrors(gt, table, 2, least).backgrounds() for least in (0.25, 0.005, 0.5)] == [1, 2, 0]
     none = np.zeros(0, int)
-    errors = ImageErrors(make_ground_truth(none, none, none, none, none, 2, 2), nothing, 2, 0.25)
+    errors = ImageErrors(
+        make_ground_truth(none, classes=none, area=none, image=none, num_images=2, num_classes=2), nothing, 2, 0.25
+    )
     assert (worst_images(errors, 5), errors.backgrounds()) == ([], 0)

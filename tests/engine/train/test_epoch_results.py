@@ -31,7 +31,9 @@ def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
     """The result of a validation in which the objects of all classes have this AP."""
     classes = np.arange(len(names))
     boxes = np.tile([10.0, 10, 50, 50], (len(names), 1))
-    truth = make_ground_truth(boxes, classes, classes * 0, boxes[:, 2], classes, len(names), len(names))
+    truth = make_ground_truth(
+        boxes, classes=classes, area=boxes[:, 2], image=classes, num_images=len(names), num_classes=len(names)
+    )
     table = make_table(classes, xywh_to_xyxy(boxes), np.full(len(names), 0.5), classes)
     result = score_detections(truth, table, len(names))
     return replace(
