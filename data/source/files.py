@@ -8,9 +8,8 @@ All splits:
 
     images.py          finds the images in the folders and .txt lists of the split, each under one name
     aliases.py         finds images that symbolic links show under several names
-    image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py), or else paths in another
-                       folder (relocated_rows.py); relocated_lists.py decides which, and keeps them from the images of
-                       other splits (splits_of_images.py)
+    image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py) or, if none is, resolved
+                       by relocated_lists.py, but never to images of other splits (splits_of_images.py)
 
 A split with a label file for each image:
 

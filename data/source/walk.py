@@ -131,6 +131,11 @@ class Folders:
     def exists(self, path: str) -> bool:
         return self.stamp(path) is not None
 
+    def is_file(self, path: str) -> bool:
+        """Returns whether an existing path is a regular file, or a link to one."""
+        folder, name = os.path.split(path)
+        return bool(none_if_missing(self.entries(folder)[name].is_file))
+
     def case_insensitive_match(self, path: str) -> str | None:
         """Returns the only file whose name differs from that of ``path`` at most in case or composition of accents, or
         None if there is no such file or several."""
