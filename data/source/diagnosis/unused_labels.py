@@ -55,7 +55,7 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
     """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
     those of missing images and, in label folders of other splits, those with the name of an unlabeled image, if the
-    name determines the split."""
+    name is distinctive."""
     own = context.own
     searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
     for folder in searched:
@@ -71,7 +71,7 @@ def _unused_files(context: SplitContext) -> Iterator[Candidate]:
         if folder not in searched:
             for file in own.candidates.files(folder):
                 stem = loose_stem(file.name)
-                if own.unlabeled.named(stem) and context.tells_split(stem) and _is_unused(file, context):
+                if own.unlabeled.named(stem) and context.is_distinctive(stem) and _is_unused(file, context):
                     yield file
 
 
