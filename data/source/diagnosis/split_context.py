@@ -14,12 +14,12 @@ from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
 from data.source.diagnosis.split_labels import SplitLabels
 from data.source.listing.candidate_files import Candidate
+from data.source.listing.found_labels import FoundLabels
 from data.source.listing.images import find_images_leniently
-from data.source.listing.label_files import FoundLabels
+from data.source.listing.label_files import find_labels
 from data.source.listing.label_folders import label_folders_near
 from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
-from data.source.listing.unusual_labels import find_labels
 from utils.files.paths import path_of
 
 _MAX_REPEATED_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
