@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.image_list import NO_FILE
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.walk import NO_FILE
 from data.split_files import FileStamp, ImageFile, LabelFile
 
 

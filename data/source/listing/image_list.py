@@ -14,11 +14,9 @@ from data.image_io.file_kinds import is_image
 from data.labels.findings import BAD_IMAGE, BAD_LISTED, MISSING_IMAGE, Finding
 from data.source.listing.list_rows import ImageList, Row
 from data.source.listing.relocated_lists import RelocatedLists, ResolvedRows
-from data.source.walk import Folders
+from data.source.walk import NO_FILE, Folders
 from data.split_files import ImageFile
 from utils.files.paths import relative_name
-
-NO_FILE = "a pipe or device, not a file"
 
 
 class NamedImage(NamedTuple):

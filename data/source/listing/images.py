@@ -21,11 +21,11 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, find_named_images
+from data.source.listing.image_list import find_named_images
 from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
+from data.source.walk import NO_FILE, Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
