@@ -8,15 +8,14 @@ All splits:
 
     images.py          finds the images in the folders and .txt lists of the split, each under one name
     aliases.py         finds images that symbolic links show under several names
-    image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py), or else paths in another
-                       folder (relocated_rows.py); relocated_lists.py decides which, and keeps them from the images of
-                       other splits (splits_of_images.py)
+    image_list.py      finds the images of a list's rows, which are exact paths (list_rows.py) or, if none is, resolved
+                       by relocated_lists.py, but never to images of other splits (splits_of_images.py)
 
 A split with a label file for each image:
 
     label_files.py     finds each image's label file among the files of its label folder (candidate_files.py)
     unusual_labels.py  finds label files in other folders or with other names, for images without one
-                       (both unite the names of an image, which may have different label files, by views.py)
+                       (both return `FoundLabels`, found_labels.py, and unite the names of each image by views.py)
     label_folders.py   checks the folders that may contain label files for files that belong to no image
 
 If a listed image is missing, an image has no label file, or a label file no image, `diagnosis.unused_labels` then finds
@@ -38,11 +37,11 @@ from data.source.dataset_spec import DatasetSpec, FilesSplit, JoinedSplit, JsonS
 from data.source.diagnosis.split_context import SplitContext, folders_of
 from data.source.diagnosis.unused_labels import NO_DIAGNOSIS, diagnose_labels
 from data.source.listing.images import SplitImages, find_images
+from data.source.listing.label_files import find_labels
 from data.source.listing.label_folders import are_all_labeled
 from data.source.listing.listing import ImageStatus, ListedImage, Listing, leave_out
 from data.source.listing.other_images import images_in_label_file
 from data.source.listing.stored import read_listing
-from data.source.listing.unusual_labels import find_labels
 from data.source.walk import Folders, stamp_of
 from data.split_files import LabelFile
 from utils.errors import UserError

@@ -187,11 +187,17 @@ def has_yolo_rows(images: Path) -> bool:
     if images.is_file():
         return True
     for folder in map(Path, label_folders(str(images))):
-        for path in (*folder.glob("*.[tT][xX][tT]"), *folder.glob("*/*.[tT][xX][tT]")):
-            with contextlib.suppress(OSError):
-                if has_row(read_regular(path, MAX_BYTES)):
-                    return True
+        if any(map(_has_yolo_row, (*folder.glob("*.[tT][xX][tT]"), *folder.glob("*/*.[tT][xX][tT]")))):
+            return True
     return False
+
+
+def _has_yolo_row(file: Path) -> bool:
+    """Returns whether a file contains a row of YOLO txt. False if it cannot be read."""
+    try:
+        return has_row(read_regular(file, MAX_BYTES))
+    except OSError:
+        return False
 
 
 def _listed_names(folders: Iterable[Path]) -> list[str]:

@@ -34,18 +34,7 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     stored_in = source.stored_in
     note = f" ({stored_in} stores the path of this data set; --data names another)" if stored_in else ""
     try:
-        if source.stage:
-            from data.source.staging.stage import stage_dataset
-
-            spec = stage_dataset(source, ctx, lambda: _plan_copy(source, note))
-        elif source.data == DEMO:
-            from data.source.demo import ensure_demo
-            from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
-
-            with torch_distributed_zero_first(ctx):
-                spec = load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
-        else:
-            spec = _open_files(source, note)
+        spec = _open(source, ctx, note)
     except UserError as error:
         if not str(error).endswith(note):  # the message about missing data already does
             error.args = (f"{error}{note}",)
@@ -53,6 +42,21 @@ def open_data(source: DataSource, ctx: DistributedContext) -> DatasetSpec:
     if source.val_images and "train" in spec.splits and "val" not in spec.splits:
         spec = spec.hold_out(source.val_images)
     return with_classes(spec, typed_classes(source.classes))
+
+
+def _open(source: DataSource, ctx: DistributedContext, stored_note: str) -> DatasetSpec:
+    """Opens a copy, the demo set, or a data set in its own folder. ``stored_note``: see `_open_files`."""
+    if source.stage:
+        from data.source.staging.stage import stage_dataset
+
+        return stage_dataset(source, ctx, lambda: _plan_copy(source, stored_note))
+    if source.data == DEMO:
+        from data.source.demo import ensure_demo
+        from utils.distributed.context import torch_distributed_zero_first  # `check_data` needs no torch
+
+        with torch_distributed_zero_first(ctx):
+            return load_dataset_spec(ensure_demo(cache_folder(source.cache_dir) / DEMO))
+    return _open_files(source, stored_note)
 
 
 def _open_files(source: DataSource, stored_note: str) -> DatasetSpec:

@@ -18,6 +18,7 @@ from utils.errors import UserError
 from utils.files.paths import normal_path, relative_name
 from utils.process.limits import explain_limit
 
+NO_FILE = "a pipe or device, not a file"  # what is at a path, for messages
 MAX_ALIASES = 16  # paths under which one folder is visited; a bound for symbolic links that lead to each other
 T = TypeVar("T")
 
@@ -130,6 +131,11 @@ class Folders:
 
     def exists(self, path: str) -> bool:
         return self.stamp(path) is not None
+
+    def is_file(self, path: str) -> bool:
+        """Returns whether an existing path is a regular file, or a link to one."""
+        folder, name = os.path.split(path)
+        return bool(none_if_missing(self.entries(folder)[name].is_file))
 
     def case_insensitive_match(self, path: str) -> str | None:
         """Returns the only file whose name differs from that of ``path`` at most in case or composition of accents, or

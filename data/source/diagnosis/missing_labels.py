@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,13 @@ class _Advice(NamedTuple):
     is_per_image: bool  # whether each image has such a file, with the image's stem
     remedy: str  # see `LabelFiles.advice`
     is_labels: Callable[[bytes], bool] | None = None  # see `LabelFiles`; None if any such file is meant
+
+
+class _Matches(NamedTuple):
+    """The files of one kind in a folder, at least one."""
+
+    files: list[Path]
+    advice: _Advice
 
 
 _LABELS_PER_IMAGE = tuple(
@@ -95,28 +102,17 @@ def _hint_at_other_files(listing: Listing, spec: DatasetSpec, split: str) -> str
     label = Path(path_of(listing.labels[0].name, spec.root))
     stems = {os.path.splitext(os.path.basename(file.name))[0] for file in listing.images}
 
-    def advise(files: list[Path], kinds: Iterable[_Advice]) -> str:
-        for advice in kinds:
-            matches = _matches(files, advice, stems)
-            if not matches:
-                continue
-            source = str(matches[0])
-            entry = matches[0]
-            if advice.is_per_image:
-                entry = matches[0].parent
-                source = f"{entry} has {counted(len(matches), f'{advice.suffix} file')}"
-            remedy = advice.remedy.format(
-                move=_how_to_move(matches[0], image, spec.root), entry=f"{{{split}: {relative_name(entry, spec.root)}}}"
-            )
-            return f"{source}: {remedy}"
-        return ""
-
     for folder in _searched_folders(image, label, spec.root):
         files = [path for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
-        exports = [path for path in files if path.suffix.lower() in EXPORT_SUFFIXES][:_MAX_OPENED_FILES]
-        hint = advise(files, _LABELS_PER_IMAGE) or first_unread_export(exports) or advise(files, _OTHER_FILES)
-        if hint:
-            return hint
+        matches = _first_kind(_LABELS_PER_IMAGE, files, stems)
+        if matches is None:
+            exports = [path for path in files if path.suffix.lower() in EXPORT_SUFFIXES]
+            hint = first_unread_export(exports[:_MAX_OPENED_FILES])
+            if hint:
+                return hint
+            matches = _first_kind(_OTHER_FILES, files, stems)
+        if matches is not None:
+            return _remedy(matches, image, spec.root, split)
     return ""
 
 
@@ -134,15 +130,31 @@ def _searched_folders(image: Path, label: Path, root: Path) -> Iterator[Path]:
         yield Path(visit.path)
 
 
-def _matches(files: list[Path], advice: _Advice, stems: Collection[str]) -> list[Path]:
-    """Returns the files to which ``advice`` applies. ``stems``: stems of the images."""
-    matches = [path for path in files if path.suffix.lower() == advice.suffix]
+def _first_kind(kinds: Iterable[_Advice], files: Sequence[Path], stems: Collection[str]) -> _Matches | None:
+    """Returns those of the ``files`` of a folder that are of the first of ``kinds`` of which there are any. ``stems``:
+    stems of the images."""
+    for advice in kinds:
+        matches = [path for path in files if path.suffix.lower() == advice.suffix]
+        if advice.is_per_image:
+            matches = [path for path in matches if path.stem in stems]
+        is_labels = advice.is_labels
+        if is_labels is not None:
+            matches = [path for path in matches[:_MAX_OPENED_FILES] if is_labels(first_bytes(path))]
+        if matches:
+            return _Matches(matches, advice)
+    return None
+
+
+def _remedy(matches: _Matches, image: Path, root: Path, split: str) -> str:
+    """Returns a hint that names files and what to do with them. ``image``: the first image of ``split``."""
+    files, advice = matches
+    source = str(files[0])
+    entry = files[0]
     if advice.is_per_image:
-        matches = [path for path in matches if path.stem in stems]
-    is_labels = advice.is_labels
-    if is_labels is not None:
-        matches = [path for path in matches[:_MAX_OPENED_FILES] if is_labels(first_bytes(path))]
-    return matches
+        entry = files[0].parent
+        source = f"{entry} has {counted(len(files), f'{advice.suffix} file')}"
+    yaml_entry = f"{{{split}: {relative_name(entry, root)}}}"
+    return f"{source}: {advice.remedy.format(move=_how_to_move(files[0], image, root), entry=yaml_entry)}"
 
 
 def _how_to_move(text_file: Path, image: Path, root: Path) -> str:

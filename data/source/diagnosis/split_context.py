@@ -14,15 +14,15 @@ from data.source.dataset_spec import DatasetSpec, ListedSplit
 from data.source.diagnosis.similar_names import ImagesOnDisk, loose_stem
 from data.source.diagnosis.split_labels import SplitLabels
 from data.source.listing.candidate_files import Candidate
+from data.source.listing.found_labels import FoundLabels
 from data.source.listing.images import find_images_leniently
-from data.source.listing.label_files import FoundLabels
+from data.source.listing.label_files import find_labels
 from data.source.listing.label_folders import label_folders_near
 from data.source.listing.other_images import images_of_no_split
 from data.source.listing.other_splits import entries_without_images, share_labels, splits_with_other_images
-from data.source.listing.unusual_labels import find_labels
 from utils.files.paths import path_of
 
-_MAX_COMMON_SHARE = 0.05  # maximum share of a split's stems that other splits share; see `tells_split`
+_MAX_REPEATED_SHARE = 0.05  # of a split's stems; if more are repeated, splits are numbered alike
 
 
 class FolderOwner(NamedTuple):
@@ -74,44 +74,46 @@ class SplitContext:
         others = splits_with_other_images(self._spec, self._split)
         return [name for name in others if self._shares_labels(name) and _format_per_image(listed[name]) is not None]
 
-    def tells_split(self, stem: str) -> bool:
-        """Returns whether the loose stem of a label file determines the split of its image: no two splits have
-        different images with this stem, and few images of any split share a stem with another split, unlike in splits
-        that are each numbered from 0.
+    def is_distinctive(self, stem: str) -> bool:
+        """Returns whether the loose stem of a label file tells the split of its image, whichever folder the file is in:
+        the images of all splits are known, at most one split has images with this stem, and splits do not repeat stems,
+        as if each were numbered from 0.
 
         Otherwise, a file in the folder of one split says nothing about a background of this name in another: its
         objects are lost, and the finding names the background.
         """
-        return self._common_stems is not None and stem not in self._common_stems
+        is_any_split_unknown = len(self.others) < len(self._names_of_others) or bool(self._missing_entries)
+        return not (is_any_split_unknown or self._do_splits_repeat_stems or stem in self._repeated_stems)
 
     @cached_property
-    def _common_stems(self) -> set[str] | None:
-        """The loose stems that different images of several splits have, such as "cover". None if no stem determines the
-        split, because too many are common, or because a split has no images or is missing."""
-        if len(self.others) < len(self._names_of_others) or self._missing_entries:
-            return None
-        names_of_splits = [labels.names for labels in self.splits]
-        stems_of_splits = [set(map(_loose_stem_of, names)) for names in names_of_splits]
-        num_splits = Counter(stem for stems in stems_of_splits for stem in stems)
-        num_images = Counter(map(_loose_stem_of, set().union(*names_of_splits)))
-        common = {stem for stem, count in num_splits.items() if count > 1 and num_images[stem] > 1}
-        if any(len(stems & common) > _MAX_COMMON_SHARE * len(stems) for stems in stems_of_splits):
-            return None
-        return common
+    def _do_splits_repeat_stems(self) -> bool:
+        """Whether any split has more than a few of the `_repeated_stems`."""
+        return any(
+            len(stems & self._repeated_stems) > _MAX_REPEATED_SHARE * len(stems) for stems in self._stems_of_splits
+        )
+
+    @cached_property
+    def _repeated_stems(self) -> set[str]:
+        """The loose stems that different images of several splits have, such as "cover"."""
+        num_splits = Counter(stem for stems in self._stems_of_splits for stem in stems)
+        num_images = Counter(map(_loose_stem_of, set().union(*(labels.names for labels in self.splits))))
+        return {stem for stem, count in num_splits.items() if count > 1 and num_images[stem] > 1}
+
+    @cached_property
+    def _stems_of_splits(self) -> list[set[str]]:
+        """The loose stems of each split's images."""
+        return [set(map(_loose_stem_of, labels.names)) for labels in self.splits]
 
     @cached_property
     def named_label_folders(self) -> dict[str, None]:
         """The label folders of all folders that a split of YOLO txt names, and the folders nearby, as keys."""
-        own = self._spec.listed_splits[self._split]
-        if own.annotations is not None:
+        listed = self._spec.listed_splits
+        if listed[self._split].annotations is not None:
             return {}  # all of them are `nearby`
-        folders: dict[str, None] = {}
-        for name, split in self._spec.listed_splits.items():
-            if self._shares_labels(name):
-                for split_folder in folders_of(split):
-                    for folder in label_folders_near(split_folder, self.own.candidates):
-                        folders[self.own.candidates.folders.first_name(folder)] = None
-        return folders
+        candidates = self.own.candidates
+        split_folders = [folder for name in listed if self._shares_labels(name) for folder in folders_of(listed[name])]
+        label_folders = [folder for named in split_folders for folder in label_folders_near(named, candidates)]
+        return dict.fromkeys(map(candidates.folders.first_name, label_folders))
 
     def is_of_image_outside(self, folder: str, stems: Iterable[str]) -> bool:
         """Returns whether an image in no split, or in one with another kind of label file, has one of the loose

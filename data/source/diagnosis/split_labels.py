@@ -9,7 +9,7 @@ from functools import cached_property
 from data.labels.image_names import loose
 from data.source.diagnosis.similar_names import UnlabeledImages, loose_stem
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.label_files import FoundLabels
+from data.source.listing.found_labels import FoundLabels
 from data.source.listing.label_folders import expected_folders, nearby_folders
 from data.source.listing.listing import ImageStatus, ListedImage
 from utils.files.paths import path_of

@@ -10,7 +10,7 @@ from data.labels.findings import UNREAD_LABELS, Finding
 from data.labels.other_formats import format_of_labels
 from data.source.diagnosis.similar_names import loose_stem
 from data.source.listing.candidate_files import SAMPLE_SIZE, Candidate
-from data.source.listing.label_files import FoundLabels
+from data.source.listing.found_labels import FoundLabels
 from data.source.listing.listing import ImageStatus, ListedImage
 
 

@@ -203,8 +203,9 @@ def _similar_unlabeled(
     file: _UnusedFile, owner: FolderOwner, context: SplitContext, *, only_same_name: bool
 ) -> ImagesOfSplits:
     """Returns, by split, the unlabeled images of a similar name that the file may label: only those of the same name in
-    splits to which its folder does not belong, which are considered only if the name determines the split."""
-    splits = context.splits if context.tells_split(file.stem) else owner.splits
+    splits to which its folder does not belong, and none in these if the name is not distinctive
+    (`SplitContext.is_distinctive`)."""
+    splits = context.splits if context.is_distinctive(file.stem) else owner.splits
     similar: ImagesOfSplits = {}
     for labels in splits:
         if not _is_searched_by(labels, file, context):
@@ -227,6 +228,6 @@ def _is_searched_by(labels: SplitLabels, file: _UnusedFile, context: SplitContex
 
 def _background_of_other_split(file: _UnusedFile, owner: FolderOwner, context: SplitContext) -> ListedImage | None:
     """Returns an unlabeled image of the same name in a split to which the file's folder does not belong. If the name
-    does not determine the split (`SplitContext.tells_split`), the image stays a background."""
+    is not distinctive, the image stays a background."""
     others = [labels for labels in context.splits if labels not in owner.splits]
     return next((image for labels in others for image in labels.unlabeled.named(file.stem)), None)

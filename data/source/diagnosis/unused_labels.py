@@ -8,6 +8,7 @@ same way whichever split is read (unused_file.py). A file that another split use
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -53,30 +54,28 @@ def diagnose_labels(context: SplitContext) -> Diagnosis:
 
 
 def _unused_files(context: SplitContext) -> Iterator[Candidate]:
-    """Yields the unused label files that this split may have to report: those in its expected and nearby folders and in
-    those of missing images and, in label folders of other splits, those with the name of an unlabeled image, if the
-    name determines the split."""
+    """Yields the unused label files that this split may have to report."""
+    for file in _searched_files(context):
+        if not context.is_used_by_another(file) and context.own.candidates.is_label_file(file):
+            yield file
+
+
+def _searched_files(context: SplitContext) -> Iterator[Candidate]:
+    """Yields the candidates in this split's expected and nearby folders and in those of missing images and, in label
+    folders of other splits, those with the distinctive name of an unlabeled image."""
     own = context.own
     searched = dict.fromkeys((*own.expected, *own.nearby, *own.missing_images))
     for folder in searched:
         is_skipped = folder in own.expected and folder not in own.usual and not own.candidates.contains_labels(folder)
-        if is_skipped:  # such as captions beside the images
-            continue
-        for file in own.candidates.files(folder):
-            if _is_unused(file, context):
-                yield file
+        if not is_skipped:  # else such as captions beside the images
+            yield from own.candidates.files(folder)
     if own.unlabeled.is_empty:
         return
-    for folder in context.named_label_folders:
-        if folder not in searched:
-            for file in own.candidates.files(folder):
-                stem = loose_stem(file.name)
-                if own.unlabeled.named(stem) and context.tells_split(stem) and _is_unused(file, context):
-                    yield file
-
-
-def _is_unused(file: Candidate, context: SplitContext) -> bool:
-    return not context.is_used_by_another(file) and context.own.candidates.is_label_file(file)
+    others = [folder for folder in context.named_label_folders if folder not in searched]
+    for file in itertools.chain.from_iterable(map(own.candidates.files, others)):
+        stem = loose_stem(file.name)
+        if own.unlabeled.named(stem) and context.is_distinctive(stem):
+            yield file
 
 
 def _shared_labels(images: Sequence[ListedImage]) -> list[Finding]:

@@ -21,11 +21,11 @@ from data.image_io.file_kinds import (
 from data.labels.findings import BAD_IMAGE, MISSING_IMAGE, REPEATED_IMAGE, UNSUPPORTED, Finding
 from data.source.dataset_spec import WITHOUT_VAL, DatasetSpec
 from data.source.listing.aliases import find_aliases
-from data.source.listing.image_list import NO_FILE, NamedImage, find_named_images, repeated_rows_warning
+from data.source.listing.image_list import find_named_images
 from data.source.listing.list_rows import is_list, read_rows
 from data.source.listing.relocated_lists import RelocatedLists
 from data.source.missing_data import labels_without_images
-from data.source.walk import Folders, Visit, none_if_missing, stamp_of, status_of, walk
+from data.source.walk import NO_FILE, Folders, Visit, none_if_missing, stamp_of, status_of, walk
 from data.split_files import FileStamp, ImageFile
 from utils.errors import UserError
 from utils.files.paths import path_of, relative_name
@@ -52,27 +52,15 @@ class SplitImages:
     other_files: OtherFiles = field(default_factory=dict)  # in the image folders, if the split names folders
     notes: list[str] = field(default_factory=list)  # for the log, about lists
     warnings: list[str] = field(default_factory=list)  # for the log, about lists
-    _relocated: dict[str, NamedImage] = field(default_factory=dict)  # first of each image in relocated lists, by name
 
-    def add(self, image: ImageFile, location: str) -> None:
-        """Adds an image that the split names at ``location``. A repeated image becomes a finding."""
+    def add(self, image: ImageFile, location: str, repetition: str = "") -> None:
+        """Adds an image that the split names at ``location``. A repeated image becomes a finding with the text
+        ``repetition``, by default that it is listed twice."""
         if image.name in self.images:
-            self.findings.append(Finding(location, REPEATED_IMAGE, f"{image.name} is listed twice; used once"))
+            text = repetition or f"{image.name} is listed twice; used once"
+            self.findings.append(Finding(location, REPEATED_IMAGE, text))
         else:
             self.images[image.name] = image
-
-    def add_relocated(self, named: NamedImage) -> NamedImage | None:
-        """Adds an image that a relocated list names. Returns the first row of another list that is read as this image
-        although the folders of both rows differ, as in ``a/images/0.jpg`` and ``b/images/0.jpg``; None if there is
-        none."""
-        first = self._relocated.setdefault(named.image.name, named)
-        if not named.row.contradicts(first.row):
-            self.add(named.image, named.location)
-            return None
-        rows = f"{named.row.text} and {first.row.text} ({first.location})"
-        text = f"{rows} are both read as {named.image.name}; used once"
-        self.findings.append(Finding(named.location, REPEATED_IMAGE, text))
-        return first
 
     def separate_aliases(self) -> None:
         """Moves the other names of images to `aliases`. Call this after all images have been added."""
@@ -109,9 +97,9 @@ def find_images(spec: DatasetSpec, split: str, folders: Folders) -> SplitImages:
         if not entry.is_dir() and not is_list(entry):
             raise UserError(f"{entry}: neither a folder nor a .txt list of images (named by {spec.source})")
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, folders)
+    relocated_lists = RelocatedLists(spec, split, folders)
     for entry in entries:
-        _read_entry(split_images, entry, split, relocated_lists)
+        _read_entry(split_images, entry, relocated_lists)
     for note in split_images.notes:
         get_logger().info(note)
     for warning in split_images.warnings:
@@ -129,10 +117,10 @@ def find_images_leniently(spec: DatasetSpec, split: str, folders: Folders) -> Sp
     split. If no row of a list can be resolved to an image, all are `SplitImages.missing`.
     """
     split_images = SplitImages(folders, image_suffixes(spec.pixels))
-    relocated_lists = RelocatedLists(spec, folders)
+    relocated_lists = RelocatedLists(spec, split, folders)
     for entry in spec.listed_splits[split].images:
         try:
-            _read_entry(split_images, entry, split, relocated_lists)
+            _read_entry(split_images, entry, relocated_lists)
         except UserError as error:
             get_logger().warning("%s: '%s': not all images could be listed: %s", spec.source, split, error)
             split_images.missing += _rows_of_unresolved_list(entry)
@@ -148,29 +136,20 @@ def _rows_of_unresolved_list(entry: Path) -> list[str]:
         return []
 
 
-def _read_entry(split_images: SplitImages, entry: Path, split: str, relocated_lists: RelocatedLists) -> None:
-    """Adds the images of a folder or list that ``split`` names."""
+def _read_entry(split_images: SplitImages, entry: Path, relocated_lists: RelocatedLists) -> None:
+    """Adds the images of a folder or list that the split names."""
     if entry.is_dir():
         for visit in walk(entry):
             _add_folder(split_images, visit, split_folder=entry)
     elif is_list(entry):
-        _add_list(split_images, entry, split, relocated_lists)
+        _add_list(split_images, entry, relocated_lists)
 
 
-def _add_list(split_images: SplitImages, file: Path, split: str, relocated_lists: RelocatedLists) -> None:
-    """Adds the images that a list of ``split`` names, and the findings about its rows."""
-    image_list = relocated_lists.read_list(file)
-    named = find_named_images(image_list, split, relocated_lists)
-    repeated: list[tuple[NamedImage, NamedImage]] = []
-    for named_image in named.images:
-        if image_list.has_exact_row:
-            split_images.add(named_image.image, named_image.location)
-            continue
-        first = split_images.add_relocated(named_image)
-        if first is not None:
-            repeated.append((first, named_image))
-    if repeated:
-        split_images.warnings.append(repeated_rows_warning(image_list, repeated))
+def _add_list(split_images: SplitImages, file: Path, relocated_lists: RelocatedLists) -> None:
+    """Adds the images that a list names, and the findings about its rows."""
+    named = find_named_images(relocated_lists.read_list(file), relocated_lists)
+    for image, _, location, repetition in named.images:
+        split_images.add(image, location, repetition)
     root = split_images.folders.root
     for folder in {named_image.image.name.rpartition("/")[0] for named_image in named.images}:
         split_images.real_folders[f"{folder}/" if folder else ""] = os.path.realpath(path_of(folder, root))

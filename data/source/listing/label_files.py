@@ -1,63 +1,35 @@
 """Finds the label file of each image in formats with one per image: in the folder where the format expects it, with the
-image's name and the format's suffix.
-
-`unusual_labels` searches for the other images' label files in other folders and under other names.
+image's name and the format's suffix, or else where `unusual_labels` searches for it.
 """
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 
-from data.labels.findings import BAD_LABEL, Finding
+from data.labels.findings import Finding
+from data.labels.label_format import FilesPerImage
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.image_list import NO_FILE
+from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.images import SplitImages
 from data.source.listing.listing import ImageStatus, ListedImage
+from data.source.listing.unusual_labels import with_unusual_labels
 from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
-from data.split_files import FileStamp, ImageFile, LabelFile
+from data.split_files import ImageFile, LabelFile
 from utils.files.paths import path_of
 
 
-@dataclass(frozen=True, slots=True)
-class ImageGroup:
-    """The images of one folder, which share their label folders. An image that symbolic links show in several folders
-    is in the group of each."""
-
-    folder: str  # absolute
-    label_folders: list[str]  # absolute, the usual one first
-    images: list[ImageFile]
-
-    @property
-    def usual_label_folder(self) -> str:
-        return self.label_folders[0]
-
-    @property
-    def names(self) -> list[str]:
-        return [image.name for image in self.images]
+def find_labels(split_images: SplitImages, label_format: FilesPerImage, annotations: Path | None) -> FoundLabels:
+    """Finds the label files of a split's images. ``annotations``: the folder of the label files, if the data set names
+    one."""
+    candidates = CandidateFiles(label_format, annotations, split_images.folders, split_images.other_files)
+    found = _find_usual_labels(split_images, candidates)
+    return with_unusual_labels(found) if found.without_usual_label else found
 
 
-@dataclass(frozen=True, slots=True)
-class FoundLabels:
-    """The images of a split with their label files."""
-
-    images: list[ListedImage]  # sorted by name
-    groups: list[ImageGroup]  # the images under all of their names
-    candidates: CandidateFiles  # the files that are not used by any image
-    without_usual_label: frozenset[str]  # all names of images without a label file in the usual folder
-    findings: list[Finding]
-    unusual: dict[str, str]  # label files in other folders or with other names, by image name
-
-    @property
-    def is_any_labeled(self) -> bool:
-        return any(image.status is ImageStatus.LABELED for image in self.images)
-
-
-def find_label_files(split_images: SplitImages, candidates: CandidateFiles) -> FoundLabels:
+def _find_usual_labels(split_images: SplitImages, candidates: CandidateFiles) -> FoundLabels:
     """Finds the label files in the usual folders that have the images' names. ``candidates``: all files."""
     groups = _group_by_folder([*split_images.sorted(), *split_images.all_aliases], candidates)
     images: list[ListedImage] = []
@@ -116,22 +88,6 @@ def _unite_names(
         united.findings.extend(views.findings)
     united.images.extend(image_of_name.values())  # those with one name
     return united
-
-
-def with_label(image: ImageFile, name: str, status: os.stat_result | None) -> ListedImage:
-    """Returns an image with its label file. The image is left out if its label file is not a regular file. ``status``:
-    None for a broken link."""
-    if status is None:
-        return _with_no_file(image, LabelFile(name, None), "a broken link")
-    label = LabelFile(name, FileStamp(status.st_size, status.st_mtime_ns))
-    if stat.S_ISREG(status.st_mode):
-        return ListedImage(image, ImageStatus.LABELED, label)
-    return _with_no_file(image, label, "a folder, not a file" if stat.S_ISDIR(status.st_mode) else NO_FILE)
-
-
-def _with_no_file(image: ImageFile, label: LabelFile, problem: str) -> ListedImage:
-    reason = Finding(label.name, BAD_LABEL, f"{problem}; {image.name} is left out", lost_images=1)
-    return ListedImage(image, ImageStatus.LEFT_OUT, label, reason)
 
 
 def _group_by_folder(images: Sequence[ImageFile], candidates: CandidateFiles) -> list[ImageGroup]:

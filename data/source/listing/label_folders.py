@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.source.listing.candidate_files import CandidateFiles
-from data.source.listing.label_files import FoundLabels, ImageGroup
+from data.source.listing.found_labels import FoundLabels, ImageGroup
 from data.source.listing.listing import ImageStatus
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from data.image_io.file_kinds import is_image
 from data.source.walk import Folders
+from utils.files.paths import relative_name
 from utils.files.safe_io import read_text
 
 _MAX_BYTES = 1 << 31
@@ -76,9 +77,17 @@ class ImageList:
         return [self._exact_paths_of(row) for row in self.rows]
 
     @cached_property
-    def has_exact_row(self) -> bool:
-        """Whether any row names an image exactly. If none does, the list is relocated, see `relocated_rows`."""
-        return any(len(paths) == 1 for paths in self.exact_paths)
+    def is_relocated(self) -> bool:
+        """Whether there are rows, and none names an image exactly, see `relocated_lists`."""
+        return bool(self.rows) and not any(len(paths) == 1 for paths in self.exact_paths)
+
+    @cached_property
+    def _name(self) -> str:
+        return relative_name(self.file, self.root)
+
+    def location(self, row: Row) -> str:
+        """Returns the list and the line of a row, for messages."""
+        return f"{self._name}:{row.line}"
 
     def row_of_image(self, paths_of_rows: Sequence[Sequence[str]]) -> dict[str, Row]:
         """Returns the first row of each image, by its `Folders.real_image`. A row of several images has none.

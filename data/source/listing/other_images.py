@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -108,22 +109,27 @@ def _parallel_folders(split_folders: Sequence[str], folders: Folders, searched: 
     """Yields the existing folders whose paths differ from one of ``split_folders`` in one part, such as ``test/images``
     from ``train/images``, if they can be read. ``searched``: folders directly in which all folders are known."""
     known = {path_of(folder, folders.root) for folder in split_folders}
-    rests_of: dict[str, _PathTree] = {}  # rests of paths, by the folder above the part that differs
+    for above, rests in _rests_of_paths(split_folders, folders.root).items():
+        inside = [entry.path for entry in folders.entries(above).values() if none_if_missing(entry.is_dir)]
+        for path in itertools.chain.from_iterable(rests.existing(folder, folders) for folder in inside):
+            is_searched = path in known or (os.path.dirname(path) == above and above in searched)
+            if not is_searched and _entries_if_readable(path, folders):
+                known.add(path)
+                yield Path(path)
+
+
+def _rests_of_paths(split_folders: Sequence[str], root: Path) -> dict[str, _PathTree]:
+    """Returns what follows each part of the paths ``split_folders``, by the folder (absolute) above this part. For
+    ``train/images``, this is ``images`` by the data set's folder ``root``, and the empty path by ``train``."""
+    rests_of: dict[str, _PathTree] = {}
     for folder in split_folders:
         parts = folder.split("/")
-        if parts[0] not in ("", ".."):  # the data set's folder, or one outside
-            for i in range(len(parts)):
-                above = path_of("/".join(parts[:i]), folders.root)
-                rests_of.setdefault(above, _PathTree()).add(parts[i + 1 :])
-    for above, rests in rests_of.items():
-        for entry in list(folders.entries(above).values()):
-            if not none_if_missing(entry.is_dir):
-                continue
-            for path in rests.existing(entry.path, folders):
-                is_searched = path in known or (path == entry.path and above in searched)
-                if not is_searched and _entries_if_readable(path, folders):
-                    known.add(path)
-                    yield Path(path)
+        if parts[0] in ("", ".."):  # the data set's folder, or one outside
+            continue
+        for i in range(len(parts)):
+            above = path_of("/".join(parts[:i]), root)
+            rests_of.setdefault(above, _PathTree()).add(parts[i + 1 :])
+    return rests_of
 
 
 class _PathTree:

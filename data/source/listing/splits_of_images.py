@@ -36,13 +36,13 @@ class SplitsOfImages:
             return None
         return next((name for name in self._entries if name in splits), None)
 
-    def inexact_lists(self, split: str) -> list[tuple[str, ImageList]]:
-        """Returns the lists without exact rows that only other splits than ``split`` name, each with its split."""
+    def relocated_lists_of_others(self, split: str) -> list[tuple[str, ImageList]]:
+        """Returns the relocated lists that only other splits than ``split`` name, each with its split."""
         return [
             (other, self._lists[entry])
             for other, entries in self._entries.items()
             for entry in entries
-            if entry in self._lists and entry not in self._entries[split] and not self._lists[entry].has_exact_row
+            if entry in self._lists and entry not in self._entries[split] and self._lists[entry].is_relocated
         ]
 
     def _splits_with_folder(self, folder: str) -> frozenset[str]:

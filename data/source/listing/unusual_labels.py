@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from data.labels.findings import BAD_LABEL, Finding
 from data.labels.image_names import ImageNames, loose
-from data.labels.label_format import FilesPerImage
 from data.source.listing.candidate_files import Candidate, CandidateFiles
-from data.source.listing.images import SplitImages
-from data.source.listing.label_files import FoundLabels, ImageGroup, find_label_files, with_label
+from data.source.listing.found_labels import FoundLabels, ImageGroup, with_label
 from data.source.listing.listing import ImageStatus, ListedImage
 from data.source.listing.views import Views, views_of_image
 from data.source.walk import status_of
@@ -32,15 +30,7 @@ class _NamingFile(NamedTuple):
     image_name: str  # as written in the file
 
 
-def find_labels(split_images: SplitImages, label_format: FilesPerImage, annotations: Path | None) -> FoundLabels:
-    """Finds the label files of a split's images. ``annotations``: the folder of the label files, if the data set names
-    one."""
-    candidates = CandidateFiles(label_format, annotations, split_images.folders, split_images.other_files)
-    found = find_label_files(split_images, candidates)
-    return find_unusual_labels(found) if found.without_usual_label else found
-
-
-def find_unusual_labels(found: FoundLabels) -> FoundLabels:
+def with_unusual_labels(found: FoundLabels) -> FoundLabels:
     """Returns ``found`` with the label files in other folders or under other names. An image with several matching
     files is left out."""
     found = _assign_files(found, _similarly_named(found))

@@ -18,7 +18,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,33 +43,35 @@ _INODE = 512  # bytes that a file takes up besides its content
 
 
 class StageCopy:
-    """Reads and writes the copy in ``folder``, which is created if necessary."""
+    """Finds the planned files in the copy ``folder``, which is created if necessary. Only `lock` allows writing.
+
+    A file is given by its number in the plan (``item``), and masks have one value for each file.
+    """
 
     def __init__(self, folder: Path, plan: StagePlan) -> None:
         self.folder = folder
         self.plan = plan
         self.yaml = folder / f"{'-'.join(plan.splits)}.yaml"
+        self.stamps = [FileStamp(int(size), mtime_ns) for size, mtime_ns in zip(plan.sizes, plan.mtimes_ns)]
         self._root = os.path.join("tree", plan.root_in_tree)  # the data set's folder, relative to ``folder``
-        self._stamps = [FileStamp(int(size), mtime_ns) for size, mtime_ns in zip(plan.sizes, plan.mtimes_ns)]
-        self._written: set[int] = set()  # whole files in ``incoming``
-        self._synced_at = time.monotonic()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with self._opened(""):  # creates it
+        with self.opened(""):  # creates it
             pass
 
     @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def opened(self, folder: str) -> Iterator[int]:
         """Yields a descriptor of a folder in the copy, which is created if necessary. Symbolic links are not followed,
         because another user could guess the copy's name and plant one. Raises PermissionError for a link."""
-        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, name), make=True)
+        descriptor = open_below(self.folder.parent, os.path.join(self.folder.name, folder), make=True)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def lock(self, *, wait: bool) -> Iterator[None]:
-        """Locks the copy. If another run or node holds the lock, waits for it (``wait``) or raises UserError."""
+    def lock(self, *, wait: bool) -> Iterator[CopyWriter]:
+        """Locks the copy and yields its writer. If another run or node holds the lock, waits for it (``wait``) or
+        raises UserError."""
         with FileLock(self.folder / "lock") as lock:
             if wait:
                 lock.wait(f"another run that copies into {self.folder}")
@@ -81,26 +83,27 @@ class StageCopy:
                         "local disk of each node, or use {node_rank} in the name; or wait for that run"
                     )
             shutil.rmtree(self.folder / "incoming", ignore_errors=True)
-            with self._opened("incoming") as self._incoming:
+            with self.opened("incoming") as incoming:
+                writer = CopyWriter(self, incoming)
                 try:
-                    yield
+                    yield writer
                 finally:  # even if another node has failed
-                    self._move_written()
+                    writer.move_written()
 
-    def path(self, name: str) -> str:
-        """Returns the path of a planned file in the copy."""
-        return os.path.join(self.folder, self._name(name))
-
-    def _name(self, name: str) -> str:
-        """Returns the name of a planned file or folder relative to the copy's folder."""
+    def path_in_copy(self, name: str) -> str:
+        """Returns the path of a planned file or folder relative to the copy's folder."""
         return os.path.normpath(os.path.join(self._root, name))
+
+    def _path(self, name: str) -> str:
+        """Returns the path of a planned file in the copy."""
+        return os.path.join(self.folder, self.path_in_copy(name))
 
     def complete_files(self) -> np.ndarray:
         """Returns a mask of the planned files that are complete, bool (F,)."""
-        complete = np.zeros(len(self._stamps), bool)
-        for i, (name, stamp) in enumerate(zip(self.plan.names, self._stamps)):
+        complete = np.zeros(len(self.stamps), bool)
+        for i, (name, stamp) in enumerate(zip(self.plan.names, self.stamps)):
             with contextlib.suppress(OSError):
-                status = os.lstat(self.path(name))
+                status = os.lstat(self._path(name))
                 complete[i] = stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == stamp
         return complete
 
@@ -112,23 +115,72 @@ class StageCopy:
         title = f"--stage, {counted(missing.sum(), 'file')} to copy"
         check_space(title, needed, free=free, place=self.folder, remedy="free some space or name another disk")
 
-    def loader(self, local: np.ndarray) -> Callable[[int], bytes]:
-        """Returns a function that reads a planned file, from this copy where ``local``, bool (F,), is set, else from
-        the original."""
+    def loader(self, complete: np.ndarray) -> Callable[[int], bytes]:
+        """Returns a function that reads a planned file, from this copy where the mask ``complete``, bool (F,), is set,
+        else from the original."""
 
         def load(item: int) -> bytes:
             name = self.plan.names[item]
             original = path_of(name, self.plan.spec.root)
-            return _read_checked(self.path(name) if local[item] else original, self._stamps[item])
+            return _read_checked(self._path(name) if complete[item] else original, self.stamps[item])
 
         return load
 
+
+class CopyWriter:
+    """Writes files to a locked copy. ``incoming``: descriptor of the folder of files that are being written."""
+
+    def __init__(self, copy: StageCopy, incoming: int) -> None:
+        self._copy = copy
+        self._plan = copy.plan
+        self._incoming = incoming
+        self._written: set[int] = set()  # whole files in ``incoming``
+        self._synced_at = time.monotonic()
+
     def write(self, item: int, data: memoryview) -> None:
         """Writes a planned file."""
-        self._write_incoming(str(item), data, self._stamps[item].mtime_ns)
+        self._write_incoming(str(item), data, self._copy.stamps[item].mtime_ns)
         self._written.add(item)
         if time.monotonic() - self._synced_at > _SYNC_EVERY_S:
-            self._move_written()
+            self.move_written()
+
+    def move_written(self) -> None:
+        """Moves the written files to the tree once their bytes are on the disk."""
+        if self._written:
+            os.sync()
+        by_folder: dict[str, list[tuple[int, str]]] = {}
+        for item in self._written:
+            folder, name = os.path.split(self._copy.path_in_copy(self._plan.names[item]))
+            by_folder.setdefault(folder, []).append((item, name))
+        for folder, files in by_folder.items():
+            with self._copy.opened(folder) as descriptor:
+                for item, name in files:
+                    self._move(str(item), os.path.join(folder, name), descriptor)
+                    self._written.remove(item)
+        self._synced_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Removes images that the original no longer contains, and writes the listings and the YAML."""
+        self.move_written()
+        wanted = set(map(self._copy.path_in_copy, self._plan.names))
+        for folder in map(self._copy.path_in_copy, self._plan.folders):
+            self._remove_other_images(folder, wanted)
+        yaml = self._copy.yaml
+        for split, listing in self._plan.listings.items():
+            self._write_text(_listing_file(yaml, split).name, listing_text(listing))
+        self._write_text(_original_file(yaml).name, json.dumps({"source": self._plan.spec.source}))
+        self._write_text(yaml.name, self._plan.yaml_text("tree"))
+
+    def _remove_other_images(self, top: str, wanted: Collection[str]) -> None:
+        """Removes the images in and below the folder ``top`` that are not ``wanted``. Both are relative to the copy's
+        folder."""
+        suffixes = image_suffixes(self._plan.spec.pixels)
+        with self._copy.opened(top) as top_descriptor:
+            for parent, _, names, descriptor in os.fwalk(".", dir_fd=top_descriptor):
+                folder = os.path.normpath(os.path.join(top, parent))
+                images = [name for name in names if is_image(name, suffixes)]
+                for name in (image for image in images if os.path.join(folder, image) not in wanted):
+                    os.unlink(name, dir_fd=descriptor)
 
     def _write_incoming(self, name: str, data: memoryview | bytes, mtime_ns: int | None = None) -> None:
         """Writes a new file in ``incoming``. An OSError (a full disk) names the copy."""
@@ -141,22 +193,8 @@ class StageCopy:
                 if mtime_ns is not None:
                     os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
         except OSError as error:
-            error.filename = str(self.folder)
+            error.filename = str(self._copy.folder)
             raise
-
-    def _move_written(self) -> None:
-        """Moves the written files to the tree once their bytes are on the disk."""
-        if self._written:
-            os.sync()
-        by_folder: dict[str, list[int]] = {}
-        for item in self._written:
-            by_folder.setdefault(os.path.dirname(self._name(self.plan.names[item])), []).append(item)
-        for folder, items in by_folder.items():
-            with self._opened(folder) as descriptor:
-                for item in items:
-                    self._move(str(item), self._name(self.plan.names[item]), descriptor)
-                    self._written.remove(item)
-        self._synced_at = time.monotonic()
 
     def _move(self, incoming: str, name: str, folder: int) -> None:
         """Moves a file of ``incoming`` to ``name``, relative to the copy's folder, in place of an older file.
@@ -166,33 +204,13 @@ class StageCopy:
         try:
             os.replace(incoming, os.path.basename(name), src_dir_fd=self._incoming, dst_dir_fd=folder)
         except IsADirectoryError:  # names only the file in ``incoming``
-            path = self.folder / name
+            path = self._copy.folder / name
             raise UserError(f"--stage: {path}: a folder in place of a file of the copy; remove it") from None
-
-    def finish(self) -> None:
-        """Removes images that the original no longer contains, and writes the listings and the YAML."""
-        self._move_written()
-        self._remove_other_images()
-        for split, listing in self.plan.listings.items():
-            self._write_text(_listing_file(self.yaml, split).name, listing_text(listing))
-        self._write_text(_original_file(self.yaml).name, json.dumps({"source": self.plan.spec.source}))
-        self._write_text(self.yaml.name, self.plan.yaml_text("tree"))
-
-    def _remove_other_images(self) -> None:
-        """Removes images that the original no longer contains."""
-        suffixes = image_suffixes(self.plan.spec.pixels)
-        wanted = set(map(self._name, self.plan.names))
-        for top in map(self._name, self.plan.folders):
-            with self._opened(top) as folder:
-                for parent, _, files, descriptor in os.fwalk(".", dir_fd=folder):
-                    for name in files:
-                        if is_image(name, suffixes) and os.path.normpath(os.path.join(top, parent, name)) not in wanted:
-                            os.unlink(name, dir_fd=descriptor)
 
     def _write_text(self, name: str, text: str) -> None:
         """Writes or replaces a text file in the copy's folder."""
         self._write_incoming("text", text.encode("utf-8", "surrogateescape"))
-        with self._opened("") as folder:
+        with self._copy.opened("") as folder:
             self._move("text", name, folder)
 
 

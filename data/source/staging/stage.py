@@ -82,38 +82,38 @@ def _complete(plan: StagePlan, folder: Path, barrier: StoreBarrier, leaders: Sub
     if any(is_inside(folder / plan.key, path_of(name, plan.spec.root)) for name in folders):
         raise UserError(f"--stage: {folder} is inside the data set; name a folder outside it")
     copy = StageCopy(folder / plan.key, plan)
-    with copy.lock(wait=leaders.group_size == 1):
-        local = copy.complete_files()
+    with copy.lock(wait=leaders.group_size == 1) as writer:
+        complete = copy.complete_files()
         barrier.wait_all()
-        present = _gather(local, leaders)
-        copy.check_space(~local)
+        complete_by_node = _gather(complete, leaders)
+        copy.check_space(~complete)
         barrier.wait_all()
-        missing = ~present.all(axis=0)
+        missing = ~complete_by_node.all(axis=0)
         is_shown = show_progress and bool(missing.any())
         if show_progress:
-            _log_plan(copy, present)
-        items = exchange_items(plan.sizes, present, copy.loader(local), barrier=barrier, group=leaders)
+            _log_plan(copy, complete_by_node)
+        items = exchange_items(plan.sizes, complete_by_node, copy.loader(complete), barrier=barrier, group=leaders)
         for item, data in progress(items, desc="staging", total=int(missing.sum()), unit="file", enabled=is_shown):
-            if not local[item]:
-                copy.write(item, data)
-        copy.finish()
+            if not complete[item]:
+                writer.write(item, data)
+        writer.finish()
         barrier.wait_all()
     return copy.yaml
 
 
-def _gather(local: np.ndarray, leaders: Subgroup) -> np.ndarray:
-    """Gathers, from all nodes, the masks of the files that each one has: bool (N, F). ``local``: bool (F,), this node's
-    mask."""
-    packed: list[np.ndarray] = [np.packbits(local)] * leaders.group_size
+def _gather(complete: np.ndarray, leaders: Subgroup) -> np.ndarray:
+    """Gathers the masks of the files that are complete on each node: bool (N, F). ``complete``: bool (F,), that of this
+    node."""
+    packed: list[np.ndarray] = [np.packbits(complete)] * leaders.group_size
     if leaders.group_size > 1:
         dist.all_gather_object(packed, packed[0], group=leaders.handle)
-    return np.stack([np.unpackbits(bits, count=len(local)).astype(bool) for bits in packed])
+    return np.stack([np.unpackbits(bits, count=len(complete)).astype(bool) for bits in packed])
 
 
-def _log_plan(copy: StageCopy, present: np.ndarray) -> None:
-    """Logs the number and size of files to copy. ``present``: mask of the files that each node has, bool (N, F)."""
-    num_nodes, num_files = present.shape
-    missing = ~present.all(axis=0)
+def _log_plan(copy: StageCopy, complete_by_node: np.ndarray) -> None:
+    """Logs the number and size of files to copy. ``complete_by_node``: bool (N, F)."""
+    num_nodes, num_files = complete_by_node.shape
+    missing = ~complete_by_node.all(axis=0)
     if not missing.any():
         get_logger().info("--stage: complete in %s (%s)", copy.folder, counted(num_files, "file"))
         return

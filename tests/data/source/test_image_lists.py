@@ -1,5 +1,6 @@
 """Rows of .txt lists are resolved to their images, and never to images of another split in silence."""
 
+import random
 import re
 from pathlib import Path
 
@@ -93,6 +94,27 @@ def test_relocated_lists_that_are_read_alike_may_share_images_with_a_warning(tmp
         "same files: 2 in .../set/all.txt of 'train'; if other images of these names are meant, give paths of images "
         "relative to .../set",
     )
+
+
+def test_relocated_lists_name_the_same_images_as_exact_ones(tmp_path):
+    """For random sets in which folders repeat file names."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        folders = rng.sample(("", "images/", "images/train/", "a/images/", "b/images/", "data/obj/"), 3)
+        images = [f"{folder}{number}.png" for folder in folders for number in range(4)]
+        rng.shuffle(images)
+        rows = {"train.txt": images[:6], "lists/val.txt": images[6:]}
+        splits = {"train": "train.txt", "val": "lists/val.txt"}
+        root = tmp_path / f"{seed}/set"
+        write_lists(root, images, splits, rows)
+        for prefix in ("/home/me/set/", "D:\\old\\", "cloned/"):
+            lists = {
+                name: [prefix + (image.replace("/", "\\") if "\\" in prefix else image) for image in of_list]
+                for name, of_list in rows.items()
+            }
+            write_lists(root, [], splits, lists)
+            for split, name in splits.items():
+                assert split_names(root, split) == sorted(rows[name]), f"seed {seed}, {prefix}"
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])

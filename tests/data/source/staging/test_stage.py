@@ -46,8 +46,8 @@ def before_each_file(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None
     """Calls ``act`` before each file that a copy reads."""
     plain = StageCopy.loader
 
-    def loader(copy: StageCopy, local: np.ndarray) -> Callable[[int], bytes]:
-        load = plain(copy, local)
+    def loader(copy: StageCopy, complete: np.ndarray) -> Callable[[int], bytes]:
+        load = plain(copy, complete)
 
         def acting(item: int) -> bytes:
             act()
