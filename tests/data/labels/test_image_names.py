@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_in_the_data_set_does_not_tell_images_apart(root):
     write_coco(root, ["JPEGImages/0.png"])
     (root / "data.yaml").write_text("train: train\nval: val\nannotations: all.json\n")
     reason = "is not among the split's images, but val/0.png is"
-    with refused(f"all.json: image 0: JPEGImages/0.png {reason}; write file names with their folders"):
+    with refused(f"all.json: image 0: JPEGImages/0.png {reason}; write file names with their folders in the data set"):
         load_index(load_dataset_spec(root / "data.yaml"), "val", IndexSettings(progress=False))
 
 
