@@ -70,7 +70,7 @@ def match_entries(entries: Sequence[ImageEntry], request: LabelRequest) -> Match
         usable = [candidate for candidate in usable if candidate not in in_other_folders]
     choice = _choose(usable, in_other_folders)
     reported = in_other_folders | choice.doubtful()
-    used_or_conflicting = {*choice.used.values()}.union(*choice.conflicting.values())
+    used_or_conflicting = {*choice.used.values()}.union(*(rivals.all for rivals in choice.conflicting.values()))
 
     entry_of = literal | {i: candidate.entry for i, candidate in choice.used.items()}
     of_this = range(len(request.images))
@@ -223,18 +223,25 @@ def _loose_file_name(path: str) -> str:
 # Rule 4: several candidates for one image.
 
 
+class _Rivals(NamedTuple):
+    """The candidates for an image, of which none is used."""
+
+    all: list[Candidate]
+    likeliest: list[Candidate]  # that are equally likely
+
+
 class _Choice(NamedTuple):
     """The candidates that are used, and those that are in conflict, by image."""
 
     used: dict[ImageNumber, Candidate]
-    conflicting: dict[ImageNumber, list[Candidate]]
+    conflicting: dict[ImageNumber, _Rivals]
 
     def doubtful(self) -> set[Candidate]:
         """Returns the used candidates in folders of conflicting ones, if several images have conflicts: then these
         folders probably have images of the same names, of which only some are here."""
         if len(self.conflicting) <= 1:
             return set()
-        folders = {rival.entry.folder for rivals in self.conflicting.values() for rival in rivals}
+        folders = {rival.entry.folder for rivals in self.conflicting.values() for rival in rivals.all}
         return {
             candidate
             for candidate in self.used.values()
@@ -255,7 +262,7 @@ def _choose(candidates: Iterable[Candidate], in_other_folders: Set[Candidate]) -
         if len(likeliest) == 1:
             choice.used[image] = likeliest[0]
         elif likeliest[0] not in in_other_folders:
-            choice.conflicting[image] = rivals
+            choice.conflicting[image] = _Rivals(rivals, likeliest)
     return choice
 
 
@@ -284,11 +291,11 @@ def _fit(candidate: Candidate) -> tuple[int, bool, int]:
     return candidate.num_common_folders, candidate.entry.num_labeled > 0, -candidate.entry.file_name.count("/")
 
 
-def _conflict(number: int, image: KnownImage, rivals: Sequence[Candidate]) -> Conflict:
+def _conflict(number: int, image: KnownImage, rivals: _Rivals) -> Conflict:
     """Returns the conflict of ``rivals`` for an image. ``number``: its position among those of the split."""
     return Conflict(
         image=number,
-        entries=[rival.entry for rival in _likeliest(rivals)],
-        num_labeled=sum(rival.entry.num_labeled for rival in rivals),
+        entries=[rival.entry for rival in rivals.likeliest],
+        num_labeled=sum(rival.entry.num_labeled for rival in rivals.all),
         is_of_earlier=SplitOrder.EARLIER in image.splits,
     )

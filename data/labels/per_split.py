@@ -147,7 +147,7 @@ class LabelsPerSplit:
         if without_folders:
             entry = without_folders[0].entry
             message = f"{self._image(entry)}: {one_line(entry.file_name)[:200]} {without_folders[0].reason}"
-            return UserError(f"{message}; write file names with their folders")
+            return UserError(f"{message}; write file names with their folders in the data set")
         first = f" (first: {one_line(entries[0].file_name)[:200]})" if entries else ""
         return UserError(
             f"{self._name}: names {counted(len(entries), 'image')}{first}, none of which is among the split's "

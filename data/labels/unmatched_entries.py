@@ -68,7 +68,7 @@ def explain_unmatched(
     if loss is _IMAGE_AND_OBJECTS and not match.place.has_its_folders and match.num_own_folders > 0:
         folder = os.path.dirname(match.entry.file_name)
         reason += f"; if {folder} is a folder of another split, name it in the YAML"
-    return UnmatchedEntry(match.entry, loss, needs_folders=_needs_folders(match), reason=reason)
+    return UnmatchedEntry(match.entry, loss, needs_folders=_needs_folders(match, names), reason=reason)
 
 
 def _loss(match: NameMatch, used_entry: ImageEntry | None) -> EntryLoss | None:
@@ -86,13 +86,16 @@ def _loss(match: NameMatch, used_entry: ImageEntry | None) -> EntryLoss | None:
     return _OBJECTS if kind is PlaceKind.LISTED else _IMAGE_AND_OBJECTS
 
 
-def _needs_folders(match: NameMatch) -> bool:
-    """Returns whether an entry matches several images, or without any folders one that another entry has."""
+def _needs_folders(match: NameMatch, names: ImageNames) -> bool:
+    """Returns whether an entry matches several images, or would if none of its folders is one of the data set, or
+    matches, without any folders, an image that another entry has. ``names``: names of all images."""
     if match.place.kind is PlaceKind.NO_SPLIT:
         return False
     if isinstance(match, Candidate):
         return not match.is_literal and num_folders(match.entry.file_name) == 0
-    return len(match.images) > 1
+    if match.images or match.place.has_its_folders:
+        return len(match.images) > 1
+    return len(names.find(os.path.basename(match.entry.file_name))) > 1
 
 
 def _reason(match: NameMatch, used_entry: ImageEntry | None, names: ImageNames) -> str:

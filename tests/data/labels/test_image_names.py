@@ -13,6 +13,7 @@ from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.labels.image_names import ImageNames, loose, readings_of
 from data.source.dataset_yaml import load_dataset_spec
+from tests.helpers.messages import refused
 from tests.helpers.three_formats import write_image
 from tools.convert.to_coco import convert
 from utils.errors import UserError
@@ -111,6 +112,17 @@ def test_folders_tell_images_of_one_name_apart(root):
     data = write_coco(root, ["1.png"])
     with pytest.raises(UserError, match=r"image 0: 1.png matches 2 images, .*; write file names with their"):
         load_index(load_dataset_spec(data), "train", IndexSettings(progress=False))
+
+
+def test_a_folder_that_is_not_in_the_data_set_does_not_tell_images_apart(root):
+    """Both splits of the set once were in one folder."""
+    for file in ("train/0.png", "val/0.png"):
+        write_image(root / file, 20, 30)
+    write_coco(root, ["JPEGImages/0.png"])
+    (root / "data.yaml").write_text("train: train\nval: val\nannotations: all.json\n")
+    reason = "is not among the split's images, but val/0.png is"
+    with refused(f"all.json: image 0: JPEGImages/0.png {reason}; write file names with their folders in the data set"):
+        load_index(load_dataset_spec(root / "data.yaml"), "val", IndexSettings(progress=False))
 
 
 def test_a_message_shows_a_name_of_each_side(root, tmp_path):
