@@ -63,6 +63,8 @@ _READ_IN_STRIPS = {
     *((Photometric.BLACK_IS_ZERO, bits, 1) for bits in (10, 12, 14)),
     *((Photometric.RGB, bits, 3) for bits in (10, 12, 14)),
 }
+# OpenCV fails at uncompressed tiles whose number of bytes is not a multiple of this.
+_TILE_BYTES_UNIT = 1024
 
 
 def opencv_reads(fields: PixelFields) -> bool:
@@ -71,12 +73,14 @@ def opencv_reads(fields: PixelFields) -> bool:
     is_unsigned = set(fields.values(Field.SampleFormat)) == {UNSIGNED}
     if fields.compression not in _DECOMPRESSED_BY_OPENCV or len(bits) != 1 or not is_unsigned:
         return False
+    is_tiled = bool(fields.values(Field.TileWidth))
+    if is_tiled and fields.compression == Compression.NONE and fields.tile_bytes() % _TILE_BYTES_UNIT:
+        return False
     kind = (fields.value(Field.PhotometricInterpretation), *bits, fields.channels)
     if kind in _READ_IN_ANY_LAYOUT:
         return True
     if fields.has_planes:
         return False
-    is_tiled = bool(fields.values(Field.TileWidth))
     return kind in _READ_WITHOUT_PLANES or (kind in _READ_IN_STRIPS and not is_tiled)
 
 
@@ -175,6 +179,8 @@ def _check_page(page: TiffPage) -> None:
     # tifffile takes any value of 8 bits for planes, and looks for the strips or tiles of one plane only.
     if planar is not None and isinstance(planar.value, bytes) and channels > 1:
         raise ValueError("its field PlanarConfiguration has 8 bits instead of 16")
+    if page.is_tiled and page.compression == Compression.NONE:
+        _check_tile_bytes(page)
     num_chunks = math.prod(page.chunked)
     num_listed = min(len(page.dataoffsets), len(page.databytecounts))
     if num_listed < num_chunks:
@@ -185,6 +191,18 @@ def _check_page(page: TiffPage) -> None:
     if channels < _MIN_CHANNELS.get(int(page.photometric), 1):
         meaning = Photometric(page.photometric).name
         raise ValueError(f"it has {counted(channels, 'channel')}, too few for {meaning}")
+
+
+def _check_tile_bytes(page: TiffPage) -> None:
+    """Raises ValueError for uncompressed tiles of another size than the fields say: one of these is damaged, and
+    tifffile would take other bytes for the rows of a tile."""
+    from tifffile import PLANARCONFIG
+
+    row_samples = page.tilewidth * (1 if page.planarconfig == PLANARCONFIG.SEPARATE else page.samplesperpixel)
+    tile_bytes = math.ceil(row_samples * page.bitspersample / 8) * page.tilelength * page.tiledepth
+    other_sizes = {*page.databytecounts} - {0, tile_bytes}
+    if other_sizes:
+        raise ValueError(f"its tiles need {tile_bytes:,} bytes, the file lists {min(other_sizes):,}")
 
 
 class _UnsupportedMeaning(Exception):

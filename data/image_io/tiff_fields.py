@@ -25,6 +25,7 @@ class Field(IntEnum):
     PlanarConfiguration = 284
     Predictor = 317
     TileWidth = 322
+    TileLength = 323
     ExtraSamples = 338
     SampleFormat = 339
 
@@ -119,6 +120,11 @@ class PixelFields:
         """Returns the number of bytes of the first strip's pixels without compression, with ``bits`` per sample (None:
         BitsPerSample)."""
         return min(self.value(Field.RowsPerStrip), self.value(Field.ImageLength)) * self.row_bytes(bits)
+
+    def tile_bytes(self) -> int:
+        """Returns the number of bytes of a tile without compression, of one channel if channels have planes."""
+        row_samples = self.value(Field.TileWidth) * (1 if self.has_planes else self.channels)
+        return math.ceil(row_samples * self.values(Field.BitsPerSample)[0] / 8) * self.value(Field.TileLength)
 
     def row_bytes(self, bits: int | None = None) -> int:
         """Returns the number of bytes of a row without compression, of one channel if channels have planes. ``bits``:

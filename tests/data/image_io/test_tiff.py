@@ -341,6 +341,28 @@ def test_no_flipped_bit_of_a_field_changes_pixels_in_silence(tmp_path, dtype, ch
         np.testing.assert_array_equal(values, expected, err_msg=f"bit {bit}")
 
 
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+@pytest.mark.parametrize("tile", [(16, 16), (32, 48), (80, 16)])
+def test_uncompressed_tiles_of_any_size_are_read(tmp_path, planar, tile):
+    """OpenCV fails at those whose bytes are not a multiple of 1024."""
+    path = tmp_path / "a.tif"
+    image = np.random.default_rng(0).integers(0, 255, (*HW, 3), np.uint8)
+    stored = image if planar == "contig" else np.moveaxis(image, -1, 0)
+    tifffile.imwrite(path, stored, photometric="rgb", planarconfig=planar, tile=tile)
+    np.testing.assert_array_equal(read_image(path), image)
+
+
+@pytest.mark.parametrize(("tag", "needed"), [(322, "1,536"), (323, "4,608")], ids=["TileWidth", "TileLength"])
+def test_uncompressed_tiles_of_another_size_than_listed_are_refused(tmp_path, tag, needed):
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, np.zeros((*HW, 3), np.uint8), photometric="rgb", tile=(16, 48))
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, directory_entry(content, tag) + 8, 32)
+    path.write_bytes(content)
+    with refused(f"a.tif: cannot be decoded (its tiles need {needed} bytes, the file lists 2,304)"):
+        read_image(path, pixels=PixelFormat(3, 16))
+
+
 def test_tiles_whose_bytes_are_listed_as_those_of_strips_are_read(tmp_path):
     path = tmp_path / "a.tif"
     image = np.random.default_rng(0).integers(0, 255, (64, 96, 3), np.uint8)
