@@ -1,0 +1,111 @@
+"""The scores and files of val.py."""
+
+from __future__ import annotations
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import val
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
+from engine.formats.runtimes import quiet
+from tests.helpers.same_content import read_csv
+from tests.helpers.scoring import coco_evaluate
+from tests.helpers.scripts import call, error_of
+from tests.helpers.tiny import write_weights
+from tests.scripts.val.validation import NAMES, SIZE, flags, read, render_set
+
+
+def test_val_scores_a_checkpoint_as_pycocotools_does_and_writes_all_files(tiny, tmp_path, capsys):
+    val.main(flags(tiny, tmp_path))
+    folder = tmp_path / "runs/exp"
+    printed = capsys.readouterr().out
+    for word in ("class", "all", *NAMES, "AP by size", "ms per image"):
+        assert word in printed
+    results = read(folder, "results")
+    assert results["images"] == 7
+    assert [c["instances"] for c in results["classes"]] == [sum(c) for c in zip(*results["confusion"]["counts"])][:2]
+    assert results["confusion"]["confidence"] == results["best_confidence"] or not results["f1"]
+    assert results["settings"]["imgsz"] == SIZE
+    rows = read_csv(folder / "classes.csv")
+    assert [r["class"] for r in rows] == ["all", *NAMES]
+    assert float(rows[0]["AP"]) == results["ap"]
+    figures = [f"{name}.png" for name in ("PR_curve", "F1_curve", "P_curve", "R_curve", "confusion_matrix", "errors")]
+    assert all(cv2.imread(str(folder / name)) is not None for name in (*figures, "predictions.jpg"))
+    assert len(read_csv(folder / "sizes.csv")) == len(results["sizes"]["rows"]) == 4 * (1 + len(NAMES))
+    index = load_index(
+        load_dataset_spec(tiny[0]), "val", IndexSettings(cache_dir=str(tmp_path / "cache"), progress=False)
+    )
+    stats, _ = coco_evaluate(index.ground_truth(), folder / "predictions.json")
+    np.testing.assert_allclose([results[k] for k in ("ap", "ap50", "ap75")], stats[:3], atol=1e-4)
+
+
+class OneBox(nn.Module):
+    """An exported program of other people, which finds a disc in the middle of each image."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[[30.0], [20.0], [12.0], [12.0], [0.9], [0.0]]])
+
+
+def test_a_foreign_file_may_take_images_whose_sides_are_no_multiples_of_the_stride(tiny, tmp_path, capsys):
+    height, width = 40, 60
+    metadata = {"names": dict(enumerate(NAMES)), "imgsz": [height, width]}
+    with quiet():
+        program = torch.jit.trace(OneBox(), torch.zeros(1, 3, height, width))
+        torch.jit.save(program, tmp_path / "a.torchscript", _extra_files={"config.txt": json.dumps(metadata)})
+    given = ["--weights", tmp_path / "a.torchscript", "--trust", "--data", tiny[0], "--noplots", "--save-json"]
+    val.main(flags(tiny, tmp_path, *given))
+    boxes = {row["image_id"]: row["bbox"] for row in read(tmp_path / "runs/exp")}
+    assert len(boxes) == 7
+    side = 12 * 48 / height  # of the box, in an image that is 64 wide and 48 high
+    assert boxes[0] == pytest.approx([32 - side / 2, 24 - side / 2, side, side], abs=0.5)
+    assert "takes 40x60 pixels" in error_of(capsys, val.main, *flags(tiny, tmp_path, *given, "--imgsz", "64"))
+
+
+def test_exist_ok_says_what_it_replaces_and_leaves_nothing_of_it(tiny, tmp_path, capsys):
+    other = render_set(tmp_path / "other", images=5)
+    fixed = ["--name", "fixed", "--exist-ok"]
+    call(val.main, *flags(tiny, tmp_path, *fixed))
+    folder = tmp_path / "runs" / "fixed"
+    (folder / "notes.txt").write_text("mine")
+    before = {path.name for path in folder.iterdir()}
+    assert {"predictions.json", "predictions.jpg", "report.html", "results.json"} <= before
+    capsys.readouterr()
+    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots", "--no-save-json"))
+    line = f"warning: {folder}: has results on other data, {tiny[0]}; they are replaced (--exist-ok)"
+    assert line in capsys.readouterr().out
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"classes.csv", "sizes.csv", "results.json", "notes.txt", ".written"}
+    call(val.main, *flags(tiny, tmp_path, *fixed, "--data", other, "--noplots"))
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_half_on_a_cpu_and_nms_for_a_model_with_one_branch_do_nothing(tiny, tmp_path, capsys):
+    for name, more in {"plain": [], "half": ["--half"], "nms": ["--nms"]}.items():
+        val.main(flags(tiny, tmp_path, "--noplots", "--name", name, *more))
+    printed = capsys.readouterr().out
+    assert (
+        printed.count("\nwarning: float16 (--half, --amp fp16) is not supported on CPUs; computing in float32\n") == 1
+    )
+    assert printed.count("best.pt: --nms does nothing: the model has one branch") == 1
+    plain, *others = (read(tmp_path / "runs" / name) for name in ("plain", "half", "nms"))
+    assert others == [plain, plain]
+
+
+def test_spreadsheets_compute_no_class_name(tmp_path):
+    data = render_set(tmp_path / "set")
+    names = ["=1+1", "@box"]
+    data.write_text(yaml.safe_dump(yaml.safe_load(data.read_text()) | {"names": names}))
+    weights = write_weights(tmp_path / "best.pt", names)
+    val.main(flags((data, weights), tmp_path, "--data", data, "--noplots"))
+    for table in ("classes.csv", "sizes.csv"):
+        rows = read_csv(tmp_path / "runs/exp" / table)
+        assert [*dict.fromkeys(row["class"] for row in rows)] == ["all", "'=1+1", "'@box"]
+        assert all(not cell.startswith("'") for row in rows for column, cell in row.items() if column != "class")
