@@ -42,7 +42,7 @@ def test_a_run_that_is_named_does_not_move_to_another_project(tmp_path: Path, mo
 
     for project in ("runs", "link", str(tmp_path)):
         resume_in(project)
-    with refused("--project=other: the run continues in its own folder, runs/exp; leave out --project"):
+    with refused("--project other: the run continues in its own folder, runs/exp; leave out --project"):
         resume_in("other")
 
 
