@@ -1,0 +1,44 @@
+"""A run in a notebook, and its scores."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+import lockstep
+from tests.helpers.messages import refused
+
+
+def test_a_notebook_shows_scores_and_curves(tmp_path):
+    run = lockstep.Run(tmp_path / "<b>")
+    run.folder.mkdir()
+    assert run._repr_html_() == f"<p>{tmp_path}/&lt;b&gt;</p>"
+    (run.folder / "results.json").write_text('{"ap": 0.5, "ap50": null, "images": 4, "seconds": 2.5}')
+    assert run.metrics == pytest.approx({"AP50": np.nan, "AP": 0.5}, nan_ok=True)
+    assert run._repr_html_().endswith("<th>AP50</th><td>–</td></tr><tr><th>AP</th><td>0.500</td></tr></table>")
+    (run.folder / "results.csv").write_text("epoch,time,train/box,metrics/AP\n1,5,2.5,0.1\n2,9,2.0,0.2\n")
+    (png,) = re.findall('src="data:image/png;base64,(.+)"', run._repr_html_())
+    height, width, _ = cv2.imdecode(np.frombuffer(base64.b64decode(png), np.uint8), cv2.IMREAD_COLOR).shape
+    assert 2.5 * height < width < 3.5 * height  # a panel for the loss, and one for AP
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"ap": 0.5', "results.json:1: malformed JSON (...)"),
+        ("", "results.json: not the results of a validation"),
+        ("[0.5]", "results.json: must be 'key: value' lines, got [0.5]"),
+        ('{"ap": "good"}', "results.json: ap: must be a number or null, got 'good'"),
+    ],
+)
+def test_damaged_scores_are_refused_and_not_shown(tmp_path, content, message):
+    """They used to be a JSONDecodeError, also where a notebook shows the run, or scores of any type."""
+    (tmp_path / "results.json").write_text(content)
+    run = lockstep.Run(tmp_path)
+    with refused(f"{tmp_path}/{message}", lockstep.Error):
+        _ = run.metrics
+    assert run._repr_html_() == f"<p>{tmp_path}</p>"
