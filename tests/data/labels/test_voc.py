@@ -129,6 +129,18 @@ def test_the_name_of_the_image_is_read_in_the_encoding_of_the_file(encoding, end
     assert {VOC.per_image.named_image(data[:length]) for length in range(len(data))} <= {"", expected}
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(f'<?xml version="1.0" encoding="{encoding}"?><annotation>'.encode() for encoding in ENCODINGS),
+        "<annotation><path>C:\\Jos\u00e9\\x.png</path>".encode("cp1252"),
+    ],
+    ids=[*ENCODINGS, "Windows-1252 elsewhere"],
+)
+def test_a_name_in_utf_8_is_read_whatever_the_rest_of_the_file_is(head):
+    assert VOC.per_image.named_image(head + "<filename>日本.png</filename>".encode()) == "日本.png"
+
+
 @pytest.mark.parametrize(("separator", "location"), [("", "a.xml: object 2"), ("\n", "a.xml:3")])
 def test_a_row_of_a_file_in_one_line_is_named_by_its_number(tmp_path, separator, location):
     box = "<bndbox><xmin>{}</xmin><ymin>2</ymin><xmax>20</xmax><ymax>30</ymax></bndbox>"
