@@ -129,12 +129,18 @@ class DatasetIndex(LabelArrays):
     def take(self, images: np.ndarray) -> DatasetIndex:
         """Returns the index of ``images``, int64 (n,), in this order, with the report of all images."""
         rows, position = rows_of(self.offsets, images)
-        offsets = np.r_[0, np.cumsum(np.bincount(position, minlength=len(images)))].astype(np.int64)
+        return self.take_with_boxes(images, rows, np.bincount(position, minlength=len(images)))
+
+    def take_with_boxes(self, images: np.ndarray, rows: np.ndarray, counts: np.ndarray) -> DatasetIndex:
+        """Returns the index of ``images``, int64 (n,), in this order, with a part of their boxes.
+
+        ``rows``: int64 (m,), numbers of the boxes by image; ``counts``: int64 (n,), how many of them each image has.
+        """
         ids = self.image_ids
         arrays = self._box_arrays(rows) | {
             "image_hw": self.image_hw[images],
             "incomplete": self.incomplete[images],
-            "offsets": offsets,
+            "offsets": np.r_[0, np.cumsum(counts)].astype(np.int64),
         }
         return replace(
             self,

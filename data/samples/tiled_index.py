@@ -27,6 +27,7 @@ from utils.pixels import padding_value
 from utils.rng import keyed_uniforms, named_stream
 
 _ROUNDING = 1e-9  # tolerance for rounding errors of a visible fraction
+_MAX_PAIRS = 1 << 18  # of a tile and a box that are compared at once, some 25 MB
 
 
 class TiledIndex:
@@ -70,26 +71,39 @@ class TiledIndex:
 
     def _find_nearby_boxes(self) -> _NearbyBoxes:
         """Finds the boxes that each tile may show in some epoch."""
-        rows, tile = rows_of(self.image_index.offsets, self.image)
+        num_pairs = np.cumsum(np.diff(self.image_index.offsets)[self.image])  # of tiles and boxes of their images
+        last_pair = num_pairs[-1] if len(num_pairs) else 0
+        group_ends = np.searchsorted(num_pairs, np.arange(_MAX_PAIRS, last_pair, _MAX_PAIRS))
+        all_tiles = np.arange(len(self.image))
+        nearby = [self._nearby_pairs(tiles) for tiles in np.split(all_tiles, group_ends)]
+        counts = np.bincount(np.concatenate([tile for _, tile in nearby]), minlength=len(self.image))
+        return _NearbyBoxes(np.concatenate([rows for rows, _ in nearby]), np.r_[0, np.cumsum(counts)])
+
+    def _nearby_pairs(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns pairs of a box and a tile that may show it, for ``tiles`` (n,): rows and tiles, int64 (m,) each."""
+        rows, position = rows_of(self.image_index.offsets, self.image[tiles])
+        tile = tiles[position]
         boxes = self.image_index.boxes_xywh_px[rows]
         low = boxes[:, :2] - self._grid[tile]
         high = low + boxes[:, 2:]
         is_nearby = ((low < self.side + self._max_shift) & (high > -self._max_shift)).all(1)
-        counts = np.bincount(tile[is_nearby], minlength=len(self.image))
-        return _NearbyBoxes(rows[is_nearby], np.r_[0, np.cumsum(counts)])
+        return rows[is_nearby], tile[is_nearby]
 
     def _index_on_grid(self) -> DatasetIndex:
         """Returns the index of the tiles at their places on the grid."""
-        index = self.image_index.take(self.image)
-        boxes, visible = clip_to_tiles(index.boxes_xywh_px, self._grid[index.image_of_box], self.side)
-        tiles = replace(
+        rows = self._nearby.rows
+        tile = np.repeat(np.arange(len(self.image)), np.diff(self._nearby.offsets))
+        boxes, visible = clip_to_tiles(self.image_index.boxes_xywh_px[rows], self._grid[tile], self.side)
+        is_shown = visible > 0
+        counts = np.bincount(tile[is_shown], minlength=len(self.image))
+        index = self.image_index.take_with_boxes(self.image, rows[is_shown], counts)
+        return replace(
             index,
             image_hw=np.full((len(index), 2), self.side, np.int32),
-            boxes_xywh_px=boxes,
-            crowd=index.crowd | self._is_fragment(visible),
-            area_px=index.area_px * visible,
+            boxes_xywh_px=boxes[is_shown],
+            crowd=index.crowd | self._is_fragment(visible[is_shown]),
+            area_px=index.area_px * visible[is_shown],
         )
-        return tiles.with_boxes(visible > 0)
 
     def _is_fragment(self, visible: np.ndarray) -> np.ndarray:
         """Returns which objects are ignored, bool (n,), when tiles show the fractions ``visible`` (n,) of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +109,28 @@ def test_labels_of_tiles_copy_no_paths(monkeypatch):
     monkeypatch.setattr(FlatStrings, "of", lambda strings: pytest.fail("paths are copied for each batch"))
     labels, _ = tiles.labels_of(np.array([5, 0, 5]), 1)
     assert len(labels)
+
+
+def test_many_boxes_on_many_tiles_take_little_memory():
+    """The tiles are compared with the boxes of their image in parts: all pairs would take more than 100 MB."""
+    num_boxes = 2000
+    corners = np.random.default_rng(0).uniform(0, 3900, (num_boxes, 2))
+    index = index_of(
+        names=["a"],
+        paths=["0.png"],
+        image_hw=np.array([[4000, 4000]]),
+        offsets=np.array([0, num_boxes]),
+        boxes_xywh_px=np.concatenate([corners, np.full((num_boxes, 2), 20.0)], 1),
+        classes=np.zeros(num_boxes, int),
+    )
+    tracemalloc.start()
+    try:
+        tiles = TiledIndex(index, SIDE, hyp=Hyperparameters(), seed=0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(tiles.image) * num_boxes > 2_000_000
+    assert peak_bytes < 50e6
 
 
 def test_pixels_are_parts_of_the_image():
