@@ -22,7 +22,7 @@ import numpy as np
 
 from data.image_io.channels import check_jpeg_channels, read_npy, to_format, with_channels
 from data.image_io.content import read_bytes
-from data.image_io.file_kinds import kind_misread_by_opencv, unsupported_content
+from data.image_io.file_kinds import kind_misread_by_opencv, undecodable_reason
 from data.image_io.header import Header, exif_orientation, read_header, without_animation
 from data.image_io.tiff import opencv_reads, prepare_for_opencv, read_tiff
 from data.image_io.tiff_damage import check_fields
@@ -65,7 +65,7 @@ def imdecode(
         raise UserError(f"{path}: cannot be decoded ({getattr(error, 'err', error)})") from None
     image, kinds, blocks = decoded
     if image is None:
-        raise UserError(f"{path}: cannot be decoded ({unsupported_content(data) or 'damaged, or not an image'})")
+        raise UserError(f"{path}: cannot be decoded ({undecodable_reason(data)})")
     if warning and on_warning is not None:
         on_warning(os.fspath(path), warning)
     exif = dict(zip(kinds, blocks)).get(cv2.IMAGE_METADATA_EXIF)

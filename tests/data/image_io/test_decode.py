@@ -307,6 +307,16 @@ def test_other_files_are_not_opened(tmp_path, monkeypatch):
         unread_image(tmp_path / name)
 
 
+@pytest.mark.parametrize("mode", ["LA", "CMYK"])
+def test_a_kind_of_jpeg_2000_that_opencv_does_not_read_is_not_called_damaged(tmp_path, mode):
+    path = tmp_path / "a.jp2"
+    Image.new(mode, (40, 30)).save(path)
+    with refused(
+        "a.jp2: cannot be decoded (damaged, or of a kind of JPEG 2000 that is not supported, such as with alpha; save it as PNG)"
+    ):
+        read_image(path)
+
+
 UNDECODABLE = "cannot be decoded (damaged, or not an image)"
 
 
