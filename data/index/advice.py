@@ -51,7 +51,7 @@ def advice_on_scan(content: SplitContent, box_advice: str, spec: DatasetSpec) ->
         _ids_advice(content, spec),
         box_advice,
         too_dark(max(image.max_value for image in content.images), spec.pixels.bits),
-        _filename_mismatches(content.findings_of(kinds.NAMED_OTHERWISE), len(content.images)),
+        _filename_mismatches(content.findings_of(kinds.NAMED_OTHERWISE), len(_numbers_labeled(content))),
     ]
     unlisted = _unlisted_images(content)
     if unlisted and _is_label_file_doubtful(content):
@@ -66,7 +66,7 @@ def notes_on_scan(content: SplitContent) -> list[str]:
         corrected = content.findings_of(kind)
         if corrected:
             notes.append(f"{description}: {len(corrected):,}, first {corrected[0].where}: {corrected[0].message}")
-    labeled = [image.num_labeled for image in content.images if image.num_labeled is not None]
+    labeled = _numbers_labeled(content)
     empty = labeled.count(0)
     if any(labeled) and empty > _MAX_EMPTY_FRACTION * len(labeled):
         notes.append(
@@ -121,11 +121,16 @@ def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> l
     return findings
 
 
-def _filename_mismatches(mismatches: Sequence[Finding], num_images: int) -> str:
+def _numbers_labeled(content: SplitContent) -> list[int]:
+    """Returns the number of objects that each image's labels name, of the images that have labels."""
+    return [image.num_labeled for image in content.images if image.num_labeled is not None]
+
+
+def _filename_mismatches(mismatches: Sequence[Finding], num_label_files: int) -> str:
     """Returns a message if many label files name another image in their content, else ""."""
-    if len(mismatches) <= _MAX_NAMED_OTHERWISE_FRACTION * num_images:
+    if len(mismatches) <= _MAX_NAMED_OTHERWISE_FRACTION * num_label_files:
         return ""
-    count = f"{len(mismatches):,} of {counted(num_images, 'label file')}"
+    count = f"{len(mismatches):,} of {counted(num_label_files, 'label file')}"
     first = f"{mismatches[0].where}: {mismatches[0].text}"
     return f"{count} declare a <filename> other than their own name, which is used; first {first}"
 

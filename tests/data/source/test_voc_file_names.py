@@ -91,6 +91,18 @@ def test_voc_files_that_name_each_others_images_are_reported(folder, lines, coun
     assert (warning in lines.text) == (count > 2)
 
 
+def test_files_that_name_other_images_are_counted_among_label_files(folder, lines):
+    """A tenth of the label files is much; of the images, most of which have none, it would be little."""
+    write_voc(folder, "voc/{}.xml", "old{}.png")
+    for i in range(4, NUM_IMAGES):
+        (folder.root / "voc" / f"{i:02}.xml").unlink()
+    for i in (0, 1):
+        path = folder.root / "voc" / f"{i:02}.xml"
+        path.write_text(path.read_text().replace(f"old{i:02}.png", f"{1 - i:02}.png"))
+    folder.index(max_bad=1.0)
+    assert "2 of 4 label files declare a <filename> other than their own name, which is used; first " in lines.text
+
+
 @pytest.mark.parametrize("is_same", [True, False])
 def test_two_voc_files_that_name_one_image(folder, is_same):
     write_voc(folder, "voc/annotation{}.xml")
