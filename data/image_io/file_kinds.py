@@ -101,14 +101,19 @@ def unread_summary(unread: Sequence[str]) -> str:
     return f"{counted(len(unread), 'file')} left out, first {unread[0]}"
 
 
-def undecodable_reason(data: bytes) -> str:
-    """Says why the content of a file may be no image that OpenCV decodes."""
+def unsupported_content(data: bytes) -> str:
+    """Names the unsupported image format of the content, and what to do; "" for any other content."""
     kind = suffix_of(data[:_SIGNATURE_BYTES])
-    if kind in _UNREAD_SUFFIXES:
-        return f"it contains a {kind} image, which is not supported; convert it to JPEG or PNG"
-    if kind == ".jp2":
+    if kind not in _UNREAD_SUFFIXES:
+        return ""
+    return f"it contains a {kind} image, which is not supported; convert it to JPEG or PNG"
+
+
+def undecodable_reason(data: bytes) -> str:
+    """Says why OpenCV may have failed to decode the content of a file."""
+    if suffix_of(data[:_SIGNATURE_BYTES]) == ".jp2":
         return "damaged, or of a kind of JPEG 2000 that is not supported, such as with alpha; save it as PNG"
-    return "damaged, or not an image"
+    return unsupported_content(data) or "damaged, or not an image"
 
 
 def kind_misread_by_opencv(data: bytes, pixels: PixelFormat) -> str:
