@@ -1,11 +1,7 @@
-"""Converts decoded images to a `PixelFormat`, resizes images of any number of channels, and reads .npy files.
-
-A .npy file is (H, W) or (H, W, channels), uint8 or uint16.
-"""
+"""Converts decoded images to a `PixelFormat`."""
 
 from __future__ import annotations
 
-import io
 import os
 
 import cv2
@@ -15,7 +11,6 @@ from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat, as_16_bits
 from utils.strings import counted
 
-NPY_MAGIC = b"\x93NUMPY"
 # OpenCV's conversion code, by the channel counts of the image and of the format.
 _FROM_BGR = {
     (1, 3): cv2.COLOR_GRAY2RGB,
@@ -79,46 +74,7 @@ def with_channels(image: np.ndarray) -> np.ndarray:
     return image if image.ndim == 3 else image[..., None]
 
 
-def resize_area(image: np.ndarray, size_wh: tuple[int, int], target: np.ndarray | None = None) -> np.ndarray:
-    """Shrinks ``image`` (h, w, C), so that each pixel is the mean of the area it covers, into ``target`` if given."""
-    if image.shape[2] <= 4:
-        return with_channels(cv2.resize(image, size_wh, dst=target, interpolation=cv2.INTER_AREA))
-    # OpenCV resizes at most four channels at once.
-    groups = (np.ascontiguousarray(image[..., first : first + 4]) for first in range(0, image.shape[2], 4))
-    resized = [with_channels(cv2.resize(group, size_wh, interpolation=cv2.INTER_AREA)) for group in groups]
-    return np.concatenate(resized, 2, out=target)
-
-
-def resize(image: np.ndarray, width: int, height: int, target: np.ndarray | None = None) -> np.ndarray:
-    """Resizes ``image`` (h, w, C) bilinearly, or by area if both sides shrink to half or less.
-
-    Bilinear interpolation would cause aliasing then. ``target``: (height, width, C) to write into and return; without a
-    target, the result may be ``image`` itself.
-    """
-    if image.shape[:2] == (height, width):
-        if target is None:
-            return image
-        target[:] = image
-        return target
-    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width:
-        return resize_area(image, (width, height), target)
-    return with_channels(cv2.resize(image, (width, height), dst=target, interpolation=cv2.INTER_LINEAR))
-
-
 def check_jpeg_channels(path: str | os.PathLike, pixels: PixelFormat) -> None:
     """Raises UserError for a format whose number of channels no JPEG has."""
     if pixels.channels not in (1, 3):
         raise UserError(f"{path}: a JPEG has 3 channels at most, but the data set or model has {pixels.channels}")
-
-
-def read_npy(data: bytes, path: str | os.PathLike, pixels: PixelFormat) -> np.ndarray:
-    """Returns the array in the content of a .npy file: (H, W) or (H, W, c). Raises UserError for any other array."""
-    try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except Exception:  # numpy raises many kinds for damaged content
-        raise UserError(f"{path}: damaged .npy file, or not an array of numbers") from None
-    if array.ndim not in (2, 3) or array.size == 0:
-        raise UserError(f"{path}: has shape {array.shape}; expected (H, W) or (H, W, channels)")
-    if array.ndim == 3 and array.shape[0] == pixels.channels != array.shape[2]:
-        raise UserError(f"{path}: has shape {array.shape}, channels first; save it as (H, W, channels)")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)

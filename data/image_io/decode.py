@@ -20,10 +20,11 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from data.image_io.channels import check_jpeg_channels, read_npy, to_format, with_channels
+from data.image_io.channels import check_jpeg_channels, to_format, with_channels
 from data.image_io.content import read_bytes
 from data.image_io.file_kinds import kind_misread_by_opencv, undecodable_reason
 from data.image_io.header import Header, exif_orientation, read_header, without_animation
+from data.image_io.npy import read_npy
 from data.image_io.tiff import opencv_reads, prepare_for_opencv, read_tiff
 from data.image_io.tiff_damage import check_fields
 from data.image_io.tiff_fields import PixelFields
@@ -49,8 +50,24 @@ def read_image(path: str | os.PathLike, on_warning: OnWarning | None = None, pix
     A damaged JPEG is returned as far as its decoder could recover it, and ``on_warning`` is called. Raises UserError if
     the file is missing, unreadable, damaged or in an unsupported format.
     """
-    data = read_bytes(path)
-    return decode_image(data, read_header(data, path), path, on_warning=on_warning, pixels=pixels)
+    return decode_image(EncodedImage.read(path), on_warning=on_warning, pixels=pixels)
+
+
+class EncodedImage(NamedTuple):
+    """The content of an image file."""
+
+    path: str | os.PathLike  # for messages
+    data: bytes
+    header: Header
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> EncodedImage:
+        """Reads a file. Raises UserError if it is missing or unreadable, or its header is damaged."""
+        return cls.from_data(read_bytes(path), path)
+
+    @classmethod
+    def from_data(cls, data: bytes, path: str | os.PathLike) -> EncodedImage:
+        return cls(path, data, read_header(data, path))
 
 
 def imdecode(
@@ -73,17 +90,15 @@ def imdecode(
 
 
 def decode_image(
-    data: bytes,
-    header: Header,
-    path: str | os.PathLike,
+    image: EncodedImage,
     *,
     jpeg_flag: int = cv2.IMREAD_COLOR_RGB,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
 ) -> np.ndarray:
-    """Decodes the image in ``data``: (H, W, C), upright. Raises UserError."""
-    stored = decode_stored(data, header, path, jpeg_flag=jpeg_flag, on_warning=on_warning, pixels=pixels)
-    return stored.to_format(path, pixels)
+    """Decodes an image: (H, W, C), upright. Raises UserError."""
+    stored = decode_stored(image, jpeg_flag=jpeg_flag, on_warning=on_warning, pixels=pixels)
+    return stored.to_format(image.path, pixels)
 
 
 class StoredImage(NamedTuple):
@@ -99,15 +114,14 @@ class StoredImage(NamedTuple):
 
 
 def decode_stored(
-    data: bytes,
-    header: Header,
-    path: str | os.PathLike,
+    image: EncodedImage,
     *,
     jpeg_flag: int = cv2.IMREAD_COLOR_RGB,
     on_warning: OnWarning | None = None,
     pixels: PixelFormat = RGB8,
 ) -> StoredImage:
-    """Decodes ``data`` without converting it to ``pixels``, the format in which it will be used. Raises UserError."""
+    """Decodes an image without converting it to ``pixels``, the format in which it will be used. Raises UserError."""
+    path, data, header = image
     if header.kind == "jpeg":  # the decoder converts gray and CMYK
         check_jpeg_channels(path, pixels)
         flag = jpeg_flag & ~cv2.IMREAD_COLOR_RGB if pixels.channels == 1 else jpeg_flag
@@ -116,7 +130,7 @@ def decode_stored(
     if header.kind == "npy":
         return StoredImage(read_npy(data, path, pixels), is_rgb=True, orientation=header.orientation)
     if header.kind == "tiff":
-        return _decode_tiff(data, path, on_warning, pixels)
+        return _decode_tiff(image, on_warning, pixels)
     misread_kind = kind_misread_by_opencv(data, pixels)
     if misread_kind:
         raise UserError(f"{path}: {misread_kind} is not supported; convert it to PNG")
@@ -126,10 +140,9 @@ def decode_stored(
     return StoredImage(values, is_rgb=False, orientation=exif_orientation(exif))
 
 
-def _decode_tiff(
-    data: bytes, path: str | os.PathLike, on_warning: OnWarning | None, pixels: PixelFormat
-) -> StoredImage:
+def _decode_tiff(image: EncodedImage, on_warning: OnWarning | None, pixels: PixelFormat) -> StoredImage:
     """Implements `decode_stored` for a TIFF, with OpenCV or tifffile."""
+    path, data, _ = image
     fields = PixelFields.read(data)
     check_fields(fields, path)
     orientation = exif_orientation(data)

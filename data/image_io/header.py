@@ -7,7 +7,7 @@ import struct
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
-from data.image_io.channels import NPY_MAGIC
+from data.image_io.npy import NPY_MAGIC
 from utils.errors import UserError
 
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"

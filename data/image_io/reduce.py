@@ -7,10 +7,9 @@ import os
 import cv2
 import numpy as np
 
-from data.image_io.channels import resize, with_channels
-from data.image_io.content import read_bytes
-from data.image_io.decode import OnWarning, decode_image, log_damage
-from data.image_io.header import read_header
+from data.image_io.channels import with_channels
+from data.image_io.decode import EncodedImage, OnWarning, decode_image, log_damage
+from data.image_io.resizing import resize
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -30,19 +29,18 @@ def read_reduced(
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (by its decoder, from fewer frequencies of each block) if that is
     at least ``min_hw`` and the padding of the last row or column is at most half a pixel.
     """
-    data = read_bytes(path)
-    header = read_header(data, path)
-    if header.kind != "jpeg":
-        image = decode_image(data, header, path, on_warning=on_warning, pixels=pixels)
+    encoded = EncodedImage.read(path)
+    if encoded.header.kind != "jpeg":
+        image = decode_image(encoded, on_warning=on_warning, pixels=pixels)
         height, width = image.shape[:2]
         return image, (height, width)
-    full_hw = header.upright_hw
+    full_hw = encoded.header.upright_hw
     flag = cv2.IMREAD_COLOR_RGB
     for divisor, reduced_flag in _REDUCED.items():
         is_large_enough = all(-(-side // divisor) >= smallest for side, smallest in zip(full_hw, min_hw))
         if is_large_enough and all(2 * (-side % divisor) <= divisor for side in full_hw):
             flag = reduced_flag
-    return decode_image(data, header, path, jpeg_flag=flag, on_warning=on_warning, pixels=pixels), full_hw
+    return decode_image(encoded, jpeg_flag=flag, on_warning=on_warning, pixels=pixels), full_hw
 
 
 def reduced_sizes(image_hw: np.ndarray, imgsz: int) -> np.ndarray:

@@ -25,9 +25,8 @@ import numpy as np
 from PIL import Image
 
 from data.image_io.channels import check_jpeg_channels
-from data.image_io.content import read_bytes
-from data.image_io.decode import OnWarning, decode_stored, imdecode
-from data.image_io.header import MAX_PIXELS_OF_OPENCV, Header, png_chunks, read_header
+from data.image_io.decode import EncodedImage, OnWarning, decode_stored, imdecode
+from data.image_io.header import MAX_PIXELS_OF_OPENCV, Header, png_chunks
 from utils.errors import UserError
 from utils.pixels import RGB8, PixelFormat
 
@@ -60,17 +59,17 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
 
     Raises UserError as `read_image` does, and `HiddenDamageError` for damage that only ``decode`` reveals.
     """
-    data = read_bytes(path)
-    header = read_header(data, path)
+    image = EncodedImage.read(path)
+    header = image.header
     if header.kind == "jpeg":
         check_jpeg_channels(path, pixels)
-        _check_jpeg(data, header, path, decode=decode)
+        _check_jpeg(image, decode=decode)
         return CheckedImage(header.upright_hw, orientation=header.orientation)
     warnings: list[str] = []
-    stored = decode_stored(data, header, path, on_warning=_append_to(warnings), pixels=pixels)
+    stored = decode_stored(image, on_warning=_append_to(warnings), pixels=pixels)
     height, width = stored.to_format(path, pixels).shape[:2]
-    for chunk, begin, end in png_chunks(data):
-        if zlib.crc32(memoryview(data)[begin - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+    for chunk, begin, end in png_chunks(image.data):
+        if zlib.crc32(memoryview(image.data)[begin - 4 : end]) != int.from_bytes(image.data[end : end + 4], "big"):
             warnings.append(f"wrong checksum of chunk {chunk.decode('latin-1')!r}")
     if warnings:
         raise UserError(f"{path}: damaged image ({warnings[0]})")
@@ -79,8 +78,9 @@ def check_image(path: str | os.PathLike, *, decode: bool = False, pixels: PixelF
     return CheckedImage((height, width), max_value, stored.orientation)
 
 
-def _check_jpeg(data: bytes, header: Header, path: str | os.PathLike, *, decode: bool) -> None:
+def _check_jpeg(image: EncodedImage, *, decode: bool) -> None:
     """Implements `check_image` for a JPEG."""
+    path, data, header = image
     start = header.coded_at
     has_one_scan = start > 0 and math.prod(header.upright_hw) <= MAX_PIXELS_OF_OPENCV
     is_plausible = has_one_scan and not coded_data_defect(data, start) and _is_header_accepted(data, header)

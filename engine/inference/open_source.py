@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.image_io.decode import OnWarning, decode_image, read_image
+from data.image_io.decode import EncodedImage, OnWarning, decode_image, read_image
 from data.image_io.file_kinds import MAX_IMAGE_BYTES, image_suffixes, unread_summary
-from data.image_io.header import read_header
 from engine.inference.frames import FileProblem, Frame, FrameStream, SourceOptions
 from engine.inference.source_files import VIDEO_SUFFIXES, by_number, by_sequence, is_stream, list_files, sequence_of
 from engine.inference.video import open_stream, stream_frames, video_file_frames
@@ -63,7 +62,7 @@ def _url_frames(url: str, content: bytes, pixels: PixelFormat) -> FrameStream:
     """Yields the image in ``content``, which was read from ``url``."""
     name = without_login(url)
     problems: list[Frame | FileProblem] = []
-    image = decode_image(content, read_header(content, name), name, on_warning=_noting_damage(problems), pixels=pixels)
+    image = decode_image(EncodedImage.from_data(content, name), on_warning=_noting_damage(problems), pixels=pixels)
     yield from problems
     yield Frame(name, image, sequence=name)
 

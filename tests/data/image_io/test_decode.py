@@ -311,9 +311,8 @@ def test_other_files_are_not_opened(tmp_path, monkeypatch):
 def test_a_kind_of_jpeg_2000_that_opencv_does_not_read_is_not_called_damaged(tmp_path, mode):
     path = tmp_path / "a.jp2"
     Image.new(mode, (40, 30)).save(path)
-    with refused(
-        "a.jp2: cannot be decoded (damaged, or of a kind of JPEG 2000 that is not supported, such as with alpha; save it as PNG)"
-    ):
+    reason = "damaged, or of a kind of JPEG 2000 that is not supported, such as with alpha; save it as PNG"
+    with refused(f"a.jp2: cannot be decoded ({reason})"):
         read_image(path)
 
 
