@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from data.index.read_images import ImageScan, SplitContent
+from data.index.read_images import ImageContent, SplitContent
 from data.labels import findings as kinds
 from data.labels.findings import Finding
 from data.labels.image_names import loose
@@ -105,7 +105,7 @@ def _ids_advice(content: SplitContent, spec: DatasetSpec) -> str:
     return ids_from_1(unknown, content.table[:, CLASS], len(spec.names))
 
 
-def files_named_otherwise(source: LabelSource, images: Sequence[ImageScan]) -> list[Finding]:
+def files_named_otherwise(source: LabelSource, images: Sequence[ImageContent]) -> list[Finding]:
     """Returns findings about label files that are named like one image of the split but name another one inside."""
     named = {i: image.named_image for i, image in enumerate(images) if image.named_image}
     if not named:

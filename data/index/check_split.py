@@ -39,7 +39,7 @@ def check_objects(loaded: LoadedSplit, settings: IndexSettings) -> None:
         message += f" (first label file: {path_of(full.first_label, spec.root)})"
     if loaded.split == "train":
         raise UserError(f"{message}; there is nothing to train on")
-    if settings.refusals is None:  # a check makes it an issue
+    if not settings.is_check:  # which makes it an issue
         consequence = ", and training writes no best.pt" if loaded.split == "val" else ""
         get_logger().warning("%s; nothing can be scored%s", message, consequence)
 

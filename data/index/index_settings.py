@@ -37,6 +37,11 @@ class IndexSettings:
             progress=progress,
         )
 
+    @property
+    def is_check(self) -> bool:
+        """Whether a check reads the split, which turns what it finds into issues."""
+        return self.refusals is not None
+
     def for_check(self, refusals: list[str]) -> IndexSettings:
         """Returns the settings for a check, which reports all problems of a split, and collects ``refusals``."""
         return replace(self, decode_all=True, use_cache=False, refusals=refusals)

@@ -41,7 +41,7 @@ def log_split(loaded: LoadedSplit, settings: IndexSettings, *, title: str) -> No
     if full.parts or loaded.is_held_out:
         return
     _log_losses(loaded, settings.max_bad, title)
-    if loaded.split == "train" and settings.refusals is None:  # a check reports the use of each class
+    if loaded.split == "train" and not settings.is_check:  # which reports the use of each class
         _warn_about_background_class(loaded.used, loaded.spec)
 
 

@@ -30,8 +30,8 @@ _MAX_THREADS = 32
 _CHUNK = 32  # images per task: enough to hide the task's overhead, few enough to keep the progress bar moving
 
 
-class ImageScan(NamedTuple):
-    """Size, labels and findings of an image."""
+class ImageContent(NamedTuple):
+    """The size, labels and findings of an image, as read from its files."""
 
     size_hw: tuple[int, int]  # upright; (0, 0) if the image is unreadable
     table: np.ndarray  # float64 (R, 10), see data.labels.rows
@@ -50,7 +50,7 @@ class SplitContent:
 
     listing: Listing
     source: LabelSource
-    images: list[ImageScan]  # N
+    images: list[ImageContent]  # N
     image_hw: np.ndarray  # int32 (N, 2), upright
     table: np.ndarray  # float64 (R, 10), see data.labels.rows, converted to the images' actual sizes
     findings: list[Finding]  # about images, label files, and rows
@@ -59,7 +59,7 @@ class SplitContent:
         return [finding for finding in self.findings if finding.kind == kind]
 
 
-def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ImageScan]:
+def read_images(spec: DatasetSpec, split: str, source: LabelSource, settings: IndexSettings) -> list[ImageContent]:
     """Reads the images of ``source`` and their labels. Suspicious images, images of unusual kinds, and `SAMPLED` random
     ones are decoded. If decoding reveals damage, or with ``settings.decode_all``, all images are."""
     count = len(source.images)
@@ -98,11 +98,11 @@ def finding_of(source: LabelSource, image: int, problem: RowProblem, scale: tupl
 
 def _read_all(
     spec: DatasetSpec, source: LabelSource, decoded: np.ndarray, title: str, settings: IndexSettings
-) -> list[ImageScan]:
+) -> list[ImageContent]:
     """Reads all images in parallel. ``decoded``: mask of the images to decode in any case, bool (N,)."""
     count = len(source.images)
 
-    def read_chunk(first: int) -> list[ImageScan]:
+    def read_chunk(first: int) -> list[ImageContent]:
         last = min(first + _CHUNK, count)
         return [_read_one(i, spec, source, decode=bool(decoded[i])) for i in range(first, last)]
 
@@ -114,7 +114,7 @@ def _read_all(
     return list(progress(images, desc=title, total=count, enabled=settings.progress))
 
 
-def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> ImageScan:
+def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -> ImageContent:
     """Reads an image and its labels."""
     name = source.images[i].name
     path = path_of(name, spec.root)
@@ -126,10 +126,10 @@ def _read_one(i: int, spec: DatasetSpec, source: LabelSource, *, decode: bool) -
         reason = str(error).removeprefix(f"{path}: ")
         finding = Finding(name, kinds.BAD_IMAGE, reason, image=i, consequence="left out")
         is_hidden = isinstance(error, HiddenDamageError)
-        return ImageScan((0, 0), row_table(i, []), [finding], num_labeled=num_labeled, is_hidden=is_hidden)
+        return ImageContent((0, 0), row_table(i, []), [finding], num_labeled=num_labeled, is_hidden=is_hidden)
     size_hw = checked.size_hw
     scale = (size_hw[1], size_hw[0]) * 2 if source.normalized else (1, 1, 1, 1)
-    return ImageScan(
+    return ImageContent(
         size_hw=size_hw,
         table=row_table(i, raw.rows if raw else []),
         findings=[finding_of(source, i, problem, scale) for problem in problems],

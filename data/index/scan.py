@@ -28,7 +28,7 @@ from utils.flat_strings import FlatStrings
 
 
 @dataclass(frozen=True, slots=True)
-class SplitScan:
+class ScanResult:
     """Result of a scan."""
 
     index: DatasetIndex  # all usable images, with the `origins` of one scan
@@ -44,7 +44,7 @@ class _CleanedRows(NamedTuple):
     findings: list[Finding]  # about rows that are left out, changed or repeated
 
 
-def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitScan:
+def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> ScanResult:
     """Reads a listed split, decoding images as `read_images` does. ``spec``: with the classes of the labels. Raises
     UserError if the labels do not match the names."""
     content = _read_split(spec, split, listing, settings)
@@ -63,7 +63,7 @@ def scan_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexS
         index = index.take(np.flatnonzero(outcomes.is_used))
     ledger = Ledger.of(findings, used_images=len(index), used_objects=len(index.classes))
     index = replace(index, report=ScanReport.of(findings, ledger, notes_on_scan(content)))
-    return SplitScan(index.recounted(), content.source, findings)
+    return ScanResult(index.recounted(), content.source, findings)
 
 
 def _read_split(spec: DatasetSpec, split: str, listing: Listing, settings: IndexSettings) -> SplitContent:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from data.index.index_settings import IndexSettings
-from data.index.scan import SplitScan, scan_split
+from data.index.scan import ScanResult, scan_split
 from data.labels.findings import SCALED, TURNED, Finding
 from data.labels.ledger import Ledger, refusal_message
 from data.source.dataset_spec import DatasetSpec
@@ -51,7 +51,7 @@ class _Scans(NamedTuple):
     """A data set as training reads it, before it selects classes."""
 
     spec: DatasetSpec
-    by_split: dict[str, SplitScan]
+    by_split: dict[str, ScanResult]
 
     def paths_of(self, split: str) -> list[str]:
         """Returns the absolute paths of the images with labels and of the backgrounds, without symbolic links."""
