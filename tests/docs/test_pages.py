@@ -65,15 +65,16 @@ def test_files_that_are_named_exist(page: str):
     """They are named in text and blocks; a capital NAME stands for any."""
     text = (ROOT / page).read_text(encoding="utf-8")
     paths = set(re.findall(rf"(?<![\w/.])(?:{FOLDERS})/[\w/.-]*\w\.(?:{SUFFIXES})\b", text))
+    paths |= set(re.findall(r"(?<![\w/.])tests/[\w/]+\b(?!\.)", text))  # folders of tests
     created = {block.title for block in blocks(page)}
     absent = [n for n in sorted(paths) if "NAME" not in n and n not in created and not (ROOT / n).exists()]
     assert not absent, f"{page} names {absent}"
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/paths.md", "docs/processes.md"])
+@pytest.mark.parametrize("page", ["architecture", "code_paths", "extending", "processes"])
 def test_modules_that_are_named_without_their_folder_exist(page: str):
     """These pages name modules after the folder or the module beside which they are."""
-    text = (ROOT / page).read_text(encoding="utf-8").replace("\\", "")
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\", "")
     modules = {path.name for pattern in ("*.py", "[!.]*/**/*.py") for path in ROOT.glob(pattern)}
     assert not set(re.findall(r"(?<![\w/.])\w+\.py\b", text)) - modules
 
