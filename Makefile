@@ -7,7 +7,9 @@ LOCK ?= constraints.txt
 # The tests to run, and pytest options: make test TESTS='tests/models -k nms'
 TESTS ?=
 # Number of test processes: one more than there are cores, because many tests wait for processes that they start.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(len(os.sched_getaffinity(0)) + 1, 16))')
+# macOS has no sched_getaffinity.
+CORES = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min($(CORES) + 1, 16))')
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
@@ -71,7 +73,7 @@ test-litert:  ## runs all tests of LiteRT files with the extra litert, in .venv-
 	$(MAKE) test VENV=.venv-litert LOCK= EXTRAS='export litert' \
 		TESTS="-m 'not benchmarks' -k litert tests/engine/formats/test_litert_format.py tests/test_no_network.py"
 
-test-wheel: | .venv-uv  ## builds the wheel, installs it in an empty environment, and uses it
+test-wheel: | $(UV)  ## builds the wheel, installs it in an empty environment, and uses it
 	$(call new-environment,$(WHEEL_VENV),--clear)
 	$(UV) build --wheel --out-dir $(WHEEL_VENV)/dist .
 	$(call install,$(WHEEL_VENV)) $(WHEEL_VENV)/dist/*.whl
@@ -89,15 +91,16 @@ format: $(STAMP)  ## formats the code, and fixes what ruff can fix
 	$(BIN)/ruff format .
 
 # Commit the new versions once the tests have passed with them.
-lock: | .venv-uv  ## writes the newest versions for Linux and all supported Pythons to constraints.txt
+lock: | $(UV)  ## writes the newest versions for Linux and all supported Pythons to constraints.txt
 	$(UV_COMPILE) --universal --python-version 3.11 --upgrade --custom-compile-command 'make lock' -o constraints.txt
 
-lowest.txt: pyproject.toml | .venv-uv
+lowest.txt: pyproject.toml | $(UV)
 	$(UV_COMPILE) --python $(PYTHON) --resolution lowest-direct -o $@
 
-.venv-uv:
-	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install uv
+# The file is the target, not its folder, which also exists after a failed download.
+$(UV):
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip install uv
 
 # uv takes a third of pip's time.
 install = $(UV) pip install --python $(1) $(LOCK:%=-c %) --upgrade
@@ -109,13 +112,13 @@ endef
 REQUIREMENTS := pyproject.toml $(or $(LOCK),always)
 
 # Installs the program's dependencies. The program itself runs from this folder.
-$(RUNTIME): $(REQUIREMENTS) | .venv-uv
+$(RUNTIME): $(REQUIREMENTS) | $(UV)
 	$(call new-environment,$(VENV))
 	$(call install,$(VENV)) -r pyproject.toml
 	touch $@
 
 # Installs these and those of the tests in one step: the extra litert would replace a newer torch.
-$(STAMP): $(REQUIREMENTS) | .venv-uv
+$(STAMP): $(REQUIREMENTS) | $(UV)
 	$(call new-environment,$(VENV))
 	$(call install,$(VENV)) -r pyproject.toml $(EXTRAS:%=--extra %) $(DEPENDENCY_GROUPS:%=--group %)
 	touch $(RUNTIME) $@

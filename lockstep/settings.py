@@ -167,7 +167,7 @@ class TrainSettings(DataSettings, Hyperparameters, total=False):
     nominal_batch: int | None
     """images over which a step accumulates gradients; 0: one batch"""
     amp: Literal["auto", "off", "bf16", "fp16"] | None
-    """autocast type; auto: bf16 if supported"""
+    """autocast type; auto: bf16 if supported, fp16 on older GPUs"""
     compile: bool | None
     """torch.compile the model, with CUDA graphs on a GPU if sizes are fixed"""
     sync_bn: int | bool | None

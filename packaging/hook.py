@@ -17,6 +17,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 MOVED = {name: f"lockstep.{name}" for name in ("data", "engine", "models", "tools", "utils")}
 MOVED |= {name: f"lockstep.scripts.{name}" for name in ("detect", "export", "train", "val")}
 PACKAGED = {"lockstep": "lockstep", "configs": "lockstep.configs", "launch": "lockstep.launch", **MOVED}
+# Other files in these folders are not the program's: a user of YOLOv5 keeps images in data/.
+SUFFIXES = {"configs": (".yaml",), "launch": (".py", ".sbatch", ".sh", ".yaml")}
+CODE_SUFFIXES = (".css", ".html", ".py")
 COMMANDS = (  # patterns of commands in the repository, and the same commands of the installed package
     (r"(torchrun (?:-\S+ \S+ )*)(train|val)\.py\b", r"\1-m lockstep \2"),
     (r"(?:python )?(?<![\w./])(detect|export|train|val)\.py\b", r"lockstep \1"),
@@ -53,8 +56,10 @@ def package_files(root: Path) -> dict[str, str]:
             files[f"{target}.py"] = _rewritten(source.with_suffix(".py"))
             continue
         for path in sorted(source.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                files[f"{target}/{path.relative_to(source).as_posix()}"] = _rewritten(path)
+            name = path.relative_to(source)
+            is_hidden = any(part.startswith(".") for part in name.parts)
+            if path.is_file() and path.suffix in SUFFIXES.get(entry, CODE_SUFFIXES) and not is_hidden:
+                files[f"{target}/{name.as_posix()}"] = _rewritten(path)
     return files
 
 

@@ -103,17 +103,46 @@ def test_the_locked_versions_are_in_the_ranges(python_version):
         assert requirement.specifier.contains(versions[name]), (requirement, versions[name])
 
 
-def test_no_large_file_is_tracked():
-    """Every clone, and each `pip install git+ADDRESS`, downloads it. A wheel of another program was committed once."""
+def tracked_files() -> list[str]:
+    """The paths of all files in the repository, relative to its root. Skips the test if this is not a clone."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("this is not a clone")
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:  # such as the clone of another user, which git refuses to read
         pytest.skip(done.stderr.strip())
-    tracked = [ROOT / name for name in done.stdout.split("\0") if name and not name.startswith("assets/")]
+    return [name for name in done.stdout.split("\0") if (ROOT / name).is_file()]
+
+
+def test_no_large_file_is_tracked():
+    """Every clone, and each `pip install git+ADDRESS`, downloads it. A wheel of another program was committed once."""
+    tracked = [ROOT / name for name in tracked_files() if not name.startswith("assets/")]
     assert tracked
-    large = [path.name for path in tracked if path.is_file() and path.stat().st_size > MAX_TRACKED_BYTES]
-    assert large == []
+    assert [path.name for path in tracked if path.stat().st_size > MAX_TRACKED_BYTES] == []
+
+
+def test_the_wheel_has_all_files_of_the_program(wheel):
+    folders = tuple(f"{name}/" for name in (*FOLDERS, "configs", "launch", "lockstep"))
+    expected = {f"lockstep/{name.removeprefix('lockstep/')}" for name in tracked_files() if name.startswith(folders)}
+    with zipfile.ZipFile(wheel) as archive:
+        assert expected <= set(archive.namelist())
+
+
+def test_other_files_in_the_folders_of_the_program_stay_out_of_the_wheel(tmp_path: Path):
+    hook = load_hook()
+    for name in hook.PACKAGED:
+        if (ROOT / name).is_dir():
+            (tmp_path / name / "__pycache__").mkdir(parents=True)
+        else:
+            (tmp_path / f"{name}.py").touch()
+    before = hook.package_files(tmp_path)
+    (tmp_path / "data" / ".ipynb_checkpoints").mkdir()
+    others = (
+        "data/bus.jpg", "data/.env", "data/coco.yaml", "data/.ipynb_checkpoints/a.py", "data/__pycache__/a.pyc",
+        "configs/.secret.yaml", "launch/notes.txt",
+    )  # fmt: skip
+    for name in others:
+        (tmp_path / name).write_bytes(b"\xff\xd8")
+    assert hook.package_files(tmp_path) == before
 
 
 def module_names(tree: ast.Module) -> list[str]:

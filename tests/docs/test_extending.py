@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ from tests.helpers.preloaded import python
 PAGE = "docs/extending.md"
 NEW_FILES = [block for block in blocks(PAGE) if block.language == "python"]
 CHANGES = [block for block in blocks(PAGE) if block.language == "diff"]
-COPIED = ("utils", "data", "models", "engine", "configs", "tests/helpers", "tests/__init__.py", "tests/conftest.py")
+CODE = ("utils", "data", "models", "engine", "lockstep", "configs")
+COPIED = (*CODE, "tests/helpers", "tests/__init__.py", "tests/conftest.py")
 # Tests of the additions, and a test of the whole code that fails if an addition lacks a file.
 CHECKS = ("tests/docs/extension_checks.py", "tests/utils/config/test_recipes.py")
 
@@ -89,11 +91,17 @@ def test_the_types_of_the_code_are_proven(extended: Path):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("ruff") is None and not (Path(sys.executable).parent / "ruff").exists(), reason="ruff")
-def test_the_code_has_our_style(extended: Path):
-    ruff = shutil.which("ruff") or str(Path(sys.executable).parent / "ruff")
+@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
+def test_the_code_has_our_style(extended: Path, tmp_path: Path):
+    """Also the generated types of keyword arguments, wherever they are generated."""
     shutil.copy(ROOT / "pyproject.toml", extended / "pyproject.toml")
+    environment = {**os.environ, "PYTHONPATH": str(extended)}
+    generator = [sys.executable, "-m", "tests.helpers.settings_types"]
+    types = subprocess.run(generator, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "'Lion'" in types.replace('"', "'")
+    (extended / "lockstep" / "settings.py").write_text(types, encoding="utf-8")
     files = [block.title for block in NEW_FILES]
     for command in (["check"], ["format", "--check"]):
-        done = subprocess.run([ruff, *command, *files], cwd=extended, capture_output=True, text=True)
+        ruff = [sys.executable, "-m", "ruff", *command, *files, "lockstep/settings.py"]
+        done = subprocess.run(ruff, cwd=extended, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout

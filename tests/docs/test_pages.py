@@ -30,6 +30,8 @@ from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 
 PAGES = documents()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
+FOLDERS = "assets|benchmarks|configs|data|docs|engine|examples|launch|lockstep|models|packaging|tests|tools|utils"
+SUFFIXES = "css|html|ipynb|jpg|md|png|py|sbatch|sh|yaml"
 OPTIONAL = ("onnxruntime", "pandas", "supervision", "sahi")
 
 
@@ -62,17 +64,17 @@ def test_the_line_below_a_tables_header_has_as_many_cells(page: str):
 def test_files_that_are_named_exist(page: str):
     """They are named in text and blocks; a capital NAME stands for any."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    folders = "utils|data|models|engine|tests|benchmarks|docs|configs|launch|assets"
-    paths = set(re.findall(rf"(?<![\w/.])(?:{folders})/[\w/.-]*\w\.(?:py|md|sh|yaml|sbatch|jpg)\b", text))
+    paths = set(re.findall(rf"(?<![\w/.])(?:{FOLDERS})/[\w/.-]*\w\.(?:{SUFFIXES})\b", text))
+    paths |= set(re.findall(r"(?<![\w/.])tests/[\w/]+\b(?!\.)", text))  # folders of tests
     created = {block.title for block in blocks(page)}
     absent = [n for n in sorted(paths) if "NAME" not in n and n not in created and not (ROOT / n).exists()]
     assert not absent, f"{page} names {absent}"
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/paths.md", "docs/processes.md"])
+@pytest.mark.parametrize("page", ["architecture", "code_paths", "extending", "processes"])
 def test_modules_that_are_named_without_their_folder_exist(page: str):
     """These pages name modules after the folder or the module beside which they are."""
-    text = (ROOT / page).read_text(encoding="utf-8").replace("\\", "")
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\", "")
     modules = {path.name for pattern in ("*.py", "[!.]*/**/*.py") for path in ROOT.glob(pattern)}
     assert not set(re.findall(r"(?<![\w/.])\w+\.py\b", text)) - modules
 

@@ -9,10 +9,12 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from lockstep.signatures import NOT_KEYWORDS, keyword_fields, keyword_help
 from utils.config.settings import Hyperparameters, TrainConfig
 
+ROOT = Path(__file__).parents[2]
 INTRODUCTION = '''\
 """The keyword arguments of `lockstep.train`, `resume`, `val`, `export` and `check`, for editors and type checkers.
 
@@ -38,7 +40,8 @@ def module() -> str:
     """Returns the formatted source of the module."""
     ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "settings.py", "-"]
     source = "\n".join([INTRODUCTION, *_classes()])
-    return subprocess.run(ruff, input=source, capture_output=True, text=True, check=True).stdout
+    # ruff reads its configuration from the working folder.
+    return subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True, check=True).stdout
 
 
 def _classes() -> Iterator[str]:

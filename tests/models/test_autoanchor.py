@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from models.assigners.anchor import match_anchors
 from models.autoanchor import check_anchors, fit_anchors, recall_and_fitness
-from models.losses.anchor import match_anchors
 
 COCO_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]
 STRIDES = (8, 16, 32)

@@ -349,7 +349,7 @@ class TrainConfig(DataSettings):
     optimizer: str = setting("auto", Bounds(choices=("auto", "SGD", "Adam", "AdamW", "Muon")), help="optimizer")
     cos_lr: bool = setting(False, help="decay the learning rate by a cosine instead of linearly")
     nominal_batch: int = setting(0, Bounds(0), help="images over which a step accumulates gradients; 0: one batch")
-    amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported")
+    amp: str = setting("auto", Bounds(choices=_AMP), help="autocast type; auto: bf16 if supported, fp16 on older GPUs")
     compile: bool = setting(False, help="torch.compile the model, with CUDA graphs on a GPU if sizes are fixed")
     sync_bn: int = setting(
         0,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from models.assigners.anchor import match_anchors
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs
-from models.losses.anchor import match_anchors
 from tests.models.assigners.scenes import CANVAS, Scene, assign, cell_centers_px, is_inside, list_pairs_of, random_scene
 from utils.boxes import cxcywh_to_xyxy, iou
 
