@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.speed.turns import ROOT
+from benchmarks.environment import ROOT
 from engine.export.exporter import file_bytes, file_path
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig

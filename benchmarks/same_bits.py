@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.entrypoint import run_benchmark
-from benchmarks.speed.turns import ROOT
+from benchmarks.environment import ROOT
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 

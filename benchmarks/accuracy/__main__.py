@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
-import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +28,10 @@ from benchmarks.accuracy.runs import (
 )
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
+from benchmarks.coco_scores import require_pycocotools
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.peer import add_peer_flag, find_peer
+from data.source.open import find_data
 from utils.errors import UserError
 
 
@@ -39,46 +40,49 @@ def main() -> None:
     parser.add_argument("action", choices=("run", "show"), help="train the missing runs, or print the results")
     parser.add_argument("variants", type=Path, help="YAML that declares the variants")
     parser.add_argument("--out", type=Path, required=True, help="folder of runs and results")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="YAMLs of the data sets")
+    parser.add_argument("--data", nargs="+", required=True, help="data sets: YAMLs, folders, or names in configs/data")
     parser.add_argument("--only", nargs="*", default=[], help="names of variants in the file; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 for run, all that have ended for show")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--weights-dir", type=Path, default=Path("."), help="folder of the starting weights")
-    parser.add_argument("--peer", default="", help="Python of an environment that has Ultralytics and pycocotools")
+    add_peer_flag(parser)
     parser.add_argument("--base", default="", help="variant that the others are compared with; default: the first")
     parser.add_argument("--draws", type=int, default=1000, help="number of bootstrap draws, at least 100")
     args = parser.parse_args()
-    try:
-        act(args)
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    if args.jobs < 1 or args.draws < 100:
+        raise UserError("--jobs must be at least 1, and --draws at least 100")
+    args.data = [Path(find_data(data)) for data in args.data]
+    if len({source.stem for source in args.data}) < len(args.data):
+        raise UserError("--data: files with the same name would share a folder of runs; rename one")
+    bench = Bench(args.out.resolve(), args.weights_dir.resolve(), find_peer(args.peer))
+    variants = chosen_variants(args)
+    if args.action == "run":
+        train(bench, variants, args)
+    else:
+        show(bench, variants, args)
 
 
-def act(args: argparse.Namespace) -> None:
-    """Runs the action. Raises UserError for mistakes that can be found before training."""
+def chosen_variants(args: argparse.Namespace) -> list[Variant]:
+    """Returns the variants of ``--only``, for ``show`` also that of ``--base``. Raises UserError for unknown names."""
     variants = read_variants(args.variants)
     base = [args.base] if args.base else []
     unknown = [name for name in [*args.only, *base] if name not in variants]
     if unknown:
         raise UserError(f"{args.variants}: no variant {', '.join(unknown)}, only {', '.join(variants)}")
-    if args.jobs < 1 or args.draws < 100:
-        raise UserError("--jobs must be at least 1, and --draws at least 100")
-    if len({source.stem for source in args.data}) < len(args.data):
-        raise UserError("--data: files with the same name would share a folder of runs; rename one")
-    names = dict.fromkeys([*(args.only or variants), *(base if args.action == "show" else [])])
-    chosen = [variants[name] for name in names]
-    peer = shutil.which(args.peer) or ""
-    bench = Bench(args.out.resolve(), args.weights_dir.resolve(), peer and os.path.abspath(peer))
+    names = args.only or list(variants)
     if args.action == "show":
-        show(bench, chosen, args)
-    elif not peer and any(variant.peer for variant in chosen):
-        raise UserError(f"--peer must be a Python that has Ultralytics for the variants of a peer, got {args.peer!r}")
-    else:
-        train(bench, chosen, args)
+        names = [*names, *base]
+    return [variants[name] for name in dict.fromkeys(names)]
 
 
 def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
-    """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds."""
+    """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds.
+
+    Raises UserError for mistakes that can be found before training.
+    """
+    if not bench.peer and any(variant.peer for variant in variants):
+        raise UserError("--peer is required for the variants of a peer")
+    require_pycocotools()
     missing = [
         (seed, source, variant)
         for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), args.data, variants)
@@ -124,4 +128,4 @@ def show(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> Non
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

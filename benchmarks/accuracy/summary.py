@@ -6,7 +6,6 @@ runs on a set, so that an image's difficulty for both sides cancels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,8 @@ import numpy as np
 
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
-from benchmarks.speed.coco_scores import image_indices
-from data.labels.coco_classes import COCO_IDS
+from benchmarks.coco_scores import read_detections
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
-from utils.detections import DetectionTable
-from utils.labels import GroundTruth
 
 
 @dataclass(frozen=True)
@@ -48,29 +44,11 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
         parts = []
         for number, split in enumerate(data.splits):
             gt = data.gt[split]
-            table = detection_table(json.loads((result.parent / f"{split}.json").read_text()), gt)
+            table = read_detections(result.parent / f"{split}.json", gt, data.classes)
             times = draw_images(gt.num_images, draws, seed=number)
             parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
         drawn.append(np.mean(parts, axis=0))
     return Runs(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
-
-
-def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
-    """Returns COCO's result rows as a table.
-
-    The peer numbers classes from 1; this program numbers the classes of YOLO labels from 0, or as in COCO.
-    """
-    image = image_indices(rows, gt)
-    xywh = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
-    classes = np.array([row["category_id"] for row in rows], np.int64)
-    if any("file_name" in row for row in rows[:1]):
-        classes = classes - 1
-    elif classes.max(initial=0) >= len(gt.category_ids) == len(COCO_IDS):
-        classes = np.searchsorted(COCO_IDS, classes)
-    scores = np.array([row["score"] for row in rows], np.float64)
-    order = np.argsort(image, kind="stable")
-    boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1)
-    return DetectionTable(np.array(image, np.int64)[order], boxes[order], scores[order], classes[order])
 
 
 def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:

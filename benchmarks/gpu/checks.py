@@ -96,7 +96,7 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
 
     import torch
 
-    from benchmarks.speed.report import commit, machine
+    from benchmarks.environment import commit, machine
 
     yield machine()
     yield f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB of shared memory free"
@@ -122,7 +122,7 @@ def opencv() -> tuple[str, str]:
 
 def write_data(options: argparse.Namespace) -> Iterator[str]:
     """Writes the demo set to ``folder``/small, or many copies of each of its images to ``folder``/many or /large."""
-    from benchmarks.speed.dataset_copy import copy_dataset
+    from benchmarks.dataset_copy import copy_dataset
     from data.source.demo import ensure_demo
 
     size = options.imgsz

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.environment import ROOT
 from benchmarks.same_bits import differences
-from benchmarks.speed.turns import ROOT
 from utils.files.checkpoint_file import read_checkpoint
 
 STOPPED = 75  # exit code of train.py after a signal that asks it to stop

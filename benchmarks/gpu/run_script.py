@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from benchmarks.environment import ROOT
 from benchmarks.speed.step import ERROR_WIDTH
-from benchmarks.speed.turns import ROOT
 
 ScriptRunner = Callable[..., str]  # `run_script`, or what takes its place
 

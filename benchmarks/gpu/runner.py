@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
 from benchmarks.gpu.parts import DRY, Part, Parts, Sizes
-from benchmarks.speed.turns import ROOT
 
 # A part is stopped after this multiple of its expected time, but not before this many seconds.
 PATIENCE = 2.5

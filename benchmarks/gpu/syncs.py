@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.environment import ROOT
 from benchmarks.speed.training_step import build_step, make_batches, stepper
-from benchmarks.speed.turns import ROOT
 
 WARM = 3  # steps before the observed ones; the first step creates states and constants
 STEPS = 4  # number of observed steps

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
+from benchmarks.peer import PEER_SIDE
 from benchmarks.speed.step import Sides, step_flags
-from benchmarks.speed.turns import PEER_SIDE, ROOT
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 

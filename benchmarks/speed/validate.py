@@ -14,16 +14,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.speed.coco_scores import average_precision
-from benchmarks.speed.dataset_copy import copied
+from benchmarks.coco_scores import average_precision, require_pycocotools
+from benchmarks.dataset_copy import copied
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.environment import ROOT
+from benchmarks.peer import PEER_SIDE, find_peer
 from benchmarks.speed.report import Comparison, add_flags, show
-from benchmarks.speed.turns import ROOT
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.validate", description=__doc__.split(":")[0])
     parser.add_argument("--weights", required=True, help="a checkpoint that both sides read")
-    parser.add_argument("--data", required=True, help="data set with YOLO labels")
+    parser.add_argument(
+        "--data", required=True, help="data set with YOLO labels: YAML, folder, or name in configs/data"
+    )
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
@@ -31,18 +38,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     add_flags(parser)
     options = parser.parse_args()
+    options.peer = find_peer(options.peer)
+    require_pycocotools()
     with copied(options.data) as data, tempfile.TemporaryDirectory() as folder:
         show(f"Validation of {Path(options.data).stem}", compare(options, data, Path(folder)))
 
 
 def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
-    from data.index.index_settings import IndexSettings
-    from data.index.load import load_index
-    from data.source.dataset_yaml import load_dataset_spec
-
     commands = {amp: our_command(options, data, folder, amp) for amp in options.amp}
     if options.peer:
-        commands["peer"] = peer_command(options, data, folder / "peer")
+        commands["peer"] = peer_command(options, data, folder)
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(options.rounds + 1):
         for name, command in commands.items():
@@ -73,10 +78,9 @@ def our_command(options: argparse.Namespace, data: Path, folder: Path, amp: str)
 
 
 def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[str]:
-    command = [str(Path(options.peer).parent / "yolo"), "detect", "val", f"model={options.weights}", f"data={data}"]
-    command += [f"imgsz={options.imgsz}", f"batch={options.batch_size}", f"device={options.device}"]
-    command += [f"workers={options.workers}", "save_json=True", "plots=False", f"project={folder}", "name=exp"]
-    return [*command, "exist_ok=True"]
+    command = [options.peer, str(PEER_SIDE), "val", "--weights", options.weights, "--data", str(data)]
+    command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--device", options.device]
+    return [*command, "--workers", str(options.workers), "--project", str(folder / "peer"), "--name", "exp"]
 
 
 def time_process(command: Sequence[str]) -> float:
@@ -98,4 +102,4 @@ def time_process(command: Sequence[str]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

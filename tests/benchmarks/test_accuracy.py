@@ -16,6 +16,7 @@ from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy.runs import copy_data
 from benchmarks.accuracy.summary import Runs, difference, read_runs
 from benchmarks.accuracy.variants import Variant
+from benchmarks.entrypoint import run_benchmark
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
@@ -72,7 +73,7 @@ class Tool:
         words = [action, str(self.folder / "variants.yaml"), "--out", str(self.folder / "out"), *map(str, flags)]
         words += ["--weights-dir", str(self.folder), "--data", *map(str, data or [self.data])]
         self.monkeypatch.setattr(sys, "argv", ["accuracy", *words])
-        tool.main()
+        run_benchmark(tool.main)
 
     def refuses(self, match, *words, data=()):
         before = self.trained

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
 from benchmarks.gpu.parts import DRY, Part, Parts
 from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
-from benchmarks.speed.turns import ROOT
 from tests.benchmarks.gpu.stand_ins import all_parts
 
 pytestmark = pytest.mark.benchmarks

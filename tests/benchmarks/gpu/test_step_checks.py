@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu import equal, overflow, syncs
 from benchmarks.speed.training_step import build_step, make_batches
-from benchmarks.speed.turns import ROOT
 from engine.train.step import TrainStep
 from tests.helpers.tiny import TINY_MODEL
 
