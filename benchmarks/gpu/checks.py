@@ -32,7 +32,7 @@ PARTS = {
     "first-steps": "profile:first_steps",
     "ranks": "ranks:compare_processes",
     "ranks-ddp": "ranks:compare_ddp",
-    "feed": "batches:compare_batches",
+    "pinned-batches": "batches:compare_batches",
     "compiled": "compiled:compare_compiled",
     "resume": "interruptions:stop_and_resume",
     "validate": "scores:validate",
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", action="store_true", help="also validate with --amp auto and --tta")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
-    parser.add_argument("--layouts", type=int, default=2, help="number of ways to feed the device to try")
+    parser.add_argument("--image-sources", type=int, default=2, help="number of ways to get images to try")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")

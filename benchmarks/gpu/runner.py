@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.entrypoint import run_benchmark
 from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
-from benchmarks.gpu.parts import DRY, Part, Parts, Sizes
+from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts, Sizes
 from benchmarks.peer import find_peer
 
 # A part is stopped after this multiple of its expected time, but not before this many seconds.
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     calls = [only] if only else list(CALLS if options.list else EVERYTHING)
     peer = find_peer(os.environ.get("PEER", ""))
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        parts = Parts(DRY if options.dry else Sizes(), Path(folder), peer)
+        parts = Parts(DRY_RUN_SIZES if options.dry else Sizes(), Path(folder), peer)
         chosen = chosen_by_call(calls, os.environ.get("PARTS", ""), parts)
         if options.list:
             for call in calls:
@@ -147,8 +147,8 @@ class Runner:
     def _run(self, part: Part) -> Outcome:
         left_s = self._deadline - time.monotonic()
         missing = [product for product in part.needs if not self._parts.path_of(product).exists()]
-        if self._parts.leaves_out(part):
-            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.gpu_only])
+        if self._parts.is_skipped(part):
+            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.cpu_skip_reason])
         if left_s < TOO_LATE_S:
             return Outcome(part.name, "SKIP", 0, part.expected_s, ["the time is used up"])
         if missing:

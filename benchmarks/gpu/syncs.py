@@ -29,7 +29,8 @@ STEPS = 4  # number of observed steps
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
 CALLERS = 2
-RENDERERS = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}  # flags of train.py
+# Flags of train.py by the source of its images.
+IMAGE_SOURCES = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}
 
 
 def place() -> str:
@@ -166,22 +167,22 @@ def waits_of_step(
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """Yields the same lines as `waits_of_steps` about trainings by train.py in this process: loader, prefetcher, step
-    and the rest of the loop, with the first ``--layouts`` of `RENDERERS`."""
+    and the rest of the loop, with the first ``--image-sources`` of `IMAGE_SOURCES`."""
     waiting = []
     broken = []
-    for feed, flags in list(RENDERERS.items())[: options.layouts]:
+    for source, flags in list(IMAGE_SOURCES.items())[: options.image_sources]:
         try:
             watched = waits_of_training(options, flags)
         except KeyboardInterrupt:
             raise
         except BaseException:  # train.py ends with exceptions of many kinds
             traceback.print_exc()
-            broken.append(feed)
-            yield f"{feed}: fails, see the log"
+            broken.append(source)
+            yield f"{source}: fails, see the log"
             continue
-        yield from described(feed, watched)
+        yield from described(source, watched)
         if any(watcher.places for watcher in watched):
-            waiting.append(feed)
+            waiting.append(source)
     verdict(waiting, broken)
 
 
