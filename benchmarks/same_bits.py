@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +26,7 @@ import torch
 
 from benchmarks.entrypoint import run_benchmark
 from benchmarks.environment import ROOT
+from benchmarks.processes import run_process
 from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
@@ -92,11 +91,8 @@ def train(folder: Path, setup: Setup, *flags: str) -> Path:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(setup.processes)]
     command += [str(setup.train_script), *FLAGS, "--workers", str(setup.workers)]
     command += ["--project", str(folder), "--name", name, *flags]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     # Both checkouts run in the working folder, so that relative paths mean the same files.
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    run_process(command, folder=Path.cwd(), variables={"OMP_NUM_THREADS": "1"})
     return folder / name
 
 

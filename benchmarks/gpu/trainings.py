@@ -8,7 +8,6 @@ import argparse
 import csv
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,9 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.environment import ROOT
 from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
 from benchmarks.peer import PEER_SIDE
+from benchmarks.processes import run_process
 from benchmarks.speed.step import Sides, step_flags
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
@@ -143,9 +142,7 @@ def peer_speed(options: argparse.Namespace) -> float:
             "--device", options.device, "--epochs", str(options.epochs + 1), "--cache", "ram", "--no-val",
             "--project", folder, "--set", f'optimizer="{OPTIMIZER}"', "close_mosaic=0",
         ]  # fmt: skip
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        run_process(command)
         rows = read_csv(next(Path(folder).rglob("results.csv")))
     return epoch_rate(training_images(options.data), [float(row["time"]) for row in rows])
 

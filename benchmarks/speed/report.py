@@ -15,7 +15,7 @@ class Comparison:
     """One line of a table: repeated measurements of the same thing on both sides."""
 
     label: str
-    unit: str
+    unit: str  # empty: none
     ours: Sequence[float]
     peer: Sequence[float] = ()  # empty: not measured
     higher_is_better: bool = False
@@ -32,7 +32,8 @@ class Comparison:
 
     def cells(self) -> list[str]:
         advantage = "" if self.advantage is None else f"{self.advantage:.2f}"
-        return [f"{self.label} [{self.unit}]", _median(self.ours), _median(self.peer), advantage]
+        label = f"{self.label} [{self.unit}]" if self.unit else self.label
+        return [label, _median(self.ours), _median(self.peer), advantage]
 
 
 def _median(values: Sequence[float]) -> str:
