@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,10 +50,7 @@ def copy_dataset(data: str, folder: Path, *, with_test: bool = False, times: int
     splits = ["train", "val"]
     if with_test and "test" in spec.splits:
         splits.append("test")
-    for name in splits:
-        split = spec.split(name)
-        if not isinstance(split, FilesSplit) or split.label_format is not YOLO:
-            raise UserError(f"{data}: labels must be YOLO text files, one per image; convert its annotations to them")
+    _check_labels(spec, splits)
     source = str(Path(found).resolve())
     origin = folder / "source.txt"
     if origin.exists() and origin.read_text(encoding="utf-8") != source:
@@ -69,6 +66,13 @@ def copy_dataset(data: str, folder: Path, *, with_test: bool = False, times: int
     content = {"path": str(folder), **{name: f"images/{name}" for name in splits}, "names": dict(enumerate(spec.names))}
     write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     return path
+
+
+def _check_labels(spec: DatasetSpec, splits: Sequence[str]) -> None:
+    for name in splits:
+        split = spec.split(name)
+        if not isinstance(split, FilesSplit) or split.label_format is not YOLO:
+            raise UserError(f"{spec.source}: labels must be YOLO text files, one per image; convert them")
 
 
 def _copy_split(spec: DatasetSpec, split: str, folder: Path, *, times: int = 1, subset: int = 0) -> None:

@@ -51,15 +51,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.jobs < 1 or args.draws < 100:
         raise UserError("--jobs must be at least 1, and --draws at least 100")
-    args.data = [Path(find_data(data)) for data in args.data]
-    if len({source.stem for source in args.data}) < len(args.data):
+    sources = [Path(find_data(data)) for data in args.data]
+    if len({source.stem for source in sources}) < len(sources):
         raise UserError("--data: files with the same name would share a folder of runs; rename one")
     bench = Bench(args.out.resolve(), args.weights_dir.resolve(), find_peer(args.peer))
     variants = chosen_variants(args)
     if args.action == "run":
-        train(bench, variants, args)
+        train(bench, variants, sources, args)
     else:
-        show(bench, variants, args)
+        show(bench, variants, sources, args)
 
 
 def chosen_variants(args: argparse.Namespace) -> list[Variant]:
@@ -75,7 +75,7 @@ def chosen_variants(args: argparse.Namespace) -> list[Variant]:
     return [variants[name] for name in dict.fromkeys(names)]
 
 
-def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
+def train(bench: Bench, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
     """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds.
 
     Raises UserError for mistakes that can be found before training.
@@ -85,10 +85,10 @@ def train(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> No
     require_pycocotools()
     missing = [
         (seed, source, variant)
-        for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), args.data, variants)
+        for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), sources, variants)
         if stored_result(bench.folder(variant, source.stem, seed), variant) is None
     ]
-    copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(args.data, variants)}
+    copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(sources, variants)}
     runs = [Run(bench, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
     for variant in variants:
         prepare(bench, variant)
@@ -112,8 +112,8 @@ def data_copy(bench: Bench, source: Path, subset: int = 0) -> DataCopy:
     return copy_data(source, bench.out / "data" / (f"{source.stem}-{subset}" if subset else source.stem), subset)
 
 
-def show(bench: Bench, variants: list[Variant], args: argparse.Namespace) -> None:
-    copies = [data_copy(bench, source) for source in args.data]
+def show(bench: Bench, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
+    copies = [data_copy(bench, source) for source in sources]
     runs: dict[str, dict] = {}
     for variant, data in itertools.product(variants, copies):
         folder = bench.out / variant.name / data.name
