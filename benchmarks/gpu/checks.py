@@ -27,7 +27,7 @@ PARTS = {
     "render": "profile:rendering",
     "data-parallel": "threads:data_parallel",
     "predictor-threads": "threads:predictor_threads",
-    "overflow": "overflow:overflow",
+    "overflow": "overflow:check_overflow",
     "weights-score": "scores:score_of_weights",
     "first-steps": "profile:first_steps",
     "ranks": "ranks:compare_processes",
