@@ -14,7 +14,7 @@ from benchmarks.gpu.calls import CALLS, with_providers
 from benchmarks.gpu.parts import flags
 from benchmarks.gpu.runner import GRACE_S
 from benchmarks.speed import step
-from tests.benchmarks.gpu.stand_ins import all_parts, write_peer
+from tests.benchmarks.gpu.stand_ins import all_parts
 from utils.config.parser import parse_config
 from utils.config.settings import TrainConfig
 
@@ -63,14 +63,14 @@ class Accepted(Exception):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_command_is_accepted_by_its_program(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_command_is_accepted_by_its_program(call: str, monkeypatch: pytest.MonkeyPatch):
     parse_args = argparse.ArgumentParser.parse_args
 
     def parse_and_stop(parser, args=None, namespace=None):
         parse_args(parser, args, namespace)
         raise Accepted
 
-    parts = all_parts(peer=write_peer(tmp_path / "peer"))
+    parts = all_parts()
     for part in with_providers(CALLS[call].choose(parts), parts):
         if "train.py" in part.command:
             parse_config(TrainConfig, part.command[part.command.index("train.py") + 1 :])
