@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.environment import ROOT
 
+ERROR_WIDTH = 300  # characters of an error on one line
 SHOWN_ERRORS = 2000  # characters of a failed process's standard error
 
 
@@ -29,3 +30,8 @@ def run_process(command: Sequence[str], *, folder: Path = ROOT, variables: Mappi
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-SHOWN_ERRORS:]}")
+
+
+def end_of(error: SystemExit) -> str:
+    """Returns the end of an error's message, on one line."""
+    return " ".join(str(error).split())[-ERROR_WIDTH:]

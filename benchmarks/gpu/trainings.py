@@ -16,10 +16,10 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
+from benchmarks.gpu.run_script import ScriptRunner, run_script
 from benchmarks.peer import PEER_SIDE
-from benchmarks.processes import run_process
-from benchmarks.speed.step import Sides, step_flags
+from benchmarks.processes import end_of, run_process
+from benchmarks.speed.step import StepProcesses, step_flags
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 
@@ -108,7 +108,7 @@ def step_rate(options: argparse.Namespace) -> float:
     """
     steps = 1 if options.device == "cpu" else 20
     flags = step_flags(imgsz=options.imgsz, device=options.device, steps=steps)
-    with Sides(["auto"], flags, own_flags=["--short-run"]) as sides:
+    with StepProcesses(["auto"], flags, own_flags=["--short-run"]) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
     if "error" in turn:
         sys.exit(turn["error"])

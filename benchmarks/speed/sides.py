@@ -70,7 +70,7 @@ def alternate(commands: dict[str, Sequence[str]], rounds: int) -> dict[str, list
     with ExitStack() as stack:
         for name, command in commands.items():
             sides[name] = stack.enter_context(Side(command))
-            sides[name].result()
+            sides[name].result()  # it is ready
         for _ in range(rounds):
             for name, side in sides.items():
                 results[name].append(side.measure())

@@ -19,11 +19,11 @@ from contextlib import AbstractContextManager, ExitStack
 
 from benchmarks.entrypoint import run_benchmark
 from benchmarks.peer import PEER_SIDE, find_peer
+from benchmarks.processes import end_of
 from benchmarks.speed.report import Comparison, add_flags, show
 from benchmarks.speed.sides import Side
 
 PEER = "peer"
-ERROR_WIDTH = 300
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     errors = []
     flags = step_flags(imgsz=options.imgsz, device=options.device, steps=options.steps, threads=options.threads)
     own_flags = ["--compile"] if options.compile else []
-    with Sides(options.amp, flags, own_flags=own_flags, peer=options.peer) as sides:
+    with StepProcesses(options.amp, flags, own_flags=own_flags, peer=options.peer) as sides:
         for model, batch_sizes in options.model:
             for batch_size in batch_sizes or options.batch_size:
                 model_rows, model_errors = compare(options, sides, model, batch_size)
@@ -78,7 +78,7 @@ def step_flags(*, imgsz: int, device: str, steps: int, threads: int = 0) -> list
     return ["--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
 
 
-class Sides(AbstractContextManager):
+class StepProcesses(AbstractContextManager):
     """Processes that time steps: ours by autocast type, and the peer's."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Sides(AbstractContextManager):
         self._ended: dict[str, str] = {}  # reasons of the sides that ended by themselves
         self._stack = ExitStack()
 
-    def __enter__(self) -> Sides:
+    def __enter__(self) -> StepProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,15 +110,15 @@ class Sides(AbstractContextManager):
         try:
             if name not in self._sides:
                 self._sides[name] = self._stack.enter_context(Side(self._commands[name]))
-                self._sides[name].result()
+                self._sides[name].result()  # it is ready
             return self._sides[name].measure(**arguments)
         except SystemExit as error:  # the others' figures are still worth having
-            self._ended[name] = " ".join(str(error).split())[-ERROR_WIDTH:]
+            self._ended[name] = end_of(error)
             return {"error": self._ended[name]}
 
 
 def compare(
-    options: argparse.Namespace, sides: Sides, model: str, batch_size: int
+    options: argparse.Namespace, sides: StepProcesses, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
     """Lets the sides measure alternately. Returns table rows and errors."""
     cases = list(itertools.product(options.amp, options.optimizer))

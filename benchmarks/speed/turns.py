@@ -20,7 +20,7 @@ PREFETCHED_BATCHES = 10  # batches that may have been prefetched during the othe
 def take_turns(measure: Callable[..., dict]) -> None:
     """Serves a measuring process that is set up: for each line of standard input, until its end, calls ``measure`` with
     the arguments in the line."""
-    _send({})
+    _send({})  # the process is ready
     for line in sys.stdin:
         _send(measure(**json.loads(line)))
 

@@ -148,8 +148,8 @@ def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch
     assert not torch.backends.cudnn.benchmark
 
 
-class StandingSides:
-    """Stands in for `benchmarks.speed.step.Sides`: turns of known length, of ours and of the peer."""
+class StandInProcesses:
+    """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
 
     def __init__(self, ours: dict, peer: dict) -> None:
         self.turns = {"auto": ours, step.PEER: peer}
@@ -164,7 +164,7 @@ class StandingSides:
 @pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
 def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
     options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
+    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == []
     assert [row.label for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
@@ -173,7 +173,7 @@ def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
 
 def test_a_peer_that_fails_leaves_our_figures():
     options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
+    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
     assert [row.advantage for row in rows] == [None, None]
