@@ -27,6 +27,8 @@ class Comparison:
             return None
         ours = statistics.median(self.ours)
         peer = statistics.median(self.peer)
+        if ours == peer:  # also if both are 0
+            return 1.0
         better, worse = (ours, peer) if self.higher_is_better else (peer, ours)
         return better / worse if worse else float("inf")
 

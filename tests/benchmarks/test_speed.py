@@ -46,6 +46,7 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.advantage == advantage
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
+    assert Comparison("AP", "", [0.0], [0.0], higher_is_better=higher).cells() == ["AP", "0", "0", "1.00"]
 
 
 @pytest.mark.parametrize("images", [0, 16, 64])
