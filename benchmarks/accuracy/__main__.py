@@ -16,16 +16,7 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.accuracy.runs import (
-    Bench,
-    DataCopy,
-    Run,
-    copy_data,
-    end_on_signals,
-    prepare,
-    stored_result,
-    train_and_score,
-)
+from benchmarks.accuracy.runs import Run, Workspace, end_on_signals, prepare, stored_result, train_and_score
 from benchmarks.accuracy.summary import read_runs, table
 from benchmarks.accuracy.variants import Variant, read_variants
 from benchmarks.coco_scores import require_pycocotools
@@ -54,12 +45,12 @@ def main() -> None:
     sources = [Path(find_data(data)) for data in args.data]
     if len({source.stem for source in sources}) < len(sources):
         raise UserError("--data: files with the same name would share a folder of runs; rename one")
-    bench = Bench(args.out.resolve(), args.weights_dir.resolve(), find_peer(args.peer))
+    workspace = Workspace(args.out.resolve(), args.weights_dir.resolve(), find_peer(args.peer))
     variants = chosen_variants(args)
     if args.action == "run":
-        train(bench, variants, sources, args)
+        train(workspace, variants, sources, args)
     else:
-        show(bench, variants, sources, args)
+        show(workspace, variants, sources, args)
 
 
 def chosen_variants(args: argparse.Namespace) -> list[Variant]:
@@ -75,23 +66,23 @@ def chosen_variants(args: argparse.Namespace) -> list[Variant]:
     return [variants[name] for name in dict.fromkeys(names)]
 
 
-def train(bench: Bench, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
+def train(workspace: Workspace, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
     """Trains seed by seed, so that a stopped comparison has all variants at the same number of seeds.
 
     Raises UserError for mistakes that can be found before training.
     """
-    if not bench.peer and any(variant.peer for variant in variants):
+    if not workspace.peer and any(variant.peer for variant in variants):
         raise UserError("--peer is required for the variants of a peer")
     require_pycocotools()
     missing = [
         (seed, source, variant)
         for seed, source, variant in itertools.product(dict.fromkeys(args.seeds or (0, 1)), sources, variants)
-        if stored_result(bench.folder(variant, source.stem, seed), variant) is None
+        if stored_result(workspace.folder(variant, source.stem, seed), variant) is None
     ]
-    copies = {(s, v.subset): data_copy(bench, s, v.subset) for s, v in itertools.product(sources, variants)}
-    runs = [Run(bench, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
+    copies = {(s, v.subset): workspace.copy_data(s, v.subset) for s, v in itertools.product(sources, variants)}
+    runs = [Run(workspace, variant, copies[source, variant.subset], seed) for seed, source, variant in missing]
     for variant in variants:
-        prepare(bench, variant)
+        prepare(workspace, variant)
     end_on_signals()
     with ThreadPoolExecutor(args.jobs) as pool:
         try:
@@ -105,23 +96,19 @@ def train(bench: Bench, variants: list[Variant], sources: list[Path], args: argp
 def train_and_show(run: Run) -> None:
     result = train_and_score(run)
     scores = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name in ("val", "test"))
-    print(f"{run.folder.relative_to(run.bench.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
+    print(f"{run.folder.relative_to(run.workspace.out)}: {scores}, {result['train_cpu_s']:.0f} s", flush=True)
 
 
-def data_copy(bench: Bench, source: Path, subset: int = 0) -> DataCopy:
-    return copy_data(source, bench.out / "data" / (f"{source.stem}-{subset}" if subset else source.stem), subset)
-
-
-def show(bench: Bench, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
-    copies = [data_copy(bench, source) for source in sources]
+def show(workspace: Workspace, variants: list[Variant], sources: list[Path], args: argparse.Namespace) -> None:
+    copies = [workspace.copy_data(source) for source in sources]
     runs: dict[str, dict] = {}
     for variant, data in itertools.product(variants, copies):
-        folder = bench.out / variant.name / data.name
+        folder = workspace.out / variant.name / data.name
         variant_runs = read_runs(folder, variant, data, draws=args.draws, seeds=args.seeds or ())
         if variant_runs is not None:
             runs.setdefault(variant.name, {})[data.name] = variant_runs
     if not runs:
-        raise UserError(f"{bench.out}: no run has ended yet")
+        raise UserError(f"{workspace.out}: no run has ended yet")
     if args.base and args.base not in runs:
         raise UserError(f"{args.base}: no run has ended yet; choose another --base")
     print(table(args.base or next(iter(runs)), runs))

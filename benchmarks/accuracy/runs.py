@@ -53,7 +53,7 @@ def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Workspace:
     """Paths: the folder of results, the folder of weights, and the peer's Python."""
 
     out: Path
@@ -62,6 +62,11 @@ class Bench:
 
     def folder(self, variant: Variant, data: str, seed: int) -> Path:
         return self.out / variant.name / data / str(seed)
+
+    def copy_data(self, source: Path, subset: int = 0) -> DataCopy:
+        """Copies a data set for all runs on it (`copy_data`)."""
+        name = f"{source.stem}-{subset}" if subset else source.stem
+        return copy_data(source, self.out / "data" / name, subset)
 
     def tree(self, variant: Variant) -> Path:
         return self.out / "trees" / variant.revision if variant.revision else ROOT
@@ -95,23 +100,23 @@ def _declaration(variant: Variant) -> dict:
 class Run:
     """A training of a variant on one data set with one seed."""
 
-    bench: Bench
+    workspace: Workspace
     variant: Variant
     data: DataCopy
     seed: int
 
     @property
     def folder(self) -> Path:
-        return self.bench.folder(self.variant, self.data.name, self.seed)
+        return self.workspace.folder(self.variant, self.data.name, self.seed)
 
     @property
     def tree(self) -> Path:
-        return self.bench.tree(self.variant)
+        return self.workspace.tree(self.variant)
 
     @property
     def weights(self) -> Path | None:
         """The starting weights; None: from scratch."""
-        return self.bench.weights / self.variant.weights if self.variant.weights else None
+        return self.workspace.weights / self.variant.weights if self.variant.weights else None
 
 
 def train_and_score(run: Run) -> dict:
@@ -164,7 +169,7 @@ def _train_peer(run: Run) -> float:
     variant = run.variant
     model = f"{variant.model}.yaml" if run.weights is None else run.weights
     further = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
-    command = [run.bench.peer, PEER_SIDE, "train", "--data", run.data.yaml, "--model", model]
+    command = [run.workspace.peer, PEER_SIDE, "train", "--data", run.data.yaml, "--model", model]
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs, "--workers", 1]
     command += ["--no-val", "--project", run.folder]
     command += ["--set", f"seed={run.seed}", 'name="run"', "exist_ok=true", *further]
@@ -175,7 +180,7 @@ def _predict_peer(run: Run, split: str) -> Path:
     """Returns the path of the detections of last.pt, in COCO's format."""
     name = f"val-{split}"
     weights = run.folder / "run" / "weights" / "last.pt"
-    command = [run.bench.peer, PEER_SIDE, "val", "--weights", weights, "--data", run.data.yaml, "--split", split]
+    command = [run.workspace.peer, PEER_SIDE, "val", "--weights", weights, "--data", run.data.yaml, "--split", split]
     command += ["--imgsz", run.variant.imgsz, "--batch-size", run.variant.batch, "--workers", 1]
     command += ["--project", run.folder, "--name", name]
     _call(command, run.folder, run.folder / f"{name}.log")
@@ -215,11 +220,11 @@ def end_on_signals() -> None:
         signal.signal(number, end)
 
 
-def prepare(bench: Bench, variant: Variant) -> None:
+def prepare(workspace: Workspace, variant: Variant) -> None:
     """Checks out the variant's revision, once. Raises UserError if the revision or the weights are missing."""
-    if variant.weights and not (bench.weights / variant.weights).is_file():
-        raise UserError(f"{variant.name}: {bench.weights / variant.weights}: no such file; correct --weights-dir")
-    tree = bench.tree(variant)
+    if variant.weights and not (workspace.weights / variant.weights).is_file():
+        raise UserError(f"{variant.name}: {workspace.weights / variant.weights}: no such file; correct --weights-dir")
+    tree = workspace.tree(variant)
     if variant.revision and not tree.exists():
         command = ["git", "worktree", "add", "--detach", tree, variant.revision]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -19,8 +19,8 @@ from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, re
 
 
 @dataclass(frozen=True)
-class Runs:
-    """The runs of one variant on one data set.
+class VariantScores:
+    """Scores of the runs of one variant on one data set.
 
     AP is measured on val or, if there is a test split, is the mean over val and test.
     """
@@ -30,7 +30,9 @@ class Runs:
     train_cpu_s: np.ndarray  # float64 (K,)
 
 
-def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()) -> Runs | None:
+def read_runs(
+    folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()
+) -> VariantScores | None:
     """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
     ap = []
     drawn = []
@@ -48,10 +50,12 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
             times = draw_images(gt.num_images, draws, seed=number)
             parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
         drawn.append(np.mean(parts, axis=0))
-    return Runs(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
+    return VariantScores(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
 
 
-def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
+def difference(
+    base: dict[str, VariantScores], other: dict[str, VariantScores], seed: int = 0
+) -> tuple[dict[str, float], np.ndarray]:
     """Returns the differences of seed means by data set, and bootstrap draws of their mean over sets (S,)."""
     names = [name for name in base if name in other]
     by_set = {name: float(other[name].ap.mean() - base[name].ap.mean()) for name in names}
@@ -68,7 +72,7 @@ def _seed_draws(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
 
 
-def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
+def table(base: str, all_runs: dict[str, dict[str, VariantScores]]) -> str:
     """Returns Markdown: AP of each variant by set (mean and standard deviation of the seeds), then differences."""
     sets = list(dict.fromkeys(name for runs in all_runs.values() for name in runs))
     lines = [f"| variant | {' | '.join(sets)} | CPU s |", "| --- " * (len(sets) + 2) + "|"]
@@ -89,6 +93,6 @@ def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
     return "\n".join(lines)
 
 
-def _ap_cell(runs: Runs) -> str:
+def _ap_cell(runs: VariantScores) -> str:
     spread = f" ±{runs.ap.std(ddof=1):.3f}" if len(runs.ap) > 1 else ""
     return f"{runs.ap.mean():.4f}{spread} ({len(runs.ap)})"

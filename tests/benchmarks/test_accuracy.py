@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy.runs import copy_data
-from benchmarks.accuracy.summary import Runs, difference, read_runs
+from benchmarks.accuracy.summary import VariantScores, difference, read_runs
 from benchmarks.accuracy.variants import Variant
 from benchmarks.entrypoint import run_benchmark
 from data.index.index_settings import IndexSettings
@@ -193,7 +193,7 @@ def test_the_interval_covers_sets_seeds_and_images():
         images = rng.normal(0, 0.01, draws)  # drawn for both sides alike, so it cancels
         for side, gain in zip(sides, (0.0, gains[number])):
             ap = 0.5 + gain + rng.normal(0, 0.02, seeds)
-            side[str(number)] = Runs(ap, ap[:, None] + images, np.zeros(seeds))
+            side[str(number)] = VariantScores(ap, ap[:, None] + images, np.zeros(seeds))
     by_set, drawn = difference(*sides)
     assert np.mean(list(by_set.values())) == pytest.approx(gains.mean(), abs=0.002)
     expected = np.var(list(by_set.values())) / sets + 2 * 0.02**2 / seeds / sets
