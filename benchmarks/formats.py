@@ -17,13 +17,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.speed.turns import ROOT
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.environment import ROOT
 from engine.export.exporter import file_bytes, file_path
 from utils.config.export_formats import EXPORT_FORMATS
 from utils.config.settings import ExportConfig
+from utils.errors import UserError
 
 
 class Row(NamedTuple):
@@ -31,9 +34,9 @@ class Row(NamedTuple):
 
     model: str
     format: str  # format and precision
-    ap: float | None  # None if the export or its check failed
-    megabytes: float
-    milliseconds: float
+    ap: float | None = None  # None if the export or its check failed
+    megabytes: float = 0.0
+    milliseconds: float = 0.0
 
 
 def main() -> None:
@@ -48,45 +51,68 @@ def main() -> None:
     parser.add_argument("--check-images", type=int, default=64, help="images to check each file with")
     parser.add_argument("--python", nargs="*", default=[], help="FORMAT=INTERPRETER of another environment")
     options = parser.parse_args()
-    interpreters = dict(entry.split("=", 1) for entry in options.python)
+    interpreters = interpreters_of(options.python)
+    for weights in options.weights:
+        if not weights.is_file():
+            raise UserError(f"{weights}: no such file")
     print("| model | format | AP | MB | ms |\n| --- | --- | --- | --- | --- |")
     for weights in options.weights:
         with tempfile.TemporaryDirectory() as folder:
-            copied = Path(shutil.copy(weights, folder))
-            show(measure(copied, weights.stem, "(checkpoint)", options, sys.executable))
+            checkpoint = Path(shutil.copy(weights, folder))
+            show(measure(checkpoint, weights.stem, "(checkpoint)", options, sys.executable))
             for name in options.formats:
                 interpreter = interpreters.get(name, sys.executable)
                 for precision in ("", *options.precisions):
                     if f"--{precision}" not in EXPORT_FORMATS[name].unsupported:
-                        show(export_and_measure(copied, name, precision, options, interpreter))
+                        show(export_and_measure(checkpoint, name, precision, options, interpreter))
 
 
-def export_and_measure(weights: Path, name: str, precision: str, options: argparse.Namespace, interpreter: str) -> Row:
+def interpreters_of(entries: Sequence[str]) -> dict[str, str]:
+    """Returns interpreters by format from ``FORMAT=INTERPRETER``. Raises UserError for anything else."""
+    interpreters = {}
+    for entry in entries:
+        name, _, interpreter = entry.partition("=")
+        if name not in EXPORT_FORMATS or shutil.which(interpreter) is None:
+            raise UserError(f"--python {entry}: must be a format, =, and the path of a Python")
+        interpreters[name] = interpreter
+    return interpreters
+
+
+def export_and_measure(
+    checkpoint: Path, name: str, precision: str, options: argparse.Namespace, interpreter: str
+) -> Row:
+    """Exports a checkpoint in one format and scores the file. Reports a failed export on standard error."""
     flags = [f"--{precision}"] if precision else []
-    command = [interpreter, "export.py", "--weights", weights, "--format", name, *flags]
+    command = [interpreter, "export.py", "--weights", checkpoint, "--format", name, *flags]
     command += ["--imgsz", options.imgsz, "--data", options.data, "--check-images", options.check_images]
     done = run_on_one_thread(command)
     title = f"{name} {precision}".strip()
     if done.returncode != 0:
-        print(done.stderr.strip().splitlines()[-1], file=sys.stderr)
-        return Row(weights.stem, title, None, 0, 0)
-    config = ExportConfig(weights=str(weights), half=precision == "half", int8=precision == "int8")
-    return measure(file_path(weights, config, name), weights.stem, title, options, interpreter)
+        print(f"{title}: {last_line(done.stderr)}", file=sys.stderr)
+        return Row(checkpoint.stem, title)
+    config = ExportConfig(weights=str(checkpoint), half=precision == "half", int8=precision == "int8")
+    return measure(file_path(checkpoint, config, name), checkpoint.stem, title, options, interpreter)
 
 
 def measure(path: Path, model: str, title: str, options: argparse.Namespace, interpreter: str) -> Row:
-    """Scores a checkpoint or an exported file. Raises RuntimeError if val.py fails."""
+    """Scores a checkpoint or an exported file. Raises UserError with val.py's error if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [interpreter, "val.py", "--weights", path, "--data", options.data, "--imgsz", options.imgsz]
         command += ["--trust", "--no-rect", "--amp", "off", "--device", "cpu", "--workers", 0, "--batch-size", 1]
         done = run_on_one_thread([*command, "--noplots", "--project", folder, "--name", "val"])
         if done.returncode != 0:
-            raise RuntimeError(done.stderr)
+            raise UserError(f"{model} {title}: val.py: {last_line(done.stderr)}")
         scores = json.loads(Path(folder, "val", "results.json").read_text(encoding="utf-8"))
     times = re.search(r"ms per image: .*?inference ([\d.]+)", done.stdout)
     if times is None:
         raise RuntimeError(f"val.py printed no times: {done.stdout}")
-    return Row(model, title, scores["ap"], file_bytes(path) / 1e6, float(times[1]))
+    return Row(model, title, ap=scores["ap"], megabytes=file_bytes(path) / 1e6, milliseconds=float(times[1]))
+
+
+def last_line(errors: str) -> str:
+    """Returns the last line of a program's standard error, without "error: "."""
+    lines = errors.strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else "failed without a message"
 
 
 def run_on_one_thread(command: list[object]) -> subprocess.CompletedProcess[str]:
@@ -96,13 +122,11 @@ def run_on_one_thread(command: list[object]) -> subprocess.CompletedProcess[str]
 
 
 def show(row: Row) -> None:
-    if row.ap is None:
-        print(f"| {row.model} | {row.format} | failed | | |", flush=True)
-    else:
-        print(
-            f"| {row.model} | {row.format} | {row.ap:.4f} | {row.megabytes:.1f} | {row.milliseconds:.0f} |", flush=True
-        )
+    figures = "failed | |"
+    if row.ap is not None:
+        figures = f"{row.ap:.4f} | {row.megabytes:.1f} | {row.milliseconds:.0f}"
+    print(f"| {row.model} | {row.format} | {figures} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU: checks and figures, in calls that fit a few minutes on a borrowed machine.
 #
-#   ONLY=first benchmarks/gpu.sh      the whole command for a first look, at most 540 s: trains, gradients and scores equal
-#                                     to the CPU's, host syncs, speed against the peer, kernels, exports, torchrun, resuming
+#   ONLY=first benchmarks/gpu.sh      the first look, at most 540 s: trains, gradients and scores equal to the CPU's, host
+#                                     syncs, speed against the peer, kernels, exports, torchrun, resuming
 #   ONLY=again benchmarks/gpu.sh      the second look, at most 240 s: what the first one had no time for
 #   ONLY=again PARTS='NAME|NAME' benchmarks/gpu.sh     instead: parts that failed and were fixed, by their names in gpu.txt
 #

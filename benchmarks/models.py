@@ -13,8 +13,10 @@ import argparse
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.entrypoint import run_benchmark
 from models.detector import build_on_meta
 from models.spec import load_spec
+from utils.errors import UserError
 
 SIZES = {
     "yolov5": "nsmlx",
@@ -31,11 +33,17 @@ def names() -> list[str]:
 
 
 def measure(name: str, imgsz: int = 640, classes: int = 80) -> tuple[int, int]:
-    """Returns the number of parameters, and of operations for one image of ``imgsz`` x ``imgsz`` pixels."""
-    model = build_on_meta(load_spec(name), classes).fuse().to("meta")
+    """Returns the number of parameters, and of operations for one image of ``imgsz`` x ``imgsz`` pixels.
+
+    Raises UserError if ``imgsz`` is not a multiple of the model's stride.
+    """
+    detector = build_on_meta(load_spec(name), classes)
+    if imgsz < 1 or imgsz % detector.stride:
+        raise UserError(f"image size {imgsz}: must be a multiple of {name}'s stride, {detector.stride}")
+    model = detector.fuse().to("meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.empty(1, 3, imgsz, imgsz, device="meta"))
-    return sum(p.numel() for p in model.parameters()), counter.get_total_flops()
+    return sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops()
 
 
 def row(name: str, imgsz: int = 640) -> str:
@@ -53,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

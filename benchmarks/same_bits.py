@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import itertools
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,7 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.speed.turns import ROOT
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.environment import ROOT
+from benchmarks.processes import run_process
+from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint
 
 COMPARED = ("model", "ema", "optimizer")
@@ -43,6 +44,10 @@ class Setup(NamedTuple):
     processes: int
     workers: int = 0
     root: Path = ROOT
+
+    @property
+    def train_script(self) -> Path:
+        return self.root / "train.py"
 
     def __str__(self) -> str:
         if self.root != ROOT:
@@ -64,10 +69,11 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def differences(a: dict, b: dict) -> list[str]:
     """Returns the places at which two checkpoints are not bitwise equal."""
-    ours, theirs = (dict(leaves({key: content[key] for key in COMPARED})) for content in (a, b))
-    if ours.keys() != theirs.keys():
-        return sorted(ours.keys() ^ theirs.keys())
-    return [place for place in ours if not _are_equal(ours[place], theirs[place])]
+    leaves_a = dict(leaves({key: a[key] for key in COMPARED}))
+    leaves_b = dict(leaves({key: b[key] for key in COMPARED}))
+    if leaves_a.keys() != leaves_b.keys():
+        return sorted(leaves_a.keys() ^ leaves_b.keys())
+    return [place for place in leaves_a if not _are_equal(leaves_a[place], leaves_b[place])]
 
 
 def _are_equal(a: Any, b: Any) -> bool:
@@ -75,16 +81,18 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 def train(folder: Path, setup: Setup, *flags: str) -> Path:
-    """Runs train.py with one thread per process, 4 virtual ranks and a global batch of 16. Returns the run's folder."""
+    """Runs train.py with one thread per process, 4 virtual ranks and a global batch of 16. Returns the run's folder.
+
+    Raises SystemExit, with train.py's errors, if it fails.
+    """
     name = str(len(list(folder.iterdir())))
     command = [sys.executable]
     if setup.processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(setup.processes)]
-    command += ["train.py", *FLAGS, "--workers", str(setup.workers), "--project", str(folder), "--name", name, *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=setup.root, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    command += [str(setup.train_script), *FLAGS, "--workers", str(setup.workers)]
+    command += ["--project", str(folder), "--name", name, *flags]
+    # Both checkouts run in the working folder, so that relative paths mean the same files.
+    run_process(command, folder=Path.cwd(), variables={"OMP_NUM_THREADS": "1"})
     return folder / name
 
 
@@ -131,17 +139,20 @@ def _results_without_times(run: Path) -> list[dict[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.same_bits", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="data set YAML")
+    parser.add_argument("--data", required=True, help="data set of train.py: YAML, folder, or name in configs/data")
     parser.add_argument("--only", choices=("bits", "run"), help="short runs, or the whole run; default: both")
     parser.add_argument("--against", type=Path, help="folder of another checkout to compare with")
     options = parser.parse_args()
     setups = [Setup(1), Setup(2, 1), Setup(4, 4)]
     if options.against:
-        setups = [Setup(1), Setup(1, root=options.against.absolute())]
+        other = Setup(1, root=options.against.absolute())
+        if not other.train_script.is_file():
+            raise UserError(f"--against {options.against}: no checkout, {other.train_script} does not exist")
+        setups = [Setup(1), other]
     parts = {"bits": compare_bits, "run": compare_runs}
     same = [part(options.data, setups) for name, part in parts.items() if options.only in (None, name)]
     sys.exit(0 if all(same) else 1)
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,25 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from benchmarks.accuracy.variants import Variant
-from benchmarks.speed.coco_scores import average_precision
-from benchmarks.speed.dataset_copy import link
-from benchmarks.speed.report import commit
-from benchmarks.speed.turns import PEER_SIDE, ROOT
+from benchmarks.coco_scores import average_precision
+from benchmarks.dataset_copy import copy_dataset
+from benchmarks.environment import ROOT, commit
+from benchmarks.peer import PEER_SIDE
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
-from data.labels.yolo import YOLO
-from data.source.dataset_spec import DatasetSpec
 from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
 from utils.errors import UserError
 from utils.files.safe_io import write_whole
 from utils.labels import GroundTruth
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "YOLO_OFFLINE": "1"}
-SUBSET_SEED = 20261121
 _children: set[subprocess.Popen] = set()
 _stopping = threading.Event()
 
@@ -50,49 +43,17 @@ class DataCopy:
 
 
 def copy_data(source: Path, folder: Path, subset: int = 0) -> DataCopy:
-    """Copies a data set with hard links, with the first ``subset`` training images of a fixed shuffle (0: all).
-
-    Raises UserError if the labels are not in YOLO's format, or if ``folder`` contains a copy of another data set.
-    """
-    spec = load_dataset_spec(source)
+    """Copies a data set, with the test split if there is one (`copy_dataset`), and reads the labels of the copy."""
+    path = copy_dataset(str(source), folder, with_test=True, subset=subset)
+    spec = load_dataset_spec(path)
     splits = ("val", "test") if "test" in spec.splits else ("val",)
-    path = folder / "data.yaml"
-    origin = folder / "source.txt"
-    if any(spec.split(split).label_format is not YOLO for split in ("train", *splits)):
-        raise UserError(f"{source}: labels must be YOLO text files next to the images; convert its annotations to them")
-    if origin.exists() and origin.read_text() != str(source.resolve()):
-        raise UserError(f"{folder}: made from {origin.read_text()}, not {source}; delete it or choose another --out")
-    if not path.exists():  # written last
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(origin, str(source.resolve()))
-        for split in ("train", *splits):
-            _link_split(spec, split, folder, subset if split == "train" else 0)
-        content = {"path": str(folder), **{split: f"images/{split}" for split in ("train", *splits)}}
-        path.write_text(yaml.safe_dump(content | {"names": dict(enumerate(spec.names))}, sort_keys=False))
-    copied_spec = load_dataset_spec(path)
-    gt = {
-        s: load_index(copied_spec, s, IndexSettings(cache_dir=str(folder / "index"), progress=False)).ground_truth()
-        for s in splits
-    }
+    settings = IndexSettings(cache_dir=str(folder / "index"), progress=False)
+    gt = {split: load_index(spec, split, settings).ground_truth() for split in splits}
     return DataCopy(source.stem, path, splits, gt, len(spec.names))
 
 
-def _link_split(spec: DatasetSpec, split: str, folder: Path, subset: int) -> None:
-    listing = list_split(spec, split)
-    pairs = list(zip(listing.images, listing.labels, strict=True))
-    if subset > len(pairs):
-        raise UserError(f"{spec.source}: has {len(pairs)} training images, fewer than a variant's subset of {subset}")
-    if subset:
-        random.Random(SUBSET_SEED).shuffle(pairs)
-        pairs = pairs[:subset]
-    for image, label in pairs:
-        link(spec.root / image.name, folder / "images" / split / image.name_in_split)
-        if label.stamp is not None:
-            link(spec.root / label.name, folder / "labels" / split / Path(image.name_in_split).with_suffix(".txt"))
-
-
 @dataclass(frozen=True)
-class Bench:
+class Workspace:
     """Paths: the folder of results, the folder of weights, and the peer's Python."""
 
     out: Path
@@ -101,6 +62,11 @@ class Bench:
 
     def folder(self, variant: Variant, data: str, seed: int) -> Path:
         return self.out / variant.name / data / str(seed)
+
+    def copy_data(self, source: Path, subset: int = 0) -> DataCopy:
+        """Copies a data set for all runs on it (`copy_data`)."""
+        name = f"{source.stem}-{subset}" if subset else source.stem
+        return copy_data(source, self.out / "data" / name, subset)
 
     def tree(self, variant: Variant) -> Path:
         return self.out / "trees" / variant.revision if variant.revision else ROOT
@@ -134,23 +100,23 @@ def _declaration(variant: Variant) -> dict:
 class Run:
     """A training of a variant on one data set with one seed."""
 
-    bench: Bench
+    workspace: Workspace
     variant: Variant
     data: DataCopy
     seed: int
 
     @property
     def folder(self) -> Path:
-        return self.bench.folder(self.variant, self.data.name, self.seed)
+        return self.workspace.folder(self.variant, self.data.name, self.seed)
 
     @property
     def tree(self) -> Path:
-        return self.bench.tree(self.variant)
+        return self.workspace.tree(self.variant)
 
     @property
     def weights(self) -> Path | None:
         """The starting weights; None: from scratch."""
-        return self.bench.weights / self.variant.weights if self.variant.weights else None
+        return self.workspace.weights / self.variant.weights if self.variant.weights else None
 
 
 def train_and_score(run: Run) -> dict:
@@ -203,7 +169,7 @@ def _train_peer(run: Run) -> float:
     variant = run.variant
     model = f"{variant.model}.yaml" if run.weights is None else run.weights
     further = [f"{key}={json.dumps(value)}" for key, value in variant.set.items()]
-    command = [run.bench.peer, PEER_SIDE, "train", "--data", run.data.yaml, "--model", model]
+    command = [run.workspace.peer, PEER_SIDE, "train", "--data", run.data.yaml, "--model", model]
     command += ["--imgsz", variant.imgsz, "--batch-size", variant.batch, "--epochs", variant.epochs, "--workers", 1]
     command += ["--no-val", "--project", run.folder]
     command += ["--set", f"seed={run.seed}", 'name="run"', "exist_ok=true", *further]
@@ -214,9 +180,9 @@ def _predict_peer(run: Run, split: str) -> Path:
     """Returns the path of the detections of last.pt, in COCO's format."""
     name = f"val-{split}"
     weights = run.folder / "run" / "weights" / "last.pt"
-    command = [Path(run.bench.peer).parent / "yolo", "detect", "val", f"model={weights}", f"data={run.data.yaml}"]
-    command += [f"split={split}", f"imgsz={run.variant.imgsz}", f"batch={run.variant.batch}", "device=cpu"]
-    command += ["save_json=True", "plots=False", f"project={run.folder}", f"name={name}", "exist_ok=True", "workers=1"]
+    command = [run.workspace.peer, PEER_SIDE, "val", "--weights", weights, "--data", run.data.yaml, "--split", split]
+    command += ["--imgsz", run.variant.imgsz, "--batch-size", run.variant.batch, "--workers", 1]
+    command += ["--project", run.folder, "--name", name]
     _call(command, run.folder, run.folder / f"{name}.log")
     return run.folder / name / "predictions.json"
 
@@ -254,11 +220,11 @@ def end_on_signals() -> None:
         signal.signal(number, end)
 
 
-def prepare(bench: Bench, variant: Variant) -> None:
+def prepare(workspace: Workspace, variant: Variant) -> None:
     """Checks out the variant's revision, once. Raises UserError if the revision or the weights are missing."""
-    if variant.weights and not (bench.weights / variant.weights).is_file():
-        raise UserError(f"{variant.name}: {bench.weights / variant.weights}: no such file; correct --weights-dir")
-    tree = bench.tree(variant)
+    if variant.weights and not (workspace.weights / variant.weights).is_file():
+        raise UserError(f"{variant.name}: {workspace.weights / variant.weights}: no such file; correct --weights-dir")
+    tree = workspace.tree(variant)
     if variant.revision and not tree.exists():
         command = ["git", "worktree", "add", "--detach", tree, variant.revision]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

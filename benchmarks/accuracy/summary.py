@@ -6,7 +6,6 @@ runs on a set, so that an image's difficulty for both sides cancels.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +14,13 @@ import numpy as np
 
 from benchmarks.accuracy.runs import DataCopy, stored_result
 from benchmarks.accuracy.variants import Variant
-from benchmarks.speed.coco_scores import image_indices
-from data.labels.coco_classes import COCO_IDS
+from benchmarks.coco_scores import read_detections
 from engine.evaluation.bootstrap import class_outcomes, draw_images, mean_ap, resampled_ap
-from utils.detections import DetectionTable
-from utils.labels import GroundTruth
 
 
 @dataclass(frozen=True)
-class Runs:
-    """The runs of one variant on one data set.
+class VariantScores:
+    """Scores of the runs of one variant on one data set.
 
     AP is measured on val or, if there is a test split, is the mean over val and test.
     """
@@ -34,7 +30,9 @@ class Runs:
     train_cpu_s: np.ndarray  # float64 (K,)
 
 
-def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()) -> Runs | None:
+def read_runs(
+    folder: Path, variant: Variant, data: DataCopy, draws: int, seeds: Sequence[int] = ()
+) -> VariantScores | None:
     """Reads the runs of the variant in ``folder`` with ``seeds``, by default all; None if none has ended."""
     ap = []
     drawn = []
@@ -48,32 +46,16 @@ def read_runs(folder: Path, variant: Variant, data: DataCopy, draws: int, seeds:
         parts = []
         for number, split in enumerate(data.splits):
             gt = data.gt[split]
-            table = detection_table(json.loads((result.parent / f"{split}.json").read_text()), gt)
+            table = read_detections(result.parent / f"{split}.json", gt, data.classes)
             times = draw_images(gt.num_images, draws, seed=number)
             parts.append(mean_ap(resampled_ap(class_outcomes(gt, table, data.classes), times)))
         drawn.append(np.mean(parts, axis=0))
-    return Runs(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
+    return VariantScores(np.array(ap), np.array(drawn), np.array(seconds)) if ap else None
 
 
-def detection_table(rows: list[dict], gt: GroundTruth) -> DetectionTable:
-    """Returns COCO's result rows as a table.
-
-    The peer numbers classes from 1; this program numbers the classes of YOLO labels from 0, or as in COCO.
-    """
-    image = image_indices(rows, gt)
-    xywh = np.array([row["bbox"] for row in rows], np.float64).reshape(-1, 4)
-    classes = np.array([row["category_id"] for row in rows], np.int64)
-    if any("file_name" in row for row in rows[:1]):
-        classes = classes - 1
-    elif classes.max(initial=0) >= len(gt.category_ids) == len(COCO_IDS):
-        classes = np.searchsorted(COCO_IDS, classes)
-    scores = np.array([row["score"] for row in rows], np.float64)
-    order = np.argsort(image, kind="stable")
-    boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1)
-    return DetectionTable(np.array(image, np.int64)[order], boxes[order], scores[order], classes[order])
-
-
-def difference(base: dict[str, Runs], other: dict[str, Runs], seed: int = 0) -> tuple[dict[str, float], np.ndarray]:
+def difference(
+    base: dict[str, VariantScores], other: dict[str, VariantScores], seed: int = 0
+) -> tuple[dict[str, float], np.ndarray]:
     """Returns the differences of seed means by data set, and bootstrap draws of their mean over sets (S,)."""
     names = [name for name in base if name in other]
     by_set = {name: float(other[name].ap.mean() - base[name].ap.mean()) for name in names}
@@ -90,7 +72,7 @@ def _seed_draws(drawn: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
 
 
-def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
+def table(base: str, all_runs: dict[str, dict[str, VariantScores]]) -> str:
     """Returns Markdown: AP of each variant by set (mean and standard deviation of the seeds), then differences."""
     sets = list(dict.fromkeys(name for runs in all_runs.values() for name in runs))
     lines = [f"| variant | {' | '.join(sets)} | CPU s |", "| --- " * (len(sets) + 2) + "|"]
@@ -111,6 +93,6 @@ def table(base: str, all_runs: dict[str, dict[str, Runs]]) -> str:
     return "\n".join(lines)
 
 
-def _ap_cell(runs: Runs) -> str:
+def _ap_cell(runs: VariantScores) -> str:
     spread = f" ±{runs.ap.std(ddof=1):.3f}" if len(runs.ap) > 1 else ""
     return f"{runs.ap.mean():.4f}{spread} ({len(runs.ap)})"

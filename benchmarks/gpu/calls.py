@@ -30,7 +30,7 @@ def first(parts: Parts) -> list[Part]:
         parts.sync_free_steps(["yolov8n"], expected_s=25),
         parts.first_timed_steps(),
         parts.equal_scores(variants=False, expected_s=18),
-        parts.end_to_end("yolov8n", layouts=1, expected_s=100),
+        parts.end_to_end("yolov8n", image_sources=1, expected_s=100),
         parts.kernels([*steps, f"yolov8n:{parts.sizes.first_batches[0]}:Muon"], expected_s=30),
         parts.equal_exports(),
         parts.torchrun_by_loopback(),
@@ -50,7 +50,7 @@ def again(parts: Parts) -> list[Part]:
         parts.trains_in_half(),
         parts.same_bits(),
         parts.pinned_batches(),
-        parts.sync_free_loop(layouts=1, expected_s=18),
+        parts.sync_free_loop(image_sources=1, expected_s=18),
         parts.validated_elsewhere(amp=parts.sizes.half, expected_s=35),
     ]
 
@@ -67,7 +67,7 @@ def checks(parts: Parts) -> list[Part]:
         parts.trains(),
         parts.equal_scores(variants=True, expected_s=25),
         parts.detects(),
-        parts.sync_free_loop(layouts=2, expected_s=35),
+        parts.sync_free_loop(image_sources=2, expected_s=35),
         parts.overflow(),
         parts.same_bits(),
         parts.ddp(),
@@ -99,9 +99,9 @@ def speed(parts: Parts) -> list[Part]:
         parts.loss(),
         parts.timed_steps(),
         parts.timed_steps_in_half(),
-        parts.end_to_end("yolov8n", layouts=2, expected_s=120 if parts.peer else 80),
+        parts.end_to_end("yolov8n", image_sources=2, expected_s=120 if parts.peer else 80),
         *(
-            parts.end_to_end(model, layouts=1, expected_s=100 if parts.peer else 60)
+            parts.end_to_end(model, image_sources=1, expected_s=100 if parts.peer else 60)
             for model in parts.sizes.larger_models
         ),
     ]
@@ -152,7 +152,7 @@ def with_providers(chosen: Sequence[Part], parts: Parts) -> Iterator[Part]:
     products: set[str] = set()
 
     def preceded(part: Part) -> Iterator[Part]:
-        for product in () if parts.leaves_out(part) else part.needs:
+        for product in () if parts.is_skipped(part) else part.needs:
             if product not in products:
                 yield from preceded(parts.provider(product))
         products.add(part.product)

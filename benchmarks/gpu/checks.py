@@ -27,12 +27,12 @@ PARTS = {
     "render": "profile:rendering",
     "data-parallel": "threads:data_parallel",
     "predictor-threads": "threads:predictor_threads",
-    "overflow": "overflow:overflow",
+    "overflow": "overflow:check_overflow",
     "weights-score": "scores:score_of_weights",
     "first-steps": "profile:first_steps",
     "ranks": "ranks:compare_processes",
     "ranks-ddp": "ranks:compare_ddp",
-    "feed": "batches:compare_batches",
+    "pinned-batches": "batches:compare_batches",
     "compiled": "compiled:compare_compiled",
     "resume": "interruptions:stop_and_resume",
     "validate": "scores:validate",
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", action="store_true", help="also validate with --amp auto and --tta")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--interruption", nargs="+", default=["sigterm", "torchrun", "sigkill"], dest="interruptions")
-    parser.add_argument("--layouts", type=int, default=2, help="number of ways to feed the device to try")
+    parser.add_argument("--image-sources", type=int, default=2, help="number of ways to get images to try")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", default="")
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="backend of the two processes")
@@ -96,7 +96,7 @@ def environment(options: argparse.Namespace) -> Iterator[str]:
 
     import torch
 
-    from benchmarks.speed.report import commit, machine
+    from benchmarks.environment import commit, machine
 
     yield machine()
     yield f"{shutil.disk_usage('/dev/shm').free / 2**30:.1f} GiB of shared memory free"
@@ -122,7 +122,7 @@ def opencv() -> tuple[str, str]:
 
 def write_data(options: argparse.Namespace) -> Iterator[str]:
     """Writes the demo set to ``folder``/small, or many copies of each of its images to ``folder``/many or /large."""
-    from benchmarks.speed.dataset_copy import copy_dataset
+    from benchmarks.dataset_copy import copy_dataset
     from data.source.demo import ensure_demo
 
     size = options.imgsz

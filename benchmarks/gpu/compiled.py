@@ -17,30 +17,31 @@ from engine.train.step import TrainStep
 WHOLE = "whole"
 ACCUMULATED = "accumulated"
 PARTIAL = "partial"
-COURSE = (WHOLE, WHOLE, WHOLE, WHOLE, PARTIAL, WHOLE, ACCUMULATED, WHOLE)
+STEP_KINDS = (WHOLE, WHOLE, WHOLE, WHOLE, PARTIAL, WHOLE, ACCUMULATED, WHOLE)
 COMPILED_TOLERANCE = 0.02  # relative, of losses and gradient norms in float32 (on GPUs with TF32 convolutions)
 
 
 def compare_compiled(options: argparse.Namespace) -> Iterator[str]:
     """Yields lines of figures. Raises SystemExit if a check fails."""
-    plain, compiled = (taken(options, is_compiled) for is_compiled in (False, True))
-    for kind, a, b in zip(COURSE, plain, compiled):
+    plain = run_steps(options, is_compiled=False)
+    compiled = run_steps(options, is_compiled=True)
+    for kind, a, b in zip(STEP_KINDS, plain, compiled):
         pairs = [*zip(a.losses, b.losses), (a.grad_norm, b.grad_norm)]
         if any(abs(x - y) > COMPILED_TOLERANCE * abs(x) + 1e-4 for x, y in pairs):
             sys.exit(
                 f"a step of kind {kind!r} differs, compiled: {b.losses} {b.grad_norm}, not: {a.losses} {a.grad_norm}"
             )
-    yield f"{len(COURSE)} steps, also partial and accumulated ones, within {COMPILED_TOLERANCE:.0%} of uncompiled ones"
-    before = yield from time_steps(options, False)
-    after = yield from time_steps(options, True)
+    yield f"{len(STEP_KINDS)} steps, also partial and accumulated ones, within {COMPILED_TOLERANCE:.0%} of uncompiled"
+    before = yield from time_steps(options, is_compiled=False)
+    after = yield from time_steps(options, is_compiled=True)
     yield f"step {1000 * before:.2f} ms, compiled {1000 * after:.2f} ms: {before / after:.2f} times as fast"
 
 
 def time_steps(
-    options: argparse.Namespace, is_compiled: bool, *, build: StepBuilder = build_step
+    options: argparse.Namespace, *, is_compiled: bool, build: StepBuilder = build_step
 ) -> Generator[str, None, float]:
     """Returns seconds per step, in the autocast type of training."""
-    take_step = step_of(options, is_compiled, amp="auto", build=build)
+    take_step = build_compared_step(options, is_compiled=is_compiled, amp="auto", build=build)
     device = take_step.ctx.device
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, device))
     for _ in range(5):
@@ -50,16 +51,18 @@ def time_steps(
     return seconds_of(step, 10, device.type)
 
 
-def step_of(options: argparse.Namespace, is_compiled: bool, *, amp: str, build: StepBuilder = build_step) -> TrainStep:
+def build_compared_step(
+    options: argparse.Namespace, *, is_compiled: bool, amp: str, build: StepBuilder = build_step
+) -> TrainStep:
     return build(options.model, images=options.batch_size, device=options.device, amp=amp, compile=is_compiled)
 
 
-def taken(options: argparse.Namespace, is_compiled: bool) -> list[StepValues]:
-    """Returns the results of the steps of `COURSE`."""
-    take_step = step_of(options, is_compiled, amp="off")
+def run_steps(options: argparse.Namespace, *, is_compiled: bool) -> list[StepValues]:
+    """Returns the results of a step of each of `STEP_KINDS`."""
+    take_step = build_compared_step(options, is_compiled=is_compiled, amp="off")
     whole = make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device)
     values = []
-    for number, kind in enumerate(COURSE):
+    for number, kind in enumerate(STEP_KINDS):
         batches = whole if kind is ACCUMULATED else [whole[number % 2]]
         if kind is PARTIAL:
             batches = [whole[0].shard(0, options.batch_size // 2)]

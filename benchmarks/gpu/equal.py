@@ -25,15 +25,15 @@ TOLERANCE = 1e-3  # relative differences of losses, of the gradients' norm, and 
 WORST_TOLERANCE = 1e-2  # the same for the worst tensor
 # Muon orthogonalizes in bfloat16, and rounding rotates directions of small singular values. Between two kernels of a
 # CPU the weights' change differs by 0.03, and the worst tensor's by up to 0.4; unrelated changes differ by 1.4.
-MUON = {"weights' change": 0.1, "worst tensor": 0.8}
+MUON_TOLERANCES = {"weights' change": 0.1, "worst tensor": 0.8}
 LEARNING_RATE = 0.01
-BOX_PX = 1e-2  # largest difference of detected boxes, pixels
-SCORE = 1e-5  # largest difference of their scores
-GRAY = 2  # levels of 255 by which rendered pixels may differ
-GRAY_SHARE = 1e-3  # fraction of pixels that may differ by more
+BOX_TOLERANCE_PX = 1e-2  # largest difference of detected boxes, pixels
+SCORE_TOLERANCE = 1e-5  # largest difference of their scores
+GRAY_TOLERANCE = 2  # levels of 255 by which rendered pixels may differ
+MAX_GRAY_SHARE = 1e-3  # fraction of pixels that may differ by more
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """One optimizer step, on the host."""
 
     losses: Tensor  # (P,)
@@ -50,7 +50,7 @@ def compare_steps(options: argparse.Namespace, *, build: StepBuilder = build_ste
             expected = take_step_on("cpu", options, model, optimizer, build=build)
             with other_arithmetic(options.device):
                 on_device = take_step_on(options.device, options, model, optimizer, build=build)
-            errors = differences(expected, on_device)
+            errors = relative_differences(expected, on_device)
             case = f"{model} {optimizer}"
             figures = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
             yield f"{case}: relative differences from the CPU: {figures}"
@@ -63,7 +63,9 @@ def other_arithmetic(device: str) -> AbstractContextManager:
     return torch.backends.mkldnn.flags(enabled=False) if device == "cpu" else nullcontext()
 
 
-def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer: str, *, build: StepBuilder) -> Result:
+def take_step_on(
+    device: str, options: argparse.Namespace, model: str, optimizer: str, *, build: StepBuilder
+) -> StepResult:
     """Takes the same step on any device, with weights and images made on the host."""
     torch.manual_seed(0)
     take_step = build(model, device=device, amp="off", optimizer=optimizer)
@@ -74,7 +76,7 @@ def take_step_on(device: str, options: argparse.Namespace, model: str, optimizer
     take_step([batch], [options.batch_size], 1)
     (values,) = take_step.reader.pop(leave=0)
     changes = [new - old for new, old in zip(weights_of(take_step.model), before)]
-    return Result(torch.tensor(values.losses), values.grad_norm, changes)
+    return StepResult(torch.tensor(values.losses), values.grad_norm, changes)
 
 
 def weights_of(model: torch.nn.Module) -> list[Tensor]:
@@ -83,17 +85,17 @@ def weights_of(model: torch.nn.Module) -> list[Tensor]:
 
 def excessive(errors: dict[str, float], optimizer: str) -> list[str]:
     """Returns the differences that exceed their limit, or are nan."""
-    limits = {"worst tensor": WORST_TOLERANCE} | (MUON if optimizer == "Muon" else {})
+    limits = {"worst tensor": WORST_TOLERANCE} | (MUON_TOLERANCES if optimizer == "Muon" else {})
     return [f"{name} {error:.1e}" for name, error in errors.items() if not error <= limits.get(name, TOLERANCE)]
 
 
-def differences(expected: Result, found: Result) -> dict[str, float]:
+def relative_differences(expected: StepResult, on_device: StepResult) -> dict[str, float]:
     """Returns relative differences; nan where a result is nan."""
     sizes = torch.stack([change.norm() for change in expected.changes])
-    errors = torch.stack([(a - b).norm() for a, b in zip(found.changes, expected.changes)])
+    errors = torch.stack([(a - b).norm() for a, b in zip(on_device.changes, expected.changes)])
     return {
-        "losses": float(((found.losses - expected.losses).abs() / expected.losses.abs().clamp(min=1e-6)).max()),
-        "gradient norm": abs(found.grad_norm - expected.grad_norm) / expected.grad_norm,
+        "losses": float(((on_device.losses - expected.losses).abs() / expected.losses.abs().clamp(min=1e-6)).max()),
+        "gradient norm": abs(on_device.grad_norm - expected.grad_norm) / expected.grad_norm,
         "weights' change": float(errors.norm() / sizes.norm()),
         "worst tensor": float((errors / sizes.clamp(min=float(sizes.median()))).max()),
     }
@@ -119,18 +121,18 @@ def compare_detections(options: argparse.Namespace) -> Iterator[str]:
         sys.exit("; ".join(problems))
 
 
-def unequal_detections(expected: Detections, found: Detections) -> list[str]:
+def unequal_detections(expected: Detections, on_device: Detections) -> list[str]:
     """Describes how two `Detections` differ by more than rounding."""
-    if not torch.equal(expected.counts, found.counts.cpu()):
-        return [f"counts differ: {expected.counts.tolist()}, on the device {found.counts.tolist()}"]
-    moved = float((found.boxes_xyxy.cpu() - expected.boxes_xyxy).abs().max())
-    scores = float((found.scores.cpu() - expected.scores).abs().max())
+    if not torch.equal(expected.counts, on_device.counts.cpu()):
+        return [f"counts differ: {expected.counts.tolist()}, on the device {on_device.counts.tolist()}"]
+    moved = float((on_device.boxes_xyxy.cpu() - expected.boxes_xyxy).abs().max())
+    scores = float((on_device.scores.cpu() - expected.scores).abs().max())
     problems = []
-    if not moved <= BOX_PX:  # also for nan
+    if not moved <= BOX_TOLERANCE_PX:  # also for nan
         problems.append(f"boxes differ by {moved:.4f} px")
-    if not scores <= SCORE:
+    if not scores <= SCORE_TOLERANCE:
         problems.append(f"scores differ by {scores:.1e}")
-    if not torch.equal(expected.classes, found.classes.cpu()):
+    if not torch.equal(expected.classes, on_device.classes.cpu()):
         problems.append("classes differ")
     return problems
 
@@ -156,13 +158,13 @@ def compare_rendering(options: argparse.Namespace) -> Iterator[str]:
     problems: list[str] = []
     for name, paint in painters.items():
         share = differing_share(expected, render(device, paint))
-        yield f"renderer, {name}: {share:.2e} of the values differ from the CPU's by more than {GRAY}"
-        if share > GRAY_SHARE:
-            problems.append(f"renderer, {name}: {share:.2e} differ, {GRAY_SHARE:g} is the limit")
+        yield f"renderer, {name}: {share:.2e} of the values differ from the CPU's by more than {GRAY_TOLERANCE}"
+        if share > MAX_GRAY_SHARE:
+            problems.append(f"renderer, {name}: {share:.2e} differ, {MAX_GRAY_SHARE:g} is the limit")
     if problems:
         sys.exit("; ".join(problems))
 
 
 def differing_share(expected: Tensor, found: Tensor) -> float:
-    """Returns the fraction of uint8 values that differ by more than `GRAY`."""
-    return float(((found.int() - expected.int()).abs() > GRAY).float().mean())
+    """Returns the fraction of uint8 values that differ by more than `GRAY_TOLERANCE`."""
+    return float(((found.int() - expected.int()).abs() > GRAY_TOLERANCE).float().mean())

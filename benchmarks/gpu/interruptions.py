@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.environment import ROOT
 from benchmarks.same_bits import differences
-from benchmarks.speed.turns import ROOT
 from utils.files.checkpoint_file import read_checkpoint
+from utils.process.exit_codes import REQUEUE
 
-STOPPED = 75  # exit code of train.py after a signal that asks it to stop
-WRITTEN_S = 120.0  # time limit for the first checkpoint
-ENDED_S = 60.0  # time limit for the end of a process after a signal
+CHECKPOINT_TIMEOUT_S = 120.0  # until the first checkpoint is written
+EXIT_TIMEOUT_S = 60.0  # until a process ends after a signal
 # The loopback interface is used because the host's name may not resolve.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "1"]
 
@@ -33,7 +33,7 @@ class Interruption(NamedTuple):
 
 
 INTERRUPTIONS = {
-    "sigterm": Interruption("stopped", [], signal.SIGTERM, STOPPED),
+    "sigterm": Interruption("stopped", [], signal.SIGTERM, REQUEUE),
     # A process group, of NCCL on a GPU. torchrun itself ends with 1 after a signal.
     "torchrun": Interruption("stopped in a process group", TORCHRUN, signal.SIGTERM, 1),
     "sigkill": Interruption("killed", [], signal.SIGKILL, -signal.SIGKILL),
@@ -45,19 +45,19 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
     SystemExit if bits differ."""
     problems = []
     with tempfile.TemporaryDirectory() as folder:
-        whole = training(options, folder, "whole")
-        expect(subprocess.run(whole, cwd=ROOT, check=False).returncode, 0, whole)
-        wanted = read_checkpoint(Path(folder, "whole", "last.pt"))
+        whole = train_command(options, folder, "whole")
+        expect_exit_code(0, subprocess.run(whole, cwd=ROOT, check=False).returncode, whole)
+        uninterrupted = read_checkpoint(Path(folder, "whole", "last.pt"))
         for name in options.interruptions:
             interruption = INTERRUPTIONS[name]
             last = Path(folder, name, "last.pt")
-            python, *script = training(options, folder, name)
+            python, *script = train_command(options, folder, name)
             command = [python, *interruption.launcher, *script]
-            progress, seconds = break_off(command, last, interruption.signal, interruption.exit_code)
+            progress, seconds = interrupt(command, last, interruption)
             yield f"{interruption.description}: ended {seconds:.1f} s after the signal"
             resume = [sys.executable, "train.py", "--resume", str(last)]
-            expect(subprocess.run(resume, cwd=ROOT, check=False).returncode, 0, resume)
-            tensors = differences(wanted, read_checkpoint(last))
+            expect_exit_code(0, subprocess.run(resume, cwd=ROOT, check=False).returncode, resume)
+            tensors = differences(uninterrupted, read_checkpoint(last))
             moment = f"after epoch {progress['epoch']} and batch {progress['batch']}"
             case = f"{interruption.description} {moment}, resumed"
             if tensors:
@@ -68,7 +68,7 @@ def stop_and_resume(options: argparse.Namespace) -> Iterator[str]:
         sys.exit("; ".join(problems))
 
 
-def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
+def train_command(options: argparse.Namespace, folder: str, name: str) -> list[str]:
     """Returns the command of a training with virtual ranks, deterministic kernels and checkpoints within each epoch."""
     return [
         sys.executable, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
@@ -79,19 +79,19 @@ def training(options: argparse.Namespace, folder: str, name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def break_off(command: Sequence[str], last: Path, number: signal.Signals, code: int) -> tuple[dict, float]:
-    """Runs ``command`` until it has written ``last``, then sends it a signal, after which it must end with ``code``.
-    Returns the position of the checkpoint, and the seconds that the process took to end."""
+def interrupt(command: Sequence[str], last: Path, interruption: Interruption) -> tuple[dict, float]:
+    """Runs ``command`` until it has written the checkpoint ``last``, then sends it the signal. Returns the position of
+    the checkpoint, and the seconds that the process took to end. Raises SystemExit if its exit code is wrong."""
     process = subprocess.Popen(command, cwd=ROOT)
-    deadline = time.monotonic() + WRITTEN_S
+    deadline = time.monotonic() + CHECKPOINT_TIMEOUT_S
     while not last.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
-    process.send_signal(number)
+    process.send_signal(interruption.signal)
     sent = time.monotonic()
-    expect(process.wait(ENDED_S), code, command)
+    expect_exit_code(interruption.exit_code, process.wait(EXIT_TIMEOUT_S), command)
     return read_checkpoint(last)["progress"], time.monotonic() - sent
 
 
-def expect(code: int, wanted: int, command: Sequence[str]) -> None:
-    if code != wanted:
-        sys.exit(f"{' '.join(command)} ended with {code}, not {wanted}")
+def expect_exit_code(expected: int, code: int, command: Sequence[str]) -> None:
+    if code != expected:
+        sys.exit(f"{' '.join(command)} ended with {code}, not {expected}")

@@ -24,7 +24,7 @@ class Part:
         needs: products of other parts that must exist: the data sets "small", "many" and "large"; "weights", a
             checkpoint trained on "small". See `Parts.provider`.
         product: the product that this part makes for others; empty: none.
-        gpu_only: why the part is left out on a CPU; empty: it also runs there.
+        cpu_skip_reason: why the part is skipped on a CPU; empty: it also runs there.
         environment: environment variables of the command, added to this process's.
     """
 
@@ -33,13 +33,13 @@ class Part:
     command: Sequence[str]
     needs: Sequence[str] = ()
     product: str = ""
-    gpu_only: str = ""
+    cpu_skip_reason: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Models, image and batch sizes. The defaults are for a GPU; `DRY` only tests, on a CPU, that all parts run."""
+    """Models, image and batch sizes. The defaults are for a GPU; `DRY_RUN_SIZES` tests that all parts run, on a CPU."""
 
     device: str = "0"
     half: str = "fp16"  # --amp of trainings in half precision with a scaler; a CPU has bf16 only
@@ -68,7 +68,7 @@ class Sizes:
     has_learned: bool = True  # whether trainings are long enough for a good detector
 
 
-DRY = Sizes(
+DRY_RUN_SIZES = Sizes(
     device="cpu",
     half="bf16",
     timed_imgsz=64,
@@ -124,9 +124,9 @@ class Parts:
         self.peer = peer
         self.weights = folder / "runs" / "trained" / "last.pt"
 
-    def leaves_out(self, part: Part) -> bool:
-        """Returns whether the part is left out because this machine has no GPU."""
-        return bool(part.gpu_only) and self.sizes.device == "cpu"
+    def is_skipped(self, part: Part) -> bool:
+        """Returns whether the part is skipped because it does not run on a CPU."""
+        return bool(part.cpu_skip_reason) and self.sizes.device == "cpu"
 
     # Products that other parts need
 
@@ -192,8 +192,8 @@ class Parts:
         command = self._check("sync-free", **self._checked(), model=models, optimizer=self.sizes.optimizers)
         return Part("no host sync in the step", expected_s, command)
 
-    def sync_free_loop(self, *, layouts: int, expected_s: int) -> Part:
-        command = self._check("sync-free-loop", **self._checked_data(), layouts=layouts)
+    def sync_free_loop(self, *, image_sources: int, expected_s: int) -> Part:
+        command = self._check("sync-free-loop", **self._checked_data(), image_sources=image_sources)
         return Part("no host sync in the training loop", expected_s, command, ["small"])
 
     # Numbers and bits
@@ -218,7 +218,7 @@ class Parts:
         command = self._check("ranks-ddp", **self._checked(batch_size=8), backend="nccl")
         variables = LOOPBACK | {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
         reason = "NCCL needs a GPU"
-        return Part("NCCL with two processes on one GPU", 40, command, gpu_only=reason, environment=variables)
+        return Part("NCCL with two processes on one GPU", 40, command, cpu_skip_reason=reason, environment=variables)
 
     def resumed(self, interruptions: Sequence[str], *, expected_s: int) -> Part:
         settings = self._checked_data(batch_size=max(self.sizes.checked_batch, 4), epochs=self.sizes.resumed_epochs)
@@ -226,7 +226,9 @@ class Parts:
         return Part("stopped and resumed: the same bits", expected_s, command, ["small"], environment=LOOPBACK)
 
     def pinned_batches(self) -> Part:
-        return Part("batches copied from pinned memory", 15, self._check("feed", **self._checked_data()), ["small"])
+        return Part(
+            "batches copied from pinned memory", 15, self._check("pinned-batches", **self._checked_data()), ["small"]
+        )
 
     # Ways to run
 
@@ -252,7 +254,7 @@ class Parts:
     def largest_batch(self) -> Part:
         command = self._check("largest-batch", imgsz=self.sizes.timed_imgsz, data=self.data("many"), folder=self.folder)
         reason = "--batch-size -1 needs a GPU"
-        return Part("the largest batch that fits", 180, command, ["many"], gpu_only=reason)
+        return Part("the largest batch that fits", 180, command, ["many"], cpu_skip_reason=reason)
 
     # Speed
 
@@ -295,7 +297,7 @@ class Parts:
         named = f"batch {batches[0]}" if len(batches) == 1 else f"batches {' and '.join(map(str, batches))}"
         return self._compiled(Part(f"compiled steps, {named}", expected_s, command))
 
-    def end_to_end(self, model: str, *, layouts: int, expected_s: int) -> Part:
+    def end_to_end(self, model: str, *, image_sources: int, expected_s: int) -> Part:
         sizes = self.sizes
         command = self._check(
             "train",
@@ -304,7 +306,7 @@ class Parts:
             imgsz=sizes.timed_imgsz,
             batch_size=sizes.end_to_end_batch,
             epochs=sizes.end_to_end_epochs,
-            layouts=layouts,
+            image_sources=image_sources,
             peer=self.peer,
         )
         return Part(f"end to end, {model}", expected_s, command, ["large"])
@@ -336,7 +338,7 @@ class Parts:
     # Commands
 
     def _compiled(self, part: Part) -> Part:
-        return replace(part, gpu_only="on a CPU it takes minutes")
+        return replace(part, cpu_skip_reason="on a CPU it takes minutes")
 
     def _check(self, name: str, **settings) -> list[str]:
         return [sys.executable, "-m", "benchmarks.gpu.checks", name, *flags(device=self.sizes.device, **settings)]

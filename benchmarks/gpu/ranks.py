@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.speed.training_step import build_step, context_of, make_batches
+from engine.train.step import TrainStep
 from models.modules import unwrap
 from utils.distributed.context import DistributedContext, shard_bounds
 from utils.distributed.rendezvous import join_run
@@ -140,7 +141,7 @@ def train(ctx: DistributedContext, training: Training) -> dict[str, Tensor]:
     torch.use_deterministic_algorithms(True)
     if ctx.device.type == "cuda":
         torch.cuda.set_device(ctx.device)
-        exchange_by_way_of_the_host()
+        exchange_through_host()
     take_step = build_step(
         training.model, ctx=ctx, optimizer=training.optimizer, virtual_ranks=training.virtual_ranks, zero=training.zero
     )
@@ -153,7 +154,7 @@ def train(ctx: DistributedContext, training: Training) -> dict[str, Tensor]:
     return state_of(take_step) if ctx.is_main else {}
 
 
-def state_of(take_step) -> dict[str, Tensor]:
+def state_of(take_step: TrainStep) -> dict[str, Tensor]:
     """Returns every tensor that a step changes, on the host."""
     state = {f"model.{key}": value for key, value in unwrap(take_step.model).state_dict().items()}
     state |= {f"ema.{key}": value for key, value in take_step.ema.module.state_dict().items()}
@@ -164,7 +165,7 @@ def state_of(take_step) -> dict[str, Tensor]:
     return {key: value.cpu() for key, value in state.items()}
 
 
-def exchange_by_way_of_the_host() -> None:
+def exchange_through_host() -> None:
     """Lets ranks exchange sums through the host, where adding two float32 numbers gives the same bits."""
     from engine.parallel import virtual_ranks
 

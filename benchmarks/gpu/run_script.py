@@ -7,8 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from benchmarks.speed.step import ERROR_WIDTH
-from benchmarks.speed.turns import ROOT
+from benchmarks.environment import ROOT
 
 ScriptRunner = Callable[..., str]  # `run_script`, or what takes its place
 
@@ -29,8 +28,3 @@ def run_script(options: argparse.Namespace, *command: str, device: str = "") -> 
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}")
     return done.stdout
-
-
-def end_of(error: SystemExit) -> str:
-    """Returns the end of an error's message, on one line."""
-    return " ".join(str(error).split())[-ERROR_WIDTH:]

@@ -16,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, EVERYTHING, candidates, with_providers
-from benchmarks.gpu.parts import DRY, Part, Parts, Sizes
-from benchmarks.speed.turns import ROOT
+from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts, Sizes
+from benchmarks.peer import find_peer
 
 # A part is stopped after this multiple of its expected time, but not before this many seconds.
 PATIENCE = 2.5
@@ -56,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if only and only not in CALLS:
         sys.exit(f"ONLY={only}: expected one of {', '.join(CALLS)}")
     calls = [only] if only else list(CALLS if options.list else EVERYTHING)
+    peer = find_peer(os.environ.get("PEER", ""))
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as folder:
-        parts = Parts(DRY if options.dry else Sizes(), Path(folder), os.environ.get("PEER", ""))
+        parts = Parts(DRY_RUN_SIZES if options.dry else Sizes(), Path(folder), peer)
         chosen = chosen_by_call(calls, os.environ.get("PARTS", ""), parts)
         if options.list:
             for call in calls:
@@ -97,6 +100,19 @@ def listed(call: str, chosen: Sequence[Part], parts: Parts) -> str:
     return "\n".join([*lines, ""])
 
 
+def number_of(variable: str, default: float) -> float:
+    """Returns the number in an environment variable, which may be empty or missing. Raises SystemExit for other text
+    and for negative numbers."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        sys.exit(f"{variable}={text}: expected a number")
+    return number
+
+
 class Runner:
     """Runs parts. Updates the log and the table after each part, so that they are complete whenever it is stopped."""
 
@@ -104,15 +120,16 @@ class Runner:
         self.outcomes: list[Outcome] = []
         self._parts = parts
         self._out = out
-        self._slowdown = int(os.environ.get("SLOWDOWN") or 1)
-        self._spent_s = float(os.environ.get("SPENT_S") or 0)  # before this program started
+        self._slowdown = number_of("SLOWDOWN", 1.0)
+        self._budget_s = number_of("BUDGET_S", 0.0)  # 0: that of the call
+        self._spent_s = number_of("SPENT_S", 0.0)  # before this program started
         self._deadline = 0.0
         self._call_times: list[str] = []
         out.mkdir(parents=True, exist_ok=True)
         (out / "gpu.log").write_text("")
 
     def run_call(self, call: str, chosen: Sequence[Part]) -> None:
-        budget_s = int(os.environ.get("BUDGET_S") or CALLS[call].budget_s) * self._slowdown
+        budget_s = (self._budget_s or CALLS[call].budget_s) * self._slowdown
         began = time.monotonic() - self._spent_s
         self._spent_s = 0.0
         self._deadline = began + budget_s
@@ -124,14 +141,14 @@ class Runner:
             self.outcomes.append(outcome)
             print(f"{outcome.verdict} {outcome.name}, {outcome.seconds:.0f} s", flush=True)
             self._write_table()
-        self._call_times.append(f"{call} {time.monotonic() - began:.0f} of {budget_s} s")
+        self._call_times.append(f"{call} {time.monotonic() - began:.0f} of {budget_s:.0f} s")
         self._write_table()
 
     def _run(self, part: Part) -> Outcome:
         left_s = self._deadline - time.monotonic()
         missing = [product for product in part.needs if not self._parts.path_of(product).exists()]
-        if self._parts.leaves_out(part):
-            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.gpu_only])
+        if self._parts.is_skipped(part):
+            return Outcome(part.name, "SKIP", 0, part.expected_s, [part.cpu_skip_reason])
         if left_s < TOO_LATE_S:
             return Outcome(part.name, "SKIP", 0, part.expected_s, ["the time is used up"])
         if missing:
@@ -222,4 +239,4 @@ def figures(lines: Sequence[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
+from benchmarks.gpu.run_script import ScriptRunner, run_script
+from benchmarks.processes import end_of
 from benchmarks.speed.training_step import context_of
 
 SAME_SCORE = 0.01  # AP over few images changes if a single box falls on the other side of a threshold

@@ -15,21 +15,24 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.environment import ROOT
 from benchmarks.speed.training_step import build_step, make_batches, stepper
-from benchmarks.speed.turns import ROOT
+from engine.train.step import TrainStep
 
 WARM = 3  # steps before the observed ones; the first step creates states and constants
 STEPS = 4  # number of observed steps
 WAITING = "called a synchronizing CUDA operation"
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "is_nonzero", "unique_dim", "equal")
-CALLERS = 2
-RENDERERS = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}  # flags of train.py
+SHOWN_CALLERS = 2
+# Flags of train.py by the source of its images.
+IMAGE_SOURCES = {"images from workers": [], "images rendered on the device": ["--render-on", "device"]}
 
 
 def place() -> str:
@@ -45,18 +48,30 @@ def place() -> str:
         frame = frame.f_back
     if not lines:
         return "no line of the program"
-    return " from ".join(lines[: CALLERS + 1])
+    return " from ".join(lines[: SHOWN_CALLERS + 1])
+
+
+@contextlib.contextmanager
+def sync_debug_mode(mode: str) -> Iterator[None]:
+    """Lets torch "warn" of operations that wait for the device, or raise an "error"."""
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class WarnedWaits(contextlib.AbstractContextManager):
-    """Counts the warnings of `torch.cuda.set_sync_debug_mode` by place."""
+    """Counts torch's warnings of operations that wait, by place."""
+
+    counted = "waits"
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
-        self._filters = warnings.catch_warnings()
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> WarnedWaits:
-        self._filters.__enter__()
+        self._stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("always")
         shown = warnings.showwarning
 
@@ -67,43 +82,54 @@ class WarnedWaits(contextlib.AbstractContextManager):
                 shown(message, *others, **named)
 
         warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode("warn")
+        self._stack.enter_context(sync_debug_mode("warn"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.cuda.set_sync_debug_mode("default")
-        self._filters.__exit__()
+        self._stack.close()
 
 
 class WaitingOperations(TorchDispatchMode):
-    """Counts operations that wait, or would on a GPU, by name and place."""
+    """Counts operations that wait on a GPU, by name and place."""
 
-    def __init__(self, on_gpu: bool) -> None:
+    counted = "waiting operations, one by one"
+
+    def __init__(self) -> None:
         super().__init__()
         self.places: Counter[str] = Counter()
-        self._on_gpu = on_gpu
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
         name = function.name().removeprefix("aten::")
-        if not self._on_gpu:
-            if name.split(".")[0] in READS or is_masked(name, args):
-                self.places[f"{name} at {place()}"] += 1
-            return function(*args, **kwargs)
-        torch.cuda.set_sync_debug_mode("error")
         try:
-            result = function(*args, **kwargs)
+            with sync_debug_mode("error"):
+                result = function(*args, **kwargs or {})
         except RuntimeError as error:
             if WAITING not in str(error):
                 raise
             self.places[f"{name} at {place()}"] += 1
-            torch.cuda.set_sync_debug_mode("default")
-            return function(*args, **kwargs)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+            return function(*args, **kwargs or {})
         if copies_from_pageable_memory(name, args, result):
             self.places[f"{name} from memory that is not page-locked at {place()}"] += 1
         return result
+
+
+class ValueReads(TorchDispatchMode):
+    """Counts operations on a CPU that would wait on a GPU, by name and place."""
+
+    counted = "reads of values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().removeprefix("aten::")
+        if name.split(".")[0] in READS or is_masked(name, args):
+            self.places[f"{name} at {place()}"] += 1
+        return function(*args, **kwargs or {})
+
+
+Watcher = WarnedWaits | WaitingOperations | ValueReads
 
 
 def is_masked(name: str, args: tuple) -> bool:
@@ -122,9 +148,9 @@ def copies_from_pageable_memory(name: str, args: tuple, result: object) -> bool:
     return result.device.type == "cuda" and not source.is_pinned()
 
 
-def watchers(device: str) -> list[WarnedWaits | WaitingOperations]:
+def watchers(device: str) -> list[Watcher]:
     """Returns watchers, each of which observes `STEPS` steps."""
-    return [WaitingOperations(False)] if device == "cpu" else [WarnedWaits(), WaitingOperations(True)]
+    return [ValueReads()] if device == "cpu" else [WarnedWaits(), WaitingOperations()]
 
 
 def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
@@ -149,9 +175,7 @@ def waits_of_steps(options: argparse.Namespace) -> Iterator[str]:
     verdict(waiting, broken)
 
 
-def waits_of_step(
-    model: str, optimizer: str, amp: str, options: argparse.Namespace
-) -> list[WarnedWaits | WaitingOperations]:
+def waits_of_step(model: str, optimizer: str, amp: str, options: argparse.Namespace) -> list[Watcher]:
     take_step = build_step(model, device=options.device, amp=amp, optimizer=optimizer)
     step = stepper(take_step, make_batches(2, options.batch_size, options.imgsz, take_step.ctx.device, like_coco=True))
     for _ in range(WARM):
@@ -166,73 +190,87 @@ def waits_of_step(
 
 def waits_of_loop(options: argparse.Namespace) -> Iterator[str]:
     """Yields the same lines as `waits_of_steps` about trainings by train.py in this process: loader, prefetcher, step
-    and the rest of the loop, with the first ``--layouts`` of `RENDERERS`."""
+    and the rest of the loop, with the first ``--image-sources`` of `IMAGE_SOURCES`."""
     waiting = []
     broken = []
-    for feed, flags in list(RENDERERS.items())[: options.layouts]:
+    for source, flags in list(IMAGE_SOURCES.items())[: options.image_sources]:
         try:
             watched = waits_of_training(options, flags)
         except KeyboardInterrupt:
             raise
         except BaseException:  # train.py ends with exceptions of many kinds
             traceback.print_exc()
-            broken.append(feed)
-            yield f"{feed}: fails, see the log"
+            broken.append(source)
+            yield f"{source}: fails, see the log"
             continue
-        yield from described(feed, watched)
+        yield from described(source, watched)
         if any(watcher.places for watcher in watched):
-            waiting.append(feed)
+            waiting.append(source)
     verdict(waiting, broken)
 
 
-def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[WarnedWaits | WaitingOperations]:
+class ObservedSteps(contextlib.AbstractContextManager):
+    """Lets watchers observe a training, one after another: each from the beginning of a step to that of the step
+    `STEPS` later, with everything in between."""
+
+    def __init__(self, watched: Sequence[Watcher]) -> None:
+        self.begun = 0  # number of steps
+        self._watcher_of_step = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
+        self._end = WARM + STEPS * len(watched)
+        self._observing = contextlib.ExitStack()
+
+    def __exit__(self, *_: object) -> None:
+        self._observing.close()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.begun > self._end
+
+    def begin_step(self) -> None:
+        watcher = self._watcher_of_step.get(self.begun)
+        if watcher is not None or self.begun == self._end:
+            self._observing.close()
+        if watcher is not None:
+            self._observing.enter_context(watcher)
+        self.begun += 1
+
+
+def waits_of_training(options: argparse.Namespace, flags: list[str]) -> list[Watcher]:
+    """Returns watchers of a training by train.py with further ``flags``. Raises RuntimeError if it is too short."""
     import train
-    from engine.train.step import TrainStep
 
     watched = watchers(options.device)
+    observed = ObservedSteps(watched)
     take_step = TrainStep.__call__
-    taken = 0
-    begins = {WARM + STEPS * number: watcher for number, watcher in enumerate(watched)}
-    watching: list[WarnedWaits | WaitingOperations] = []
 
-    def counting(self: TrainStep, *args, **kwargs) -> None:
-        """Observes from one call to the next, including everything between two steps."""
-        nonlocal taken
-        if taken in (*begins, WARM + STEPS * len(watched)):
-            while watching:
-                watching.pop().__exit__(None, None, None)
-        if taken in begins:
-            watching.append(begins[taken])
-            begins[taken].__enter__()
-        taken += 1
+    def take_observed_step(self: TrainStep, *args, **kwargs) -> None:
+        observed.begin_step()
         take_step(self, *args, **kwargs)
 
-    with tempfile.TemporaryDirectory() as folder:
-        TrainStep.__call__ = counting
-        try:
-            train.main(
-                ["--data", options.data, "--model", options.models[0], "--imgsz", str(options.imgsz), "--batch-size",
-                 str(options.batch_size), "--epochs", "1", "--device", options.device, "--workers", "2", "--noplots",
-                 "--val-every", "0", "--project", folder, "--cache-dir", folder, *flags]
-            )  # fmt: skip
-        finally:
-            TrainStep.__call__ = take_step
-            while watching:
-                watching.pop().__exit__(None, None, None)
-    if taken <= WARM + STEPS * len(watched):
-        raise RuntimeError(f"an epoch of {taken} steps is too short to look at")
+    with tempfile.TemporaryDirectory() as folder, observed, patch.object(TrainStep, "__call__", take_observed_step):
+        train.main(
+            ["--data", options.data, "--model", options.models[0], "--imgsz", str(options.imgsz), "--batch-size",
+             str(options.batch_size), "--epochs", "1", "--device", options.device, "--workers", "2", "--noplots",
+             "--val-every", "0", "--project", folder, "--cache-dir", folder, *flags]
+        )  # fmt: skip
+    if not observed.is_complete:
+        raise RuntimeError(f"an epoch of {observed.begun} steps is too short to look at")
     return watched
 
 
-def described(case: str, found: list[WarnedWaits | WaitingOperations]) -> Iterator[str]:
-    names = ("waits", "waiting operations, one by one") if len(found) == 2 else ("reads of values",)
-    for name, watcher in zip(names, found):
-        yield f"{case}: {watcher.places.total() / STEPS:g} {name} a step"
+def described(case: str, watched: Sequence[Watcher]) -> Iterator[str]:
+    for watcher in watched:
+        yield f"{case}: {watcher.places.total() / STEPS:g} {watcher.counted} a step"
         for line, number in watcher.places.most_common():
             yield f"{case}: {number / STEPS:g} a step: {line}"
 
 
 def verdict(waiting: list[str], broken: list[str]) -> None:
-    texts = [f"{kind}: {', '.join(names)}" for kind, names in (("the host waits", waiting), ("fails", broken)) if names]
-    if texts:
-        sys.exit("; ".join(texts))
+    """Raises SystemExit if there are cases in which the host waits, or that fail."""
+    problems = []
+    if waiting:
+        problems.append(f"the host waits: {', '.join(waiting)}")
+    if broken:
+        problems.append(f"fails: {', '.join(broken)}")
+    if problems:
+        sys.exit("; ".join(problems))

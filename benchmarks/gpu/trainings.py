@@ -8,7 +8,6 @@ import argparse
 import csv
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,16 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.gpu.run_script import ScriptRunner, end_of, run_script
-from benchmarks.speed.step import Sides, step_flags
-from benchmarks.speed.turns import PEER_SIDE, ROOT
+from benchmarks.gpu.run_script import ScriptRunner, run_script
+from benchmarks.peer import PEER_SIDE
+from benchmarks.processes import end_of, run_process
+from benchmarks.speed.step import StepProcesses, step_flags
 from data.source.dataset_yaml import load_dataset_spec
 from data.source.files import list_split
 
 OPTIMIZER = "SGD"  # optimizer of timed trainings, on both sides
-# Flags by the way in which timed trainings get their images; `FALLBACK` is timed only if no other way works.
-FEEDS = {
+# Flags by the source of a timed training's images; `FALLBACK` is timed only if no other source works.
+IMAGE_SOURCES = {
     "images from workers, cache ram": ["--cache", "ram"],
     "images rendered on the device, cache device": ["--render-on", "device", "--cache", "device"],
 }
@@ -68,7 +68,8 @@ class Rates:
 
 
 def time_training(options: argparse.Namespace, rates: Rates | None = None) -> Iterator[str]:
-    """Yields images per second of the step alone, of trainings on ``--data`` with the first ``--layouts`` of `FEEDS`,
+    """Yields images per second of the step alone, of trainings on ``--data`` with the first
+    ``--image-sources`` of `IMAGE_SOURCES`,
     and of the peer's training, and their ratios. Raises SystemExit if one of them fails."""
     case = f"{options.model} batch {options.batch_size} {OPTIMIZER}"
     measure = rates or Rates(step_rate, our_speed, peer_speed)
@@ -76,17 +77,18 @@ def time_training(options: argparse.Namespace, rates: Rates | None = None) -> It
     yield f"{case}: step alone, in a run too short for cuDNN's search, {alone:.0f} images/s"
     ours: list[float] = []
     problems: list[str] = []
-    feeds = list(FEEDS)[: options.layouts]
-    for feed in (*feeds, FALLBACK):
-        if feed == FALLBACK and ours:
+    sources = list(IMAGE_SOURCES)[: options.image_sources]
+    for source in (*sources, FALLBACK):
+        if source == FALLBACK and ours:
             break
         try:
-            rate, waiting = measure.ours(options, FEEDS.get(feed, []))
+            rate, waiting = measure.ours(options, IMAGE_SOURCES.get(source, []))
         except SystemExit as error:  # the others' figures are still worth having
-            problems.append(f"{feed}: {end_of(error)}")
+            problems.append(f"{source}: {end_of(error)}")
             continue
         ours.append(rate)
-        yield f"{case}, {feed}: {rate:.0f} images/s, {rate / alone:.2f} of the step alone; waits for data {waiting:.0%}"
+        share = f"{rate / alone:.2f} of the step alone"
+        yield f"{case}, {source}: {rate:.0f} images/s, {share}; waits for data {waiting:.0%}"
     if options.peer:
         try:
             peer = measure.peer(options)
@@ -106,7 +108,7 @@ def step_rate(options: argparse.Namespace) -> float:
     """
     steps = 1 if options.device == "cpu" else 20
     flags = step_flags(imgsz=options.imgsz, device=options.device, steps=steps)
-    with Sides(["auto"], flags, own_flags=["--short-run"]) as sides:
+    with StepProcesses(["auto"], flags, own_flags=["--short-run"]) as sides:
         turn = sides.measure("auto", model=options.model, batch_size=options.batch_size, optimizer=OPTIMIZER)
     if "error" in turn:
         sys.exit(turn["error"])
@@ -114,17 +116,18 @@ def step_rate(options: argparse.Namespace) -> float:
 
 
 def our_speed(
-    options: argparse.Namespace, feed: Sequence[str], *, run: ScriptRunner = run_script
+    options: argparse.Namespace, source_flags: Sequence[str], *, run: ScriptRunner = run_script
 ) -> tuple[float, float]:
     """Returns images per second (`epoch_rate`), and the fraction of the time in which the loop waits for data.
 
-    ``feed``: flags of train.py.
+    ``source_flags``: flags of train.py that choose the source of images.
     """
     with tempfile.TemporaryDirectory() as folder:
         run(options, "train.py", "--data", options.data, "--model", options.model, "--imgsz", str(options.imgsz),
             "--batch-size", str(options.batch_size), "--epochs", str(options.epochs + 1), "--optimizer", OPTIMIZER,
-            "--workers", str(workers()), "--val-every", "0", "--noplots", "--cache-dir", str(Path(folder, "index")),
-            "--project", folder, "--name", "exp", *feed, "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip
+            "--workers", str(worker_count()), "--val-every", "0", "--noplots", "--project", folder, "--name", "exp",
+            "--cache-dir", str(Path(folder, "index")), *source_flags,
+            "--set", "close_mosaic=0", "close_scale=0")  # fmt: skip
         rows = read_csv(Path(folder, "exp", "results.csv"))
     waiting = statistics.median(float(row["speed/data_wait"]) for row in rows[1:-1])
     return epoch_rate(training_images(options.data), [float(row["time"]) for row in rows]), waiting
@@ -135,13 +138,11 @@ def peer_speed(options: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             options.peer, str(PEER_SIDE), "train", "--data", options.data, "--model", f"{options.model}.yaml",
-            "--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--workers", str(workers()),
+            "--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--workers", str(worker_count()),
             "--device", options.device, "--epochs", str(options.epochs + 1), "--cache", "ram", "--no-val",
             "--project", folder, "--set", f'optimizer="{OPTIMIZER}"', "close_mosaic=0",
         ]  # fmt: skip
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        run_process(command)
         rows = read_csv(next(Path(folder).rglob("results.csv")))
     return epoch_rate(training_images(options.data), [float(row["time"]) for row in rows])
 
@@ -162,7 +163,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return [{name.strip(): cell for name, cell in row.items()} for row in csv.DictReader(file)]
 
 
-def workers() -> int:
+def worker_count() -> int:
     return max(1, min((os.cpu_count() or 2) - 2, 14))
 
 

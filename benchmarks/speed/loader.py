@@ -13,15 +13,19 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.speed.dataset_copy import copied
+from benchmarks.dataset_copy import copied
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.peer import PEER_SIDE, find_peer
 from benchmarks.speed.report import Comparison, add_flags, show
-from benchmarks.speed.turns import PEER_SIDE, alternate
+from benchmarks.speed.sides import alternate
 from utils.config.recipes import hyperparameters_from
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.loader", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--data", required=True, help="data set YAML that both sides can read")
+    parser.add_argument(
+        "--data", required=True, help="data set with YOLO labels: YAML, folder, or name in configs/data"
+    )
     parser.add_argument("--imgsz", type=int, nargs="+", default=[640, 320], help="pixels")
     parser.add_argument(
         "--cache", nargs="+", default=["none", "ram"], choices=("none", "ram", "disk"), help="cache of both sides"
@@ -32,6 +36,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], dest="override", help="hyper-parameters of our side, key=value")
     add_flags(parser)
     options = parser.parse_args()
+    options.peer = find_peer(options.peer)
     with copied(options.data) as data:
         rows = [compare(options, str(data), cache, size) for cache in options.cache for size in options.imgsz]
     title = f"Loader, {Path(options.data).stem}, batch {options.batch_size}, {options.workers} workers"
@@ -49,18 +54,19 @@ def compare(options: argparse.Namespace, data: str, cache: str, size: int) -> Co
         commands["peer"] = [options.peer, str(PEER_SIDE), *shared]
     results = alternate(commands, options.rounds)
     if options.peer:
-        check_strength(results["peer"][0])
-    rates = {name: [r["rate"] for r in values] for name, values in results.items()}
-    return Comparison(f"{size} px, cache {cache}", "images/s", rates["ours"], rates.get("peer", []), True)
+        check_equal_augmentation(results["peer"][0]["settings"])
+    rates = {name: [result["rate"] for result in side_results] for name, side_results in results.items()}
+    label = f"{size} px, cache {cache}"
+    return Comparison(label, "images/s", rates["ours"], rates.get("peer", []), higher_is_better=True)
 
 
-def check_strength(peer: dict) -> None:
-    """Raises SystemExit if the peer augments with other settings."""
+def check_equal_augmentation(peer_settings: dict[str, float]) -> None:
+    """Raises SystemExit if the peer augments with other settings than our defaults."""
     ours = asdict(hyperparameters_from(""))
-    differing = {name: (ours[name], value) for name, value in peer["settings"].items() if ours[name] != value}
+    differing = {name: (ours[name], value) for name, value in peer_settings.items() if ours[name] != value}
     if differing:
         sys.exit(f"the augmentation settings differ: {differing}")
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

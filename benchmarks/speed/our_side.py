@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.speed.turns import BOXES_AN_IMAGE, rate_of, seconds_of, take_turns
+from benchmarks.speed.turns import BOXES_PER_IMAGE, rate_of, seconds_of, take_turns
 from utils.process.entrypoint import run_main
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def step_turns(options: argparse.Namespace) -> None:
 
     def build(model: str, batch_size: int, optimizer: str) -> tuple[TrainStep, Callable[[], None]]:
         take_step = build_timed_step(options, model, batch_size, optimizer)
-        batches = make_batches(2, batch_size, options.imgsz, take_step.ctx.device, BOXES_AN_IMAGE)
+        batches = make_batches(2, batch_size, options.imgsz, take_step.ctx.device, BOXES_PER_IMAGE)
         one_step = stepper(take_step, batches)
         for _ in range(3):
             one_step()

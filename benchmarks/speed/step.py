@@ -12,20 +12,29 @@ updates the weights with every batch. The peer's optimizer is always SGD. All pr
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.peer import PEER_SIDE, find_peer
+from benchmarks.processes import end_of
 from benchmarks.speed.report import Comparison, add_flags, show
-from benchmarks.speed.turns import PEER_SIDE, Side
+from benchmarks.speed.sides import Side
 
 PEER = "peer"
-ERROR_WIDTH = 300
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.step", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--model", nargs="+", default=["yolov8n"], help="names, or names with sizes: yolov8n:16,64")
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        type=sizes_of,
+        default=[("yolov8n", [])],
+        help="names, or names with batch sizes: yolov8n:16,64",
+    )
     parser.add_argument("--imgsz", type=int, default=320, help="side of the images, pixels")
     parser.add_argument(
         "--batch-size", type=int, nargs="+", default=[16], help="for models that are named without sizes"
@@ -38,25 +47,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="on CPUs; 0: torch's choice")
     add_flags(parser)
     options = parser.parse_args()
+    options.peer = find_peer(options.peer)
     rows = []
     errors = []
     flags = step_flags(imgsz=options.imgsz, device=options.device, steps=options.steps, threads=options.threads)
     own_flags = ["--compile"] if options.compile else []
-    with Sides(options.amp, flags, own_flags=own_flags, peer=options.peer) as sides:
-        for model, batch_size in sizes_of(options.model, options.batch_size):
-            model_rows, model_errors = compare(options, sides, model, batch_size)
-            rows += model_rows
-            errors += model_errors
+    with StepProcesses(options.amp, flags, own_flags=own_flags, peer=options.peer) as sides:
+        for model, batch_sizes in options.model:
+            for batch_size in batch_sizes or options.batch_size:
+                model_rows, model_errors = compare(options, sides, model, batch_size)
+                rows += model_rows
+                errors += model_errors
     show(f"Training step, {options.imgsz} px, device {options.device}", rows)
     if errors:
         sys.exit("; ".join(errors))
 
 
-def sizes_of(models: Sequence[str], otherwise: Sequence[int]) -> Iterator[tuple[str, int]]:
-    for named in models:
-        model, _, sizes = named.partition(":")
-        for batch_size in map(int, sizes.split(",")) if sizes else otherwise:
-            yield model, batch_size
+def sizes_of(named: str) -> tuple[str, list[int]]:
+    """Splits ``yolov8n:16,64`` into the model and its batch sizes. Raises argparse.ArgumentTypeError for other sizes
+    than numbers."""
+    model, _, sizes = named.partition(":")
+    try:
+        return model, [int(size) for size in sizes.split(",")] if sizes else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{named}: batch sizes must be numbers, as in yolov8n:16,64") from None
 
 
 def step_flags(*, imgsz: int, device: str, steps: int, threads: int = 0) -> list[str]:
@@ -64,7 +78,7 @@ def step_flags(*, imgsz: int, device: str, steps: int, threads: int = 0) -> list
     return ["--imgsz", str(imgsz), "--device", device, "--steps", str(steps), "--threads", str(threads)]
 
 
-class Sides(AbstractContextManager):
+class StepProcesses(AbstractContextManager):
     """Processes that time steps: ours by autocast type, and the peer's."""
 
     def __init__(
@@ -80,7 +94,7 @@ class Sides(AbstractContextManager):
         self._ended: dict[str, str] = {}  # reasons of the sides that ended by themselves
         self._stack = ExitStack()
 
-    def __enter__(self) -> Sides:
+    def __enter__(self) -> StepProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,44 +110,48 @@ class Sides(AbstractContextManager):
         try:
             if name not in self._sides:
                 self._sides[name] = self._stack.enter_context(Side(self._commands[name]))
-                self._sides[name].result()
+                self._sides[name].result()  # it is ready
             return self._sides[name].measure(**arguments)
         except SystemExit as error:  # the others' figures are still worth having
-            self._ended[name] = " ".join(str(error).split())[-ERROR_WIDTH:]
+            self._ended[name] = end_of(error)
             return {"error": self._ended[name]}
 
 
 def compare(
-    options: argparse.Namespace, sides: Sides, model: str, batch_size: int
+    options: argparse.Namespace, sides: StepProcesses, model: str, batch_size: int
 ) -> tuple[list[Comparison], list[str]]:
-    """Returns table rows and errors."""
-    ours: dict[tuple[str, str], list[dict]] = {}
+    """Lets the sides measure alternately. Returns table rows and errors."""
+    cases = list(itertools.product(options.amp, options.optimizer))
+    ours: dict[tuple[str, str], list[dict]] = {case: [] for case in cases}
     peer: list[dict] = []
     for _ in range(options.rounds):
-        for amp in options.amp:
-            for optimizer in options.optimizer:
-                turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
-                ours.setdefault((amp, optimizer), []).append(turn)
+        for amp, optimizer in cases:
+            turn = sides.measure(amp, model=model, batch_size=batch_size, optimizer=optimizer)
+            ours[amp, optimizer].append(turn)
         if PEER in sides:
             peer.append(sides.measure(PEER, model=f"{model}.yaml", batch_size=batch_size))
     peer_seconds, errors = seconds_or_error(peer, f"Ultralytics, {model} batch {batch_size}")
+    suffix = " compiled" if options.compile else ""
+    if peer and peer[0].get("batches_per_update", 1) > 1:
+        suffix += f" (peer: an update in {peer[0]['batches_per_update']} batches)"
     rows = []
     for (amp, optimizer), turns in ours.items():
-        label = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}"
-        if options.compile:
-            label += " compiled"
-        if peer and peer[0].get("batches_per_update", 1) > 1:
-            label += f" (peer: an update in {peer[0]['batches_per_update']} batches)"
+        label = f"{model} batch {batch_size} {turns[0].get('dtype', amp)} {optimizer}{suffix}"
         seconds, own_errors = seconds_or_error(turns, label)
-        if own_errors:
-            errors += own_errors
-            continue
-        rows.append(Comparison(label, "s", seconds, peer_seconds))
-        if options.device != "cpu":
-            rates = [batch_size / value for value in seconds]
-            peer_rates = [batch_size / value for value in peer_seconds]
-            rows.append(Comparison(label, "images/s", rates, peer_rates, higher_is_better=True))
+        errors += own_errors
+        if seconds:
+            rows += rows_of(label, seconds, peer_seconds, images=0 if options.device == "cpu" else batch_size)
     return rows, errors
+
+
+def rows_of(label: str, seconds: Sequence[float], peer_seconds: Sequence[float], *, images: int) -> list[Comparison]:
+    """Returns a row of seconds per step and, unless ``images`` per step is 0, a row of images per second."""
+    rows = [Comparison(label, "s", seconds, peer_seconds)]
+    if images:
+        rates = [images / value for value in seconds]
+        peer_rates = [images / value for value in peer_seconds]
+        rows.append(Comparison(label, "images/s", rates, peer_rates, higher_is_better=True))
+    return rows
 
 
 def seconds_or_error(turns: Sequence[dict], label: str) -> tuple[list[float], list[str]]:
@@ -145,4 +163,4 @@ def seconds_or_error(turns: Sequence[dict], label: str) -> tuple[list[float], li
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turns import BOXES_AN_IMAGE, rate_of, seconds_of, take_turns  # next to this file, which is started by its path
+from turns import BOXES_PER_IMAGE, rate_of, seconds_of, take_turns  # next to this file, which is started by its path
 
 if TYPE_CHECKING:
     import torch
@@ -32,23 +32,30 @@ def main() -> None:
     loader.add_argument("--workers", type=int, default=2)
     loader.add_argument("--cache", default="none")
     loader.add_argument("--seconds", type=float, default=6.0)
-    train = commands.add_parser("train")
-    train.add_argument("--data", required=True)
-    train.add_argument("--model", required=True)
-    train.add_argument("--workers", type=int, default=2)
-    train.add_argument("--epochs", type=int, default=2)
-    train.add_argument("--cache", default="none")
-    train.add_argument("--no-val", action="store_true")
-    train.add_argument("--project", required=True)
-    train.add_argument("--set", nargs="*", default=[], help="further settings as key=number")
-    for command in (step, loader, train):
+    training = commands.add_parser("train")
+    training.add_argument("--data", required=True)
+    training.add_argument("--model", required=True)
+    training.add_argument("--workers", type=int, default=2)
+    training.add_argument("--epochs", type=int, default=2)
+    training.add_argument("--cache", default="none")
+    training.add_argument("--no-val", action="store_true")
+    training.add_argument("--project", required=True)
+    training.add_argument("--set", nargs="*", default=[], help="further settings: key=JSON")
+    validation = commands.add_parser("val")
+    validation.add_argument("--weights", required=True)
+    validation.add_argument("--data", required=True)
+    validation.add_argument("--split", default="val")
+    validation.add_argument("--workers", type=int, default=2)
+    validation.add_argument("--project", required=True)
+    validation.add_argument("--name", required=True)
+    for command in (step, loader, training, validation):
         command.add_argument("--imgsz", type=int, default=640)
         command.add_argument("--batch-size", type=int, default=16)
         command.add_argument("--device", default="cpu")
         command.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
     prepare_import()
-    actions = {"step": step_turns, "loader": loader_turns, "train": train_one}
+    actions = {"step": step_turns, "loader": loader_turns, "train": train, "val": validate}
     actions[options.command](options)
 
 
@@ -126,9 +133,9 @@ def build_update(name: str, images: int, size: int, device: torch.device) -> Cal
     pixels = torch.randint(0, 256, (images, 3, size, size), generator=generator, dtype=torch.uint8)
     if on_gpu:
         pixels = pixels.pin_memory()
-    boxes = images * BOXES_AN_IMAGE
+    boxes = images * BOXES_PER_IMAGE
     targets = {
-        "batch_idx": torch.arange(images).repeat_interleave(BOXES_AN_IMAGE).float(),
+        "batch_idx": torch.arange(images).repeat_interleave(BOXES_PER_IMAGE).float(),
         "cls": torch.randint(0, 3, (boxes, 1), generator=generator).float(),
         "bboxes": torch.rand(boxes, 4, generator=generator) * 0.3 + 0.2,
     }
@@ -184,14 +191,14 @@ def loader_turns(options: argparse.Namespace) -> None:
     take_turns(lambda: augmentation | {"rate": rate_of((len(b["img"]) for b in batches), options.seconds)})
 
 
-def train_one(options: argparse.Namespace) -> None:
+def train(options: argparse.Namespace) -> None:
     """Trains with the peer's own trainer."""
     from ultralytics import YOLO
     from ultralytics.engine import trainer
 
     trainer.check_amp = lambda model: True  # would download a model to compare float16 with float32
     model = YOLO(options.model)
-    further = {key: json.loads(value) for key, value in (item.split("=") for item in options.set)}
+    further = {key: json.loads(value) for key, value in (item.split("=", 1) for item in options.set)}
     model.train(
         data=options.data,
         imgsz=options.imgsz,
@@ -205,6 +212,25 @@ def train_one(options: argparse.Namespace) -> None:
         plots=False,
         pretrained=options.model.endswith(".pt"),
         **further,
+    )
+
+
+def validate(options: argparse.Namespace) -> None:
+    """Validates with the peer's own validator, and writes ``project``/``name``/predictions.json."""
+    from ultralytics import YOLO
+
+    YOLO(options.weights).val(
+        data=options.data,
+        split=options.split,
+        imgsz=options.imgsz,
+        batch=options.batch_size,
+        workers=options.workers,
+        device=options.device,
+        project=options.project,
+        name=options.name,
+        exist_ok=True,
+        save_json=True,
+        plots=False,
     )
 
 

@@ -6,24 +6,31 @@ python -m benchmarks.speed.validate --weights yolov8n.pt --data coco128.yaml --p
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.speed.coco_scores import average_precision
-from benchmarks.speed.dataset_copy import copied
+from benchmarks.coco_scores import average_precision, require_pycocotools
+from benchmarks.dataset_copy import copied
+from benchmarks.entrypoint import run_benchmark
+from benchmarks.peer import PEER_SIDE, find_peer
+from benchmarks.processes import run_process
 from benchmarks.speed.report import Comparison, add_flags, show
-from benchmarks.speed.turns import ROOT
+from data.index.index_settings import IndexSettings
+from data.index.load import load_index
+from data.source.dataset_yaml import load_dataset_spec
+
+PEER = "peer"  # its name among the autocast types of our side
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.speed.validate", description=__doc__.split(":")[0])
     parser.add_argument("--weights", required=True, help="a checkpoint that both sides read")
-    parser.add_argument("--data", required=True, help="data set with YOLO labels")
+    parser.add_argument(
+        "--data", required=True, help="data set with YOLO labels: YAML, folder, or name in configs/data"
+    )
     parser.add_argument("--imgsz", type=int, default=640)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
@@ -31,38 +38,38 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     add_flags(parser)
     options = parser.parse_args()
+    options.peer = find_peer(options.peer)
+    require_pycocotools()
     with copied(options.data) as data, tempfile.TemporaryDirectory() as folder:
         show(f"Validation of {Path(options.data).stem}", compare(options, data, Path(folder)))
 
 
 def compare(options: argparse.Namespace, data: Path, folder: Path) -> list[Comparison]:
-    from data.index.index_settings import IndexSettings
-    from data.index.load import load_index
-    from data.source.dataset_yaml import load_dataset_spec
-
+    """Runs all commands alternately. Returns rows of times and scores for each autocast type."""
     commands = {amp: our_command(options, data, folder, amp) for amp in options.amp}
     if options.peer:
-        commands["peer"] = peer_command(options, data, folder / "peer")
+        commands[PEER] = peer_command(options, data, folder)
+    for command in commands.values():
+        time_process(command)  # scans the data set
     seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for turn in range(options.rounds + 1):
+    for _ in range(options.rounds):
         for name, command in commands.items():
-            spent = time_process(command)
-            if turn:  # the first one scans
-                seconds[name].append(spent)
-    index = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "index"), progress=False))
-    gt = index.ground_truth()
-    classes = len(index.names)
-    scores = {
-        name: average_precision(next((folder / name).rglob("predictions.json")), gt, classes) for name in commands
-    }
-    peer_seconds = seconds.get("peer", [])
-    peer_score = [scores["peer"]] if options.peer else []
+            seconds[name].append(time_process(command))
+    scores = scores_of(commands, data, folder)
     rows = []
     for amp in options.amp:
         case = f"{Path(options.weights).stem}, {options.imgsz} px, amp {amp}"
-        rows.append(Comparison(f"{case}: whole process", "s", seconds[amp], peer_seconds))
-        rows.append(Comparison(f"{case}: AP", "", [scores[amp]], peer_score, higher_is_better=True))
+        rows.append(Comparison(f"{case}: whole process", "s", seconds[amp], seconds.get(PEER, [])))
+        rows.append(Comparison(f"{case}: AP", "", scores[amp], scores.get(PEER, []), higher_is_better=True))
     return rows
+
+
+def scores_of(names: Iterable[str], data: Path, folder: Path) -> dict[str, list[float]]:
+    """Returns the AP of each command's predictions, one number in a list."""
+    index = load_index(load_dataset_spec(data), "val", IndexSettings(cache_dir=str(folder / "index"), progress=False))
+    gt = index.ground_truth()
+    classes = len(index.names)
+    return {name: [average_precision(folder / name / "exp" / "predictions.json", gt, classes)] for name in names}
 
 
 def our_command(options: argparse.Namespace, data: Path, folder: Path, amp: str) -> list[str]:
@@ -73,29 +80,17 @@ def our_command(options: argparse.Namespace, data: Path, folder: Path, amp: str)
 
 
 def peer_command(options: argparse.Namespace, data: Path, folder: Path) -> list[str]:
-    command = [str(Path(options.peer).parent / "yolo"), "detect", "val", f"model={options.weights}", f"data={data}"]
-    command += [f"imgsz={options.imgsz}", f"batch={options.batch_size}", f"device={options.device}"]
-    command += [f"workers={options.workers}", "save_json=True", "plots=False", f"project={folder}", "name=exp"]
-    return [*command, "exist_ok=True"]
+    command = [options.peer, str(PEER_SIDE), "val", "--weights", options.weights, "--data", str(data)]
+    command += ["--imgsz", str(options.imgsz), "--batch-size", str(options.batch_size), "--device", options.device]
+    return [*command, "--workers", str(options.workers), "--project", str(folder / PEER), "--name", "exp"]
 
 
 def time_process(command: Sequence[str]) -> float:
-    """Runs a process and returns its duration in seconds. Raises SystemExit, with its last lines of output, if it
-    fails."""
+    """Runs a process (`run_process`) and returns its duration in seconds."""
     started = time.perf_counter()
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"YOLO_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    run_process(command, variables={"YOLO_OFFLINE": "1"})
     return time.perf_counter() - started
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

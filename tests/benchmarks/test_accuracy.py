@@ -14,8 +14,9 @@ import yaml
 
 from benchmarks.accuracy import __main__ as tool
 from benchmarks.accuracy.runs import copy_data
-from benchmarks.accuracy.summary import Runs, difference, read_runs
+from benchmarks.accuracy.summary import VariantScores, difference, read_runs
 from benchmarks.accuracy.variants import Variant
+from benchmarks.entrypoint import run_benchmark
 from data.index.index_settings import IndexSettings
 from data.index.load import load_index
 from data.source.dataset_yaml import load_dataset_spec
@@ -40,6 +41,24 @@ splits = json.loads(Path({perfect!r}).read_text())
 }
 
 
+# Stands in for the peer's Python: it has Ultralytics, which finds the same objects, and numbers classes from 1.
+PEER = """\
+#!{python} -IS
+import json, os, sys
+
+if sys.argv[1] == "-c":
+    sys.exit(0)
+flags = dict(zip(sys.argv, sys.argv[1:]))
+if "val" in sys.argv:
+    folder = os.path.join(flags["--project"], flags["--name"])
+    os.mkdir(folder)
+    rows = json.load(open({perfect!r}))[flags["--split"]]
+    for row in rows:
+        row.update(category_id=row["category_id"] + 1, file_name=f"{{row['image_id']}}.jpg")
+    json.dump(rows, open(os.path.join(folder, "predictions.json"), "w"))
+"""
+
+
 class Tool:
     """Calls the program. The variants train with `SCRIPTS`."""
 
@@ -56,6 +75,9 @@ class Tool:
         perfect.write_text(json.dumps({"val": perfect_rows(self.data)}))
         for name, text in SCRIPTS.items():
             (tree / name).write_text(text.format(noted=str(self.noted), perfect=str(perfect)))
+        self.peer = folder / "peer"
+        self.peer.write_text(PEER.format(python=sys.executable, perfect=str(perfect)))
+        self.peer.chmod(0o755)
         monkeypatch.setattr(tool, "end_on_signals", lambda: None)
 
     @property
@@ -72,7 +94,7 @@ class Tool:
         words = [action, str(self.folder / "variants.yaml"), "--out", str(self.folder / "out"), *map(str, flags)]
         words += ["--weights-dir", str(self.folder), "--data", *map(str, data or [self.data])]
         self.monkeypatch.setattr(sys, "argv", ["accuracy", *words])
-        tool.main()
+        run_benchmark(tool.main)
 
     def refuses(self, match, *words, data=()):
         before = self.trained
@@ -106,6 +128,20 @@ def test_a_changed_variant_does_not_take_over_the_old_result(program):
         program.refuses("a: epochs changed since .*/out/a/data/0", action)
     results = [json.loads(path.read_text()) for path in program.folder.glob("out/a/data/*/result.json")]
     assert [result["val"] for result in results] == pytest.approx([1, 1])
+
+
+def test_the_peer_is_trained_and_scored_with_its_python_alone(program, capsys):
+    """No other program of its environment is needed."""
+    program.declare("a: {model: m, epochs: 2, revision: perfect}\np: {peer: ultralytics, model: m, epochs: 2}\n")
+    program.refuses("--peer is required", "run")
+    program("run", "--seeds", "0", "--peer", program.peer)
+    program("show", "--draws", "100", "--base", "p")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines if line.startswith(("| a |", "| p |"))] == [
+        ["| a", "1.0000 (1)"],
+        ["| p", "1.0000 (1)"],
+        ["| a", "+0.0000"],
+    ]
 
 
 def test_a_copy_is_of_one_data_set_with_yolo_labels(program, tmp_path):
@@ -157,7 +193,7 @@ def test_the_interval_covers_sets_seeds_and_images():
         images = rng.normal(0, 0.01, draws)  # drawn for both sides alike, so it cancels
         for side, gain in zip(sides, (0.0, gains[number])):
             ap = 0.5 + gain + rng.normal(0, 0.02, seeds)
-            side[str(number)] = Runs(ap, ap[:, None] + images, np.zeros(seeds))
+            side[str(number)] = VariantScores(ap, ap[:, None] + images, np.zeros(seeds))
     by_set, drawn = difference(*sides)
     assert np.mean(list(by_set.values())) == pytest.approx(gains.mean(), abs=0.002)
     expected = np.var(list(by_set.values())) / sets + 2 * 0.02**2 / seeds / sets

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import json
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -13,17 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.speed import our_side, step, turns
-from benchmarks.speed.coco_scores import average_precision
-from benchmarks.speed.dataset_copy import copied
+from benchmarks.peer import PEER_SIDE
+from benchmarks.speed import our_side, step
 from benchmarks.speed.report import Comparison
+from benchmarks.speed.sides import alternate
 from benchmarks.speed.training_step import build_step
-from data.source.dataset_yaml import load_dataset_spec
-from data.source.files import list_split
-from engine.evaluation.metrics import score_detections
-from engine.evaluation.tables import write_predictions
-from tests.helpers.scoring import random_case
-from tests.helpers.tiny import TINY_MODEL, write_dataset
+from tests.helpers.tiny import TINY_MODEL
 
 pytestmark = pytest.mark.benchmarks
 SIDE = """
@@ -37,11 +32,11 @@ take_turns(lambda: {{"turn": next(turn), "name": {name!r}}})
 
 
 def command(name: str) -> list[str]:
-    return [sys.executable, "-c", SIDE.format(folder=str(turns.PEER_SIDE.parent), name=name)]
+    return [sys.executable, "-c", SIDE.format(folder=str(PEER_SIDE.parent), name=name)]
 
 
 def test_both_sides_alternate():
-    results = turns.alternate({"a": command("a"), "b": command("b")}, rounds=3)
+    results = alternate({"a": command("a"), "b": command("b")}, rounds=3)
     assert results == {name: [{"turn": turn, "name": name} for turn in range(3)] for name in "ab"}
 
 
@@ -51,26 +46,7 @@ def test_the_ratio_is_of_medians_and_in_the_right_direction(higher, advantage):
     assert row.advantage == advantage
     assert row.cells()[-1] == f"{advantage:.2f}"
     assert Comparison("x", "s", [1.0]).advantage is None
-
-
-def test_a_copy_repeats_every_training_image(tmp_path):
-    original = write_dataset(tmp_path / "set", train=4, val=3)
-    with copied(str(original), times=3) as data:
-        spec = load_dataset_spec(data)
-        train, val = (list_split(spec, split) for split in ("train", "val"))
-        assert (len(train.images), len(val.images)) == (12, 3)
-        assert all(label.stamp is not None for label in train.labels)
-    assert not data.exists()
-
-
-@pytest.mark.parametrize("first_class", [0, 1])
-def test_peers_predictions_are_scored_with_any_class_numbering(tmp_path, first_class):
-    gt, table, classes = random_case(0)
-    path = tmp_path / "predictions.json"
-    write_predictions(path, table, gt)
-    rows = [row | {"category_id": row["category_id"] - 1 + first_class} for row in json.loads(path.read_text())]
-    path.write_text(json.dumps(rows))
-    assert average_precision(path, gt, classes) == pytest.approx(score_detections(gt, table, classes).ap, abs=1e-9)
+    assert Comparison("AP", "", [0.0], [0.0], higher_is_better=higher).cells() == ["AP", "0", "0", "1.00"]
 
 
 @pytest.mark.parametrize("images", [0, 16, 64])
@@ -105,9 +81,11 @@ class PeerModel(nn.Module):
 @pytest.fixture
 def peer(monkeypatch):
     """Our program for the peer's environment, in one where a few names of Ultralytics exist. Attributes: ``side``, the
-    program; ``models``, those that it builds; ``calls``, how often it calls what, by name."""
+    program; ``models``, those that it builds; ``calls``, how often it calls what, by name; ``validations``, their
+    settings."""
     calls = Counter()
     models = []
+    validations = []
     trainer = SimpleNamespace(check_amp=None)
 
     def build(*args, **options) -> PeerModel:
@@ -118,12 +96,15 @@ def peer(monkeypatch):
         calls["train"] += 1
         calls["check_amp"] += trainer.check_amp("a model") is True
 
+    def open_model(name: str) -> SimpleNamespace:
+        return SimpleNamespace(train=train, val=lambda **settings: validations.append({"model": name, **settings}))
+
     def init_seeds(seed: int, *, deterministic: bool) -> None:
         calls["deterministic"] += deterministic
 
     ema = SimpleNamespace(update=lambda model: calls.update(["ema"]))
     contents = {
-        "ultralytics": {"YOLO": lambda name: SimpleNamespace(train=train)},
+        "ultralytics": {"YOLO": open_model},
         "ultralytics.engine": {"trainer": trainer},
         "ultralytics.nn.tasks": {"DetectionModel": build},
         "ultralytics.utils": {"DEFAULT_CFG": None},
@@ -133,8 +114,10 @@ def peer(monkeypatch):
         module = ModuleType(name)
         vars(module).update(contents.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.syspath_prepend(str(turns.PEER_SIDE.parent))
-    return SimpleNamespace(side=importlib.import_module("ultralytics_side"), models=models, calls=calls)
+    monkeypatch.syspath_prepend(str(PEER_SIDE.parent))
+    return SimpleNamespace(
+        side=importlib.import_module("ultralytics_side"), models=models, calls=calls, validations=validations
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,8 +149,8 @@ def test_the_peers_steps_are_deterministic_and_timed_per_batch(peer, monkeypatch
     assert not torch.backends.cudnn.benchmark
 
 
-class StandingSides:
-    """Stands in for `benchmarks.speed.step.Sides`: turns of known length, of ours and of the peer."""
+class StandInProcesses:
+    """Stands in for `benchmarks.speed.step.StepProcesses`: turns of known length, of ours and of the peer."""
 
     def __init__(self, ours: dict, peer: dict) -> None:
         self.turns = {"auto": ours, step.PEER: peer}
@@ -182,25 +165,54 @@ class StandingSides:
 @pytest.mark.parametrize(("updates", "note"), [(4, " (peer: an update in 4 batches)"), (1, "")])
 def test_a_row_names_how_often_the_peer_updates_its_weights(updates, note):
     options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
+    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"seconds": 2.0, "batches_per_update": updates})
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == []
-    assert [row.what for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
+    assert [row.label for row in rows] == [f"yolov8n batch 16 bfloat16 SGD{note}"] * 2
     assert [row.advantage for row in rows] == [2.0, 2.0]
 
 
 def test_a_peer_that_fails_leaves_our_figures():
     options = Namespace(rounds=2, amp=["auto"], optimizer=["SGD"], compile=False, device="0")
-    sides = StandingSides({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
+    sides = StandInProcesses({"seconds": 1.0, "dtype": "bfloat16"}, {"error": "out of memory"})
     rows, errors = step.compare(options, sides, "yolov8n", 16)
     assert errors == ["Ultralytics, yolov8n batch 16: out of memory"]
     assert [row.advantage for row in rows] == [None, None]
 
 
+def test_the_peer_validates_the_split_that_it_is_told(peer, monkeypatch):
+    flags = [
+        "--weights",
+        "w.pt",
+        "--data",
+        "d.yaml",
+        "--split",
+        "test",
+        "--imgsz",
+        "64",
+        "--project",
+        "p",
+        "--name",
+        "n",
+    ]
+    monkeypatch.setattr(sys, "argv", ["ultralytics_side.py", "val", *flags])
+    peer.side.main()
+    (settings,) = peer.validations
+    assert settings["save_json"]
+    chosen = {"model": "w.pt", "data": "d.yaml", "split": "test", "imgsz": 64, "project": "p", "name": "n"}
+    assert settings.items() >= chosen.items()
+
+
+def test_a_model_without_numbers_as_batch_sizes_is_refused():
+    assert step.sizes_of("yolov8n:16,64") == ("yolov8n", [16, 64])
+    with pytest.raises(argparse.ArgumentTypeError, match="yolov8n:x: batch sizes must be numbers"):
+        step.sizes_of("yolov8n:x")
+
+
 def test_the_peer_trains_without_the_download_of_its_test_of_float16(peer):
     names = ("data", "imgsz", "batch_size", "workers", "device", "epochs", "project")
     settings = dict.fromkeys(names, 1) | {"model": "yolov8n.yaml", "cache": "ram", "no_val": True, "set": []}
-    peer.side.train_one(Namespace(**settings))
+    peer.side.train(Namespace(**settings))
     assert (peer.calls["train"], peer.calls["check_amp"]) == (1, 1)
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import environment
 from benchmarks.gpu import checks
-from benchmarks.speed import report
 from tests.benchmarks.gpu.stand_ins import lines_and_failure
 
 pytestmark = pytest.mark.benchmarks
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.benchmarks
 
 def test_the_commit_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
-    assert report.commit() == "unknown"
+    assert environment.commit() == "unknown"
 
 
 @pytest.mark.parametrize(

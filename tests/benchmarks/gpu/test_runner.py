@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu.calls import CALLS, candidates, with_providers
-from benchmarks.gpu.parts import DRY, Part, Parts
-from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, judged, run_for
-from benchmarks.speed.turns import ROOT
+from benchmarks.gpu.parts import DRY_RUN_SIZES, Part, Parts
+from benchmarks.gpu.runner import Outcome, Runner, chosen_by_call, chosen_parts, judged, main, run_for
 from tests.benchmarks.gpu.stand_ins import all_parts
+from utils.errors import UserError
 
 pytestmark = pytest.mark.benchmarks
 # Packages that a GPU machine with nothing but torch's own requirements and OpenCV lacks.
@@ -71,10 +72,16 @@ def test_a_pattern_without_parts_is_refused(pattern: str, message: str):
         chosen_by_call(["first"], pattern, all_parts())
 
 
+def test_a_peer_that_does_not_exist_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PEER", str(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"peer .*/python: no such program"):
+        main(["--list"])
+
+
 def test_a_part_without_what_it_needs_fails_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An intermediate result is made once, not for each part that needs it."""
     monkeypatch.setenv("BUDGET_S", "60")
-    parts = Parts(DRY, tmp_path)
+    parts = Parts(DRY_RUN_SIZES, tmp_path)
     works = [sys.executable, "-c", ""]
     monkeypatch.setattr(parts, "provider", lambda product: Part("makes nothing", 1, works, product="weights"))
     runner = Runner(parts, tmp_path / "out")
@@ -94,16 +101,30 @@ def test_a_part_that_the_end_of_its_call_stops_has_not_failed(
     monkeypatch.setenv("BUDGET_S", "1")
     monkeypatch.setattr("benchmarks.gpu.runner.TOO_LATE_S", 0.1)
     sleeps = [sys.executable, "-c", "import time; print('figure: begun', flush=True); time.sleep(60)"]
-    runner = Runner(Parts(DRY, tmp_path), tmp_path / "out")
+    runner = Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
     runner.run_call("first", [Part("sleeps", expected_s, sleeps), Part("too late", 1, sleeps)])
     first, second = runner.outcomes
     assert (first.verdict, first.lines[:2]) == (verdict, ["begun", "! stopped after 1 s"])
     assert (second.verdict, second.lines) == ("SKIP", ["the time is used up"])
 
 
+def test_limits_may_be_fractions_and_must_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A quarter of two seconds is up before the part ends."""
+    monkeypatch.setenv("BUDGET_S", "2")
+    monkeypatch.setenv("SLOWDOWN", "0.25")
+    monkeypatch.setattr("benchmarks.gpu.runner.TOO_LATE_S", 0.1)
+    runner = Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
+    runner.run_call("first", [Part("sleeps", 100, [sys.executable, "-c", "import time; time.sleep(60)"])])
+    assert [outcome.verdict for outcome in runner.outcomes] == ["SKIP"]
+    for text in ("fast", "-1", "inf"):
+        monkeypatch.setenv("SLOWDOWN", text)
+        with pytest.raises(SystemExit, match=f"SLOWDOWN={text}: expected a number"):
+            Runner(Parts(DRY_RUN_SIZES, tmp_path), tmp_path / "out")
+
+
 def test_a_later_call_uses_what_an_earlier_one_has_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("BUDGET_S", "60")
-    parts = Parts(DRY, tmp_path)
+    parts = Parts(DRY_RUN_SIZES, tmp_path)
     works = [sys.executable, "-c", ""]
     parts.path_of("small").parent.mkdir()
     parts.path_of("small").touch()
@@ -159,8 +180,8 @@ def test_a_dry_run_passes_and_its_table_names_every_part(tmp_path: Path, call: s
     table = (tmp_path / "out" / "gpu.txt").read_text()
     assert table.strip() in done.stdout
     named = [row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")]
-    catalog = Parts(DRY, tmp_path)
+    catalog = Parts(DRY_RUN_SIZES, tmp_path)
     wanted = list(with_providers(chosen_parts(call, parts, catalog), catalog))
     assert {part.name for part in wanted} <= set(named)
     log = (tmp_path / "out" / "gpu.log").read_text()
-    assert all(f"===== {part.name}: " in log for part in wanted if not catalog.leaves_out(part))
+    assert all(f"===== {part.name}: " in log for part in wanted if not catalog.is_skipped(part))

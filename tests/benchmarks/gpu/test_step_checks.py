@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.environment import ROOT
 from benchmarks.gpu import equal, overflow, syncs
 from benchmarks.speed.training_step import build_step, make_batches
-from benchmarks.speed.turns import ROOT
 from engine.train.step import TrainStep
 from tests.helpers.tiny import TINY_MODEL
 
@@ -62,7 +62,7 @@ def test_a_host_sync_in_the_step_is_found_with_its_line(monkeypatch: pytest.Monk
     place = f"{Path(__file__).relative_to(ROOT)}:{line}"
     assert lines[1].startswith(f"yolov8n SGD: 1 a step: _local_scalar_dense at {place} from ")
     values = torch.arange(4.0)
-    with syncs.WaitingOperations(on_gpu=False) as watcher:
+    with syncs.ValueReads() as watcher:
         values[values > 1]  # by a mask
         values[torch.tensor([0, 1])]
     assert watcher.places.total() == 1

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
         lambda options, build: profile.kernels_of(options, TINY_MODEL, 2, "SGD", build=build),
         lambda options, build: profile.first_steps(options, build=build),
         lambda options, build: profile.loss_shares(options, build=build),
-        lambda options, build: compiled.time_steps(options, False, build=build),
+        lambda options, build: compiled.time_steps(options, is_compiled=False, build=build),
     ],
     ids=["kernels", "first steps", "loss", "compiled or not"],
 )

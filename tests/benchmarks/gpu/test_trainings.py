@@ -25,7 +25,7 @@ pytestmark = pytest.mark.benchmarks
 
 def training_options(**changes) -> Namespace:
     settings = {"data": "d.yaml", "model": "yolov8n", "imgsz": 64, "batch_size": 4, "epochs": 3, "device": "0"}
-    return Namespace(**settings | {"layouts": 1, "peer": ""} | changes)
+    return Namespace(**settings | {"image_sources": 1, "peer": ""} | changes)
 
 
 def write_results(folder: Path, seconds: list[float]) -> None:
@@ -70,7 +70,7 @@ def test_the_peers_rate_is_that_of_the_same_epochs(tmp_path: Path):
 
 @pytest.mark.parametrize(("ours", "peer"), [(900.0, 890.0), (100.0, 900.0)])
 def test_speeds_are_reported_and_never_fail(ours: float, peer: float):
-    rates = trainings.Rates(lambda options: 1000.0, lambda options, feed: (ours, 0.5), lambda options: peer)
+    rates = trainings.Rates(lambda options: 1000.0, lambda options, source_flags: (ours, 0.5), lambda options: peer)
     lines, reason = lines_and_failure(trainings.time_training(training_options(peer="python"), rates))
     assert reason == ""
     assert f"{ours / 1000:.2f} of the step alone" in lines[1]
@@ -78,8 +78,8 @@ def test_speeds_are_reported_and_never_fail(ours: float, peer: float):
 
 
 def test_a_training_that_fails_is_reported_after_the_others():
-    def our_speed(options: Namespace, feed: Sequence[str]) -> tuple[float, float]:
-        if feed:
+    def our_speed(options: Namespace, source_flags: Sequence[str]) -> tuple[float, float]:
+        if source_flags:
             sys.exit("no memory")
         return 500.0, 0.5
 

@@ -1,0 +1,55 @@
+"""Files of detections have the AP that this program computes, whichever side has written them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.coco_scores import average_precision, read_detections
+from data.labels.coco_classes import COCO_IDS
+from engine.evaluation.metrics import score_detections
+from engine.evaluation.tables import write_predictions
+from tests.helpers.scoring import random_case
+
+pytestmark = pytest.mark.benchmarks
+
+
+def as_the_peer(rows: list[dict]) -> list[dict]:
+    """Returns rows with classes from 1 and with file names."""
+    return [row | {"category_id": row["category_id"] + 1, "file_name": f"{row['image_id']}.jpg"} for row in rows]
+
+
+@pytest.mark.parametrize("side", ["ours", "peer"])
+def test_the_detections_of_either_side_are_scored(tmp_path: Path, side: str):
+    gt, table, classes = random_case(0)
+    gt = replace(gt, category_ids=tuple(range(classes)))
+    path = tmp_path / "predictions.json"
+    write_predictions(path, table, gt)
+    if side == "peer":
+        path.write_text(json.dumps(as_the_peer(json.loads(path.read_text()))))
+    expected = score_detections(gt, table, classes).ap
+    assert average_precision(path, gt, classes) == pytest.approx(expected, abs=1e-9)
+    assert score_detections(gt, read_detections(path, gt, classes), classes).ap == pytest.approx(expected, abs=1e-9)
+
+
+def test_cocos_ids_of_its_80_classes_are_read(tmp_path: Path):
+    gt, table, _ = random_case(0)
+    last = table.classes.max()
+    table = replace(table, classes=79 - last + table.classes)
+    path = tmp_path / "predictions.json"
+    write_predictions(path, table, replace(gt, category_ids=COCO_IDS))
+    read = read_detections(path, gt, len(COCO_IDS))
+    assert np.array_equal(read.classes, table.classes[np.argsort(table.image_index, kind="stable")])
+
+
+def test_detections_of_the_wrong_classes_do_not_score(tmp_path: Path):
+    """No numbering is chosen because it scores best."""
+    gt, table, classes = random_case(0)
+    gt = replace(gt, category_ids=tuple(range(1, classes + 1)))  # each detection is labeled as the next class
+    path = tmp_path / "predictions.json"
+    write_predictions(path, table, gt)
+    assert average_precision(path, gt, classes) < 0.1 * score_detections(gt, table, classes).ap
