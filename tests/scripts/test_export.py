@@ -91,6 +91,7 @@ def made_once() -> Exported:
 
 def export_and_move(destination: Path) -> None:
     folder = destination.with_name("exported")
+    shutil.rmtree(folder, ignore_errors=True)  # left by an export that failed
     stored = describe_location(write_dataset(folder / "set", train=6, val=4), str(folder / "set"), folder / "run")
     known = KNOWN | {"data": stored}
     known["origin"] = {"weights": "random weights", "license": "yours to choose"}
