@@ -146,14 +146,12 @@ def test_clipping_bounds_the_gradient():
     free([global_batch()], [6], 1)
     norm = free.reader.pop(leave=0)[0].grad_norm
     step, model = make_step(ctx, "anchor_free", clip_norm=norm / 4)
-    before = weights_of(model).clone()
     seen = []
     step.optimizer.step = lambda nonfinite: seen.append(
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     )
     step([global_batch()], [6], 1)
     assert float(seen[0]) == pytest.approx(norm / 4, rel=1e-3)
-    assert len(before)
 
 
 class _Poison(Criterion):
