@@ -256,10 +256,11 @@ def test_color_matrices_equal_their_definition():
 
 
 def test_small_thin_and_hidden_boxes_are_dropped():
-    boxes = np.array([[0, 0, 10, 10], [0, 0, 1.9, 10], [0, 0, 10, 1.9], [0, 0, 202, 2], [0, 0, 200, 2], [0, 0, 3, 3]])
-    full = np.array([100, 19, 19, 404, 400, 91.0])
+    boxes = np.array([[0, 0, 10, 10], [0, 0, 1.9, 10], [0, 0, 10, 1.9], [0, 0, 202, 2], [0, 0, 200, 2]])
+    full = np.array([100, 19, 19, 404, 400.0])
     assert MAX_ASPECT == 100
-    assert is_worth_keeping(boxes, full).tolist() == [True, False, False, False, True, False]
+    assert is_worth_keeping(boxes, full).tolist() == [True, False, False, False, True]
+    assert is_worth_keeping(np.array([[0, 0, 3, 3]] * 2), np.array([89.0, 91.0])).tolist() == [True, False]
 
 
 def moved(patches: list, canvas_hw: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -277,6 +278,16 @@ def test_labels_are_clipped_to_region_and_canvas():
     np.testing.assert_allclose(rows, [[1, 60, 60, 120, 120]])
     assert owner.tolist() == [1]
     assert moved([(labels[:0], *patch)], (120, 120))[0].shape == (0, 5)
+
+
+def test_visible_pieces_of_regions_to_ignore_are_kept():
+    """Without them, objects in the rest of the region would count as background."""
+    thin = [0.5, 0.5, 0.01, 0.5]
+    cut_off = [0.99, 0.5, 0.5, 0.5]  # 26 of 50 pixels are in the image, one of them in the patch
+    outside = [0.1, 0.1, 0.1, 0.1]
+    labels = np.array([[class_id, *box] for box in (thin, cut_off, outside) for class_id in (-1, 0)])
+    rows, _ = moved([(labels, (100, 100), (40, 0, 75, 100), np.eye(3))], (100, 100))
+    np.testing.assert_allclose(rows, [[-1, 49.5, 25, 50.5, 75], [-1, 74, 25, 75, 75]])
 
 
 @pytest.mark.parametrize("tilt", [0.0, 1e-3])
