@@ -87,6 +87,17 @@ def test_a_refused_data_set_leaves_no_file(command, tmp_path, monkeypatch, data,
     assert [path.name for path in tmp_path.iterdir()] == left
 
 
+def test_a_refused_data_set_leaves_the_file_that_another_call_has_written(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command("write_result(folder='a')")
+    lockstep.train({})
+    (file,) = Path("runs", "train").iterdir()
+    command("report_error(ValueError('refused')); sys.exit(2)")
+    with pytest.raises(lockstep.Error):
+        lockstep.train({})
+    assert file.exists()
+
+
 def test_a_folder_that_cannot_be_made_for_the_content_of_a_data_set_is_named(tmp_path, monkeypatch):
     """The error used to be a FileExistsError or NotADirectoryError."""
     (tmp_path / "file").touch()
