@@ -152,6 +152,18 @@ def test_packages_beside_each_other_import_in_one_direction():
     assert not [pair for pair in pairs if pair[::-1] in pairs]
 
 
+def test_no_test_file_is_imported():
+    """What several test files use is in a module of its own. Fixtures of a file do not apply where it is imported."""
+    imported = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for folder in ("tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+        for module in re.findall(r"^ *from ([\w.]+) import", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if module.rpartition(".")[2].startswith("test_")
+    ]
+    assert not imported
+
+
 def test_no_module_uses_eval_or_exec():
     found = [
         f"{name}:{node.lineno}: {node.func.id}"

@@ -24,8 +24,8 @@ from engine.inference.settings import DetectionSettings
 from models.detector import build_detector
 from models.postprocess.detections import select_for_validation
 from models.postprocess.selection import SELECTIONS
-from tests.data.render.test_device import SIZES, draw, packed
-from tests.engine.train.test_gpu_step import ALONE, CUDA, IGNORE, MODELS
+from tests.data.render.plans import SIZES, draw, packed
+from tests.engine.gpu_cases import ALONE, CUDA, IGNORE, MODELS
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.fake_streams import StreamOrder
 from tests.helpers.scoring import make_ground_truth

@@ -28,7 +28,7 @@ from tests.helpers.tiny import (
     write_model,
 )
 from tests.models.assigners.scenes import assign, cell_centers_px, random_scene
-from tests.models.postprocess.test_detections import brute_force
+from tests.models.postprocess.references import brute_force
 from utils.boxes import cxcywh_to_xyxy, iou
 from utils.config.settings import Hyperparameters
 from utils.files.checkpoint_file import read_checkpoint

@@ -23,7 +23,7 @@ from engine.formats.litert_format import LiteRtFormat, box_scale
 from engine.formats.metadata import ExportMetadata, parse_metadata
 from engine.inference.open_model import open_model
 from engine.inference.predictor import load
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import (
     FAMILIES,
     calibrated_detector,

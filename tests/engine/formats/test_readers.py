@@ -14,7 +14,7 @@ import torch
 from engine.formats.layouts import make_layout
 from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import calibrated_detector, noise_images, options, tiny_graph
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL

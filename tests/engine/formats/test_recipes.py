@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.formats.test_formats import NAMES, write_all
+from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.documents import blocks
 from tests.helpers.exports import calibrated_detector
 from tests.helpers.tiny import TINY_MODEL, write_detector

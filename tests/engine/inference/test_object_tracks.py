@@ -8,7 +8,6 @@ import json
 import sys
 import weakref
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -18,15 +17,14 @@ import detect
 from engine.commands import detect as detection
 from engine.inference import object_tracks
 from engine.inference.frames import Frame
-from engine.inference.image_detector import ImageDetections, ImageDetector
 from engine.inference.object_tracks import LOW_CONFIDENCE, ObjectTracks, new_tracker
 from engine.inference.predictor import Predictor, load
+from tests.engine.inference.known_detections import KnownDetections, with_known_detections
 from tests.helpers.moving_scene import (
     FPS,
     NAMES,
     SceneFrame,
     detections_in,
-    number_in,
     scene,
     scores_of,
     write_images,
@@ -47,28 +45,6 @@ pytestmark = pytest.mark.skipif(
 THRESHOLD = 0.5
 
 
-class Seen(NamedTuple):
-    """Stands in for the letterboxed images of a batch with the numbers of their frames."""
-
-    numbers: list[int]
-
-
-class KnownDetections(ImageDetector):
-    """Finds `detections_in` the frames of the scene, as many at once as on a GPU."""
-
-    frames: list[SceneFrame]
-
-    def prepare(self, images, settings, batch_size=0):
-        return [Seen([number_in(image) for image in images])]
-
-    def detect(self, prepared, settings):
-        tables = [detections_in(self.frames[number]) for seen in prepared for number in seen.numbers]
-        return [ImageDetections(table.take(table.scores > settings.conf), {}) for table in tables]
-
-    def images_at_once(self, batch_size=0):
-        return 16
-
-
 @pytest.fixture(scope="module")
 def frames() -> list[SceneFrame]:
     return list(scene())
@@ -87,12 +63,6 @@ def scene_weights(tmp_path_factory) -> Path:
 @pytest.fixture
 def predictor(scene_weights, frames) -> Predictor:
     return with_known_detections(load(scene_weights, device="cpu", conf=THRESHOLD, color="rgb"), frames)
-
-
-def with_known_detections(predictor: Predictor, frames: list[SceneFrame]) -> Predictor:
-    predictor.image_detector = KnownDetections(predictor.model, None)
-    predictor.image_detector.frames = frames
-    return predictor
 
 
 def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -13,7 +13,7 @@ from torch import nn
 from engine.optim.build import OptimizerSettings, build_optimizer
 from engine.parallel.ddp import DataParallel, average_buffers, bucket_mebibytes, freeze_unused, parallelize
 from engine.train.step import drop_zero_gradients
-from tests.engine.train.test_step import global_batch, make_step, weights_of
+from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.ranks import run_ranks
 from tests.helpers.scripts import SMALL, run_python

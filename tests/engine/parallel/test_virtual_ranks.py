@@ -9,7 +9,7 @@ import torch
 
 import train as train_script
 from engine.parallel.virtual_ranks import SubtreeSum, sum_over_processes
-from tests.engine.train.test_step import global_batch, make_step, weights_of
+from tests.engine.train.steps import global_batch, make_step, weights_of
 from tests.helpers.ranks import run_ranks
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, call, run_python

@@ -20,7 +20,7 @@ from engine.optim.schedule import StepPlan
 from engine.train import compile as compilation
 from engine.train.compile import Compilation, check_compilation, plan_compilation
 from models.detector import build_detector
-from tests.engine.train.test_step import make_step, weights_of
+from tests.engine.train.steps import make_step, weights_of
 from tests.helpers.messages import refused
 from tests.helpers.ranks import run_ranks
 from tests.helpers.tiny import TINY_MODEL, make_batch
