@@ -24,10 +24,9 @@ from utils.process.result_file import RESULT_VARIABLE, claim_result_file
 
 pytest.register_assert_rewrite("tests.helpers", "tests.robustness")  # so that PYTHONOPTIMIZE leaves their checks in
 from tests.helpers.preloaded import preloaded_python, python  # noqa: E402
+from tests.helpers.repository import ROOT, SHARED  # noqa: E402
 from tests.helpers.session import open_session_folder  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
 PLAIN_TYPES = (str, int, float, type(None))  # whose text is the same in all processes
 MAX_ID_CHARACTERS = 80
 

@@ -8,18 +8,17 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader, DistributedSampler
 
 from data.loading.loader import InfiniteDataLoader
 from data.loading.sampler import KeyedDistributedSampler
+from tests.helpers.repository import ROOT
 from tests.helpers.requirements import requirements
 from utils.distributed import agreement
 from utils.machine.packages import DISTRIBUTION_NAMES
 
-ROOT = Path(__file__).parents[1]
 LAYERS = ("utils", "data", "models", "engine", "tools")
 SCRIPTS = tuple(sorted(path.stem for path in ROOT.glob("*.py")))
 ALLOWED = {

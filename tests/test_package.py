@@ -22,13 +22,13 @@ import lockstep.settings
 import train
 from tests.helpers import settings_types
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.requirements import locked_versions, requirements
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.config.commands import COMMANDS
 from utils.program import VERSION
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("data", "engine", "models", "tools", "utils")
 MAX_TRACKED_BYTES = 1_000_000
 

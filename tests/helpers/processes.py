@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from utils.process.launch import torchrun_variables
 from utils.process.ports import free_port
 
-ROOT = Path(__file__).parents[2]
 LAUNCHED = tuple(torchrun_variables(0, 1, 1))
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from tests.helpers.repository import ROOT
 from utils.distributed.rendezvous import join_run
 from utils.process.launch import read_launch, torchrun_variables
 from utils.process.ports import free_port
@@ -66,7 +67,7 @@ def _start_server() -> None:
     """Starts the process that forks the ranks, unless it runs."""
     mp.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # or it would look for the packages here
+        patch.setenv("PYTHONPATH", str(ROOT))  # or it would look for the packages here
         forkserver.ensure_running()
 
 

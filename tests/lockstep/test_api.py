@@ -13,8 +13,9 @@ import lockstep
 from lockstep.keywords import parse_keywords
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import write_dataset, write_model
-from tests.lockstep.script_command import PRINT_SETTINGS, ROOT
+from tests.lockstep.script_command import PRINT_SETTINGS
 
 
 def test_a_run_is_started_or_continued_by_its_name(command, tmp_path, capsys):

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 
-ROOT = Path(__file__).parents[2]
 EPOCHS = 50
 
 

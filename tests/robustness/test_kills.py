@@ -34,12 +34,12 @@ import yaml
 
 from tests.helpers.preloaded import python
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content, assert_same_run
 from tests.helpers.scripts import SMALL
 from tests.helpers.tiny import write_dataset, write_model
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
 IMAGES = 18
 BATCH = 4
 STEPS_BETWEEN_KILLS = 5  # at most, on average; an epoch has as many

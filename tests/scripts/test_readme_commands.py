@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.documents import ROOT, blocks, commands
+from tests.helpers.documents import blocks, commands
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.tiny import TINY_MODEL, write_dataset, write_model
 
 DETECT = "\nprint(len(names), [len(part) for part in detect({image!r}, confidence=0.0)])\n"

@@ -27,9 +27,6 @@ from utils.config.settings import DetectConfig
 from utils.detections import DetectionTable
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared"
-
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
@@ -164,11 +161,10 @@ def _iou(a: np.ndarray, b: np.ndarray) -> float:
     return overlap / (_area(a) + _area(b) - overlap) if overlap else 0.0
 
 
-@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared")
-def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand(tmp_path):
+def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand(shared, tmp_path):
     """Two photos of COCO and a public checkpoint; labels, tiles, offsets and stitching without this program's code."""
-    weights = SHARED / "weights/yolov8n.pt"
-    source = SHARED / "datasets/coco128"
+    weights = shared / "weights/yolov8n.pt"
+    source = shared / "datasets/coco128"
     tile = 320
     images = [source / f"images/train2017/{number:012d}.jpg" for number in (9, 25)]
     (tmp_path / "val.txt").write_text("".join(f"{path}\n" for path in images))

@@ -9,7 +9,6 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +42,6 @@ from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 from utils.process.entrypoint import run_main
 
-ROOT = Path(__file__).parents[3]
 CPU = DistributedContext.single("cpu")
 SIZES = [*range(1, 16), *range(16, MAX_SHARD_IMAGES + 1, 8)]
 GIB = 2**30

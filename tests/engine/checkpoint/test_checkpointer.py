@@ -28,7 +28,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.schema import build
 
-ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
 DESCRIPTION = replace(checkpoint_of().description, names=["a", "b"], config=TrainConfig(epochs=3, batch_size=4))
 CONDITIONS = RunConditions(world_size=1, device="cpu", seconds=1.0, epoch_batches=4, images=16)

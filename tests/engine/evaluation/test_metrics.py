@@ -4,7 +4,6 @@ import gzip
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,6 @@ from engine.evaluation.metrics import CONFIDENCES, best_threshold, confusion_mat
 from engine.evaluation.tables import format_summary, missed_classes_text
 from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, random_case
 from utils.boxes import xywh_to_xyxy
-
-SHARED = Path(__file__).parents[3].parent / "shared"
 
 
 def stats_of(result):
@@ -69,11 +66,9 @@ def test_tied_scores_rank_by_image_id():
         pytest.param("yolov5n", 0, (0.3594, 0.5568, 0.3550, 0.1946, 0.4635, 0.5026), marks=pytest.mark.slow),
     ],
 )
-def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(name, first_id, expected):
-    predictions = SHARED / f"golden/{name}_coco128_predictions.json.gz"
-    annotations = SHARED / "datasets/coco128/annotations/instances_train2017.json"
-    if not predictions.exists() or not annotations.exists():
-        pytest.skip("no ../shared")
+def test_ap_equals_pycocotools_on_detections_of_public_checkpoints(shared, name, first_id, expected):
+    predictions = shared / f"golden/{name}_coco128_predictions.json.gz"
+    annotations = shared / "datasets/coco128/annotations/instances_train2017.json"
     with gzip.open(predictions) as file:
         rows = json.load(file)
     labels = json.loads(annotations.read_text())

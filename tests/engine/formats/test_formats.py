@@ -34,11 +34,11 @@ from tests.helpers.exports import (
 )
 from tests.helpers.messages import refused
 from tests.helpers.preloaded import python
+from tests.helpers.repository import ROOT
 from tests.helpers.session import session_file
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_detector
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 open_model = partial(opening.open_model, trust=True)
 

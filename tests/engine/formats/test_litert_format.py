@@ -36,7 +36,6 @@ from tests.helpers.scripts import call, error_of
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, write_detector, write_weights
 from utils.errors import UserError
 
-ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 FILE = "a.tflite"
 PACKAGES = ("litert_torch", "ai_edge_quantizer", "ai_edge_litert")

@@ -16,11 +16,11 @@ from engine.formats.metadata import ExportMetadata
 from engine.formats.onnx_format import OnnxFormat
 from tests.engine.formats.exported import NAMES, write_all
 from tests.helpers.exports import calibrated_detector, noise_images, options, tiny_graph
+from tests.helpers.repository import ROOT
 from tests.helpers.selection import select
 from tests.helpers.tiny import TINY_MODEL
 from utils.boxes import clip_xyxy
 
-ROOT = Path(__file__).parents[3]
 HEIGHT, WIDTH = 64, 96  # size of the canvas
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4) xyxy, scores (D,), classes (D,)
 

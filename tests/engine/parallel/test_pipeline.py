@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +11,13 @@ from torch import nn
 
 from tests.engine.parallel.pipeline_steps import SKIPPING, UNEQUAL, WHOLE, make_step, shards
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.scripts import SMALL, run_python
 from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, make_batch, write_dataset, write_model
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[3]
 SINGLE = DistributedContext.single()
 
 

@@ -17,8 +17,6 @@ from tests.helpers.tiny import TINY_ANCHOR_MODEL, TINY_MODEL, write_dataset, wri
 from utils.distributed.context import DistributedContext
 from utils.files.checkpoint_file import read_checkpoint
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Muon"])

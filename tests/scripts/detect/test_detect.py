@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -36,7 +35,6 @@ from utils.machine.threads import ReadAheadLimit
 from utils.pixels import GRAY
 from utils.program_folders import CONFIGS
 
-ROOT = Path(__file__).parents[3]
 SIZE = 64
 
 

@@ -44,9 +44,6 @@ from utils.errors import UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import read_result
 
-ROOT = Path(__file__).parents[3]
-
-
 EVERY_IMAGE = ("train/0", "train/1", "train/2", "train/3", "val/0", "val/1")
 
 

@@ -14,7 +14,8 @@ import pytest
 from engine.evaluation.metrics import Fitness
 from engine.run.results_csv import ResultsTable
 from tests.helpers.preloaded import python
-from tests.helpers.scripts import ROOT, call, error_of
+from tests.helpers.repository import ROOT
+from tests.helpers.scripts import call, error_of
 from tests.helpers.searches import RANGES, read_trials
 from tests.helpers.tiny import write_dataset
 from tools.experiment import training

@@ -1,12 +1,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from tests.helpers.repository import ROOT
 from utils.drawing import text
 from utils.drawing.draw import class_colors, draw_boxes, tile_images
 from utils.drawing.figures import (
@@ -83,7 +83,7 @@ def test_a_backend_that_is_not_there_changes_nothing(tmp_path, backend, work):
     """Notebooks set MPLBACKEND for the scripts that a cell starts, also for another Python."""
     code = "import numpy as np; from utils.drawing.text import text_mask; from utils.process.entrypoint import run_main"
     code += f"; from utils.drawing.figures import AxisLabels, heatmap_picture; {work}"
-    environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environ = {**os.environ, "MPLBACKEND": backend, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (tmp_path / "c.png").exists() == (work == PLOT)

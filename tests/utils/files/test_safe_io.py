@@ -6,14 +6,12 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from utils.files.safe_io import atomic_write, read_text, remove_half_written, write_csv, write_whole
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_an_atomic_write_leaves_only_the_complete_file(tmp_path):

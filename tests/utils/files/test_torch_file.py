@@ -15,6 +15,7 @@ from models.weights.safe_torch_file import ForeignFile
 from tests.helpers.hostile_files import greedy_programs, write_greedy_files
 from tests.helpers.preloaded import python
 from tests.helpers.ranks import run_ranks
+from tests.helpers.repository import ROOT
 from tests.helpers.run_checkpoints import checkpoint_of
 from tests.helpers.same_content import assert_same_content
 from tests.helpers.tiny import TINY_MODEL
@@ -23,7 +24,6 @@ from utils.errors import UserError
 from utils.files.checkpoint_file import read_checkpoint, write_checkpoint
 from utils.files.pickle_program import read_program
 
-ROOT = Path(__file__).parents[3]
 # Reads each file with some of three readers: as weights, to resume a run from it, or to start one with its model.
 READER = """
 import resource, sys, time

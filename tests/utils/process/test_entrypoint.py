@@ -9,17 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.processes import Processes
+from tests.helpers.repository import ROOT
 from utils.errors import FailedCheck, PeerFailure, Stopped, UserError
 from utils.process.entrypoint import run_main
 from utils.process.result_file import RESULT_VARIABLE, read_result
 from utils.process.spawn import spawn
-
-ROOT = Path(__file__).parents[3]
 
 
 def wrapped_interrupt() -> RuntimeError:

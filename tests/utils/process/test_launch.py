@@ -11,7 +11,8 @@ from importlib import import_module
 import pytest
 
 from tests.helpers.messages import refused
-from tests.helpers.processes import LAUNCHED, ROOT
+from tests.helpers.processes import LAUNCHED
+from tests.helpers.repository import ROOT
 from utils.config.commands import COMMANDS
 from utils.process.entrypoint import run_main
 from utils.process.launch import Launch, environment_of_child, read_launch, require_one_process, torchrun_variables

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.preloaded import python
-from tests.helpers.processes import ROOT
+from tests.helpers.repository import ROOT
 from utils.child import RunResult, start_child
 from utils.errors import PeerLost, UserError
 from utils.process.entrypoint import run_main

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.messages import refused
+from tests.helpers.repository import ROOT
 from tests.helpers.scripts import flag_error
 from utils.config.flags import words_of_settings
 from utils.config.other_programs.arguments import translate_argument
 from utils.config.other_programs.table import reason_for_refusal
 from utils.config.parser import parse_config
 from utils.config.settings import DetectConfig, ExportConfig, TrainConfig, ValConfig
-
-ROOT = Path(__file__).parents[4]
 
 
 def test_a_mode_does_not_replace_the_tracker_that_flags_name():
