@@ -76,16 +76,21 @@ def test_an_error_is_raised_once_and_waiting_content_is_dropped():
     assert disk.written == []
 
 
-def test_an_error_drops_no_files_that_are_just_being_submitted():
-    """Files that belong together, such as best.pt and last.pt, are dropped together or not at all."""
+def test_an_error_while_files_are_being_submitted_drops_all_of_them():
     disk = Disk()
+
+    class FilesDuringTheError(dict[Path, int]):
+        def __contains__(self, path: object) -> bool:  # `submit` looks for older content of these files
+            disk.go_on.set()
+            time.sleep(0.05)  # the write fails meanwhile
+            return super().__contains__(path)
+
     writer = BackgroundWriter(disk)
     writer.submit({A: -1})
     assert disk.started.wait(60)
-    with writer._lock:  # as `submit` holds it
-        writer._waiting[A] = 1
-        disk.go_on.set()
-        time.sleep(0.05)
-        assert writer._waiting == {A: 1}
+    writer.submit({B: 1})
+    writer.submit(FilesDuringTheError({A: 2}))
     writer.wait()
-    assert writer._waiting == {}
+    with pytest.raises(OSError, match="full"):
+        writer.flush()
+    assert disk.written == []
