@@ -201,7 +201,8 @@ def test_tiles_are_scored_as_pycocotools_scores_what_is_cut_and_stitched_by_hand
     truth = make_ground_truth(
         boxes, classes=classes, area=boxes[:, 2:].prod(1), image=image, num_images=len(images), num_classes=len(names)
     )
-    stats, _ = coco_evaluate(truth, make_table(*zip(*found)))
+    columns = dict(zip(("image", "boxes", "scores", "classes"), zip(*found)))
+    stats, _ = coco_evaluate(truth, make_table(**columns))
     assert results["ap"] > 0.2
     np.testing.assert_allclose([results[name] for name in ("ap", "ap50", "ap75")], stats[:3], atol=1e-6)
 

@@ -46,7 +46,14 @@ class Labels:
         offsets = np.searchsorted(self.image, np.arange(IMAGES + 1))
         names = [str(i) for i in range(IMAGES)]
         sizes = np.full((IMAGES, 2), 640)
-        index = index_of(["a", "b"], names, sizes, offsets, xyxy_to_xywh(self.boxes), self.classes)
+        index = index_of(
+            names=["a", "b"],
+            paths=names,
+            image_hw=sizes,
+            offsets=offsets,
+            boxes_xywh_px=xyxy_to_xywh(self.boxes),
+            classes=self.classes,
+        )
         return CheckedSplit("train", index)
 
 

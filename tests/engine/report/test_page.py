@@ -58,7 +58,14 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
     boxes = np.c_[rng.uniform(0, 1, (total, 2)) * (np.array([width, height]) - sides), sides]
     paths = [f"{i % 10}.jpg" for i in range(images)]
     offsets = np.r_[0, np.cumsum(counts)]
-    index = index_of(names, paths, np.tile(size, (images, 1)), offsets, boxes, rng.integers(0, len(names), total))
+    index = index_of(
+        names=names,
+        paths=paths,
+        image_hw=np.tile(size, (images, 1)),
+        offsets=offsets,
+        boxes_xywh_px=boxes,
+        classes=rng.integers(0, len(names), total),
+    )
     return replace(index, root=root, report=ScanReport.of([Finding(HOSTILE, BAD_ROW, HOSTILE)])).recounted()
 
 
@@ -77,7 +84,10 @@ def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0)
     xyxy = np.c_[xywh[:, :2], xywh[:, :2] + xywh[:, 2:]].clip(0, 120)
     scores = np.r_[rng.uniform(0.3, 1, boxes.shape[0]), rng.uniform(0, 0.7, far_image.size)]
     return make_table(
-        np.r_[image[found], far_image], xyxy, scores, np.r_[classes, rng.integers(0, len(index.names), far_image.size)]
+        image=np.r_[image[found], far_image],
+        boxes=xyxy,
+        scores=scores,
+        classes=np.r_[classes, rng.integers(0, len(index.names), far_image.size)],
     )
 
 
@@ -171,14 +181,14 @@ def test_a_page_states_what_is_missing(index, tmp_path):
     assert "No epoch is complete yet." in page.sections["Training"]
     assert "This page has no validation" in page.sections["Detections"]
     assert "This page has no validation" in page.sections["Summary"]
-    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table([], [], [], [])))
+    page = write_page(tmp_path, subject_of(index), HISTORY, scored(index, make_table()))
     assert "No detection is correct at any confidence." in page.sections["Summary"]
     assert "There are none." in page.sections["Suspicious labels"]
 
 
 def test_a_split_without_objects(tmp_path):
     empty = make_index(tmp_path, images=4, names=("a",), boxes_per_image=0)
-    detections = make_table([1], [[0, 0, 50, 50]], [0.9], [0])
+    detections = make_table(image=[1], boxes=[[0, 0, 50, 50]], scores=[0.9], classes=[0])
     page = write_page(tmp_path, subject_of(empty, empty), {}, scored(empty, detections))
     assert "There are no objects in 4 validation images: nothing can be scored" in page.sections["Summary"]
     assert "The train split has no boxes." in page.sections["Data"]

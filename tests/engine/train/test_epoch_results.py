@@ -34,7 +34,7 @@ def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
     truth = make_ground_truth(
         boxes, classes=classes, area=boxes[:, 2], image=classes, num_images=len(names), num_classes=len(names)
     )
-    table = make_table(classes, xywh_to_xyxy(boxes), np.full(len(names), 0.5), classes)
+    table = make_table(image=classes, boxes=xywh_to_xyxy(boxes), scores=np.full(len(names), 0.5), classes=classes)
     result = score_detections(truth, table, len(names))
     return replace(
         result,
