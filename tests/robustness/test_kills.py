@@ -72,7 +72,7 @@ def logged(folder: Path) -> dict[int, list[int]]:
 
 def launch(root: Path, name: str, world: int, epochs: int, logs: Path) -> Processes:
     logs.mkdir(parents=True)
-    run = Processes(root / f"{name}.txt", odd=f"save:2;log:{logs}")
+    run = Processes(root / f"{name}.txt", faults=f"save:2;log:{logs}")
     resumed = (root / name / "last.pt").exists()
     run.ranks(world, *(["--resume", str(root / name)] if resumed else flags(root, name, epochs)))
     return run
@@ -189,8 +189,8 @@ def prove_calls(root: Path, kills: int) -> None:
         """Continues in ``folder``, and is killed at that call of this process; 0: never. ``auto``: with the same
         command and ``--resume auto``, not with the path of the run."""
         folder.mkdir(parents=True, exist_ok=True)
-        odd = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
-        run = Processes(root / f"{folder.name}.txt", odd=odd)
+        faults = f"save:2;kill:{folder / 'calls'}:{number};set:data.index.read_images:_CHUNK:4"
+        run = Processes(root / f"{folder.name}.txt", faults=faults)
         given = [*flags(root, "exp", CALL_EPOCHS), "--cache", "ram", "--val-every", "1"]
         given += ["--project", str(folder / "runs"), "--cache-dir", str(folder / "cache")]
         given += ["--stage", str(folder / "stage")]
