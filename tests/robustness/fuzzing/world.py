@@ -23,7 +23,7 @@ from tests.helpers.scripts import SMALL, call
 from tests.helpers.synthetic_index import open_cache
 from tests.helpers.three_formats import write_three_formats
 from tests.helpers.tiny import write_model
-from tests.robustness.fuzz_labels import NAMES, OBJECTS, SIZES
+from tests.robustness.fuzzing.labels import NAMES, OBJECTS, SIZES
 from tools.weights.convert_weights import convert as convert_weights
 from utils.files.checkpoint_file import read_checkpoint, read_safetensors, write_safetensors
 
