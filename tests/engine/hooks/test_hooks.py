@@ -109,8 +109,8 @@ def test_other_ranks_request_no_saves(now):
     assert not trainer.control.flags().save
 
 
-@pytest.mark.parametrize(("every_s", "least_s"), [(600, 60), (30, 30), (0, None)])
-def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, every_s, least_s):
+@pytest.mark.parametrize(("every_s", "min_unsaved_s"), [(600, 60), (30, 30), (0, None)])
+def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, every_s, min_unsaved_s):
     trainer = hook_training()
     hook = Checkpoints(every_s)
     due = []
@@ -118,7 +118,7 @@ def test_an_epoch_is_saved_before_its_validation_if_much_would_be_lost(now, ever
     for seconds in times:
         now[0] = 100.0 + seconds
         due.append(hook.before_validation(trainer) is Action.SAVE)
-    assert due == [least_s is not None and seconds >= least_s for seconds in times]
+    assert due == [min_unsaved_s is not None and seconds >= min_unsaved_s for seconds in times]
     hook.after_save()
     assert hook.before_validation(trainer) is None
 

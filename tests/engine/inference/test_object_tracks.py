@@ -65,7 +65,7 @@ def predictor(scene_weights, frames) -> Predictor:
     return with_known_detections(load(scene_weights, device="cpu", conf=THRESHOLD, color="rgb"), frames)
 
 
-def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
+def by_hand(frames: list[SceneFrame], min_score: float = LOW_CONFIDENCE) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the ids and boxes of ByteTrack without this program."""
     import supervision
     import trackers
@@ -76,7 +76,7 @@ def by_hand(frames: list[SceneFrame], least: float = LOW_CONFIDENCE) -> list[tup
     found = []
     for frame in frames:
         table = detections_in(frame)
-        table = table.take(table.scores > least)
+        table = table.take(table.scores > min_score)
         detections = supervision.Detections(table.boxes_xyxy_px, confidence=table.scores, class_id=table.classes)
         tracked = tracker.update(detections)
         tracked = tracked[tracked.tracker_id >= 0]
@@ -107,7 +107,7 @@ def test_low_scores_continue_tracks(predictor, frames, video):
     assert sum(map(len, low)) > 20
     started = {int(track) for result in results for track in result.boxes.id[result.boxes.conf >= THRESHOLD]}
     assert {int(track) for ids in low for track in ids} <= started
-    without = sum(len(ids) for ids, _ in by_hand(frames, least=THRESHOLD))
+    without = sum(len(ids) for ids, _ in by_hand(frames, min_score=THRESHOLD))
     assert sum(len(result) for result in results) > without
 
 

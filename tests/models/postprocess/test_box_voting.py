@@ -45,7 +45,7 @@ def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
     return np.array(scores), np.array(moved).reshape(-1, 4), np.array(classes)
 
 
-def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
+def assert_equals_loops(boxes, scores, *, min_moved_fraction=0.5, **settings):
     detections = select(boxes, scores, **{k: v for k, v in settings.items() if k != "voters"})
     moved = []
     for b in range(len(boxes)):
@@ -63,7 +63,7 @@ def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
         assert not detections.boxes_xyxy[b, count:].any()
         assert not detections.scores[b, count:].any()
         moved += [not (boxes[b] == box).all(1).any() for box in detections.boxes_xyxy[b, :count]]
-    assert np.mean(moved) >= least_moved
+    assert np.mean(moved) >= min_moved_fraction
     return detections
 
 
@@ -73,7 +73,7 @@ def assert_equals_loops(boxes, scores, *, least_moved=0.5, **settings):
 def test_equals_loops(iou_thres, agnostic, multi_label):
     boxes, scores = several_boxes_per_object(3, 150, 3, seed=1)
     settings = {"iou_thres": iou_thres, "agnostic": agnostic, "multi_label": multi_label, "max_det": 300}
-    assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, least_moved=0.02 if iou_thres > 0.8 else 0.5)
+    assert_equals_loops(boxes, scores, conf_thres=0.2, **settings, min_moved_fraction=0.02 if iou_thres > 0.8 else 0.5)
 
 
 def test_the_mean_of_two_boxes_is_that_of_the_paper():
@@ -139,7 +139,7 @@ def test_ties_of_scores_and_of_places():
     corner = rng.integers(-5, 25, (2, 150, 2))
     grid = torch.from_numpy(np.concatenate((corner, corner + rng.integers(3, 12, (2, 150, 2))), -1)).float()
     coarse = torch.from_numpy(rng.integers(0, 4, (2, 150, 2)) / 4).float()
-    assert_equals_loops(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300, least_moved=0.2)
+    assert_equals_loops(grid, coarse, conf_thres=0.1, iou_thres=0.5, max_det=300, min_moved_fraction=0.2)
 
 
 def test_only_the_best_candidates_vote_and_move(monkeypatch):
@@ -147,7 +147,7 @@ def test_only_the_best_candidates_vote_and_move(monkeypatch):
     boxes, scores = several_boxes_per_object(3, 90, 2, seed=5)
     scores[1, 40:] = 0
     settings = {"conf_thres": 0.05, "iou_thres": 0.6, "max_det": 300}
-    detections = assert_equals_loops(boxes, scores, **settings, voters=20, least_moved=0.1)
+    detections = assert_equals_loops(boxes, scores, **settings, voters=20, min_moved_fraction=0.1)
     assert (detections.counts > 20).any()
 
 

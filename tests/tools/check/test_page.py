@@ -32,7 +32,7 @@ from utils.detections import DetectionTable
 from utils.pixels import GRAY
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-MOST_BYTES = 5_000_000
+MAX_REPORT_BYTES = 5_000_000
 
 
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
@@ -211,7 +211,7 @@ def test_a_gallery_may_use_what_others_leave(tmp_path):
     read, _ = page_of(data, tmp_path / "out")
     assert cards(read, "Images and boxes") == {CLIPPED: 24, DOUBLED: 24}
     assert "Not shown" not in read.sections["Images and boxes"]
-    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+    assert 2_000_000 < (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 
 
 def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
@@ -244,7 +244,7 @@ def test_many_issues_and_classes_stay_below_five_megabytes(tmp_path):
         data, tmp_path / "out", errors, {split: DrawnDetections(table, 0.25) for split in ("train", "val")}
     )
     assert len(issues) > 2 * images
-    assert (tmp_path / "out" / FILE_NAME).stat().st_size < MOST_BYTES
+    assert (tmp_path / "out" / FILE_NAME).stat().st_size < MAX_REPORT_BYTES
 
 
 @pytest.mark.parametrize(("error", "is_explained"), [(OSError("no space"), True), (ZeroDivisionError("a bug"), False)])
