@@ -7,7 +7,6 @@ import torch
 from models.assigners.candidates import resolve_conflicts
 from models.assigners.simota import cells_inside
 from models.assigners.task_aligned import Assignment, CandidatePairs, TaskAlignedAssigner, best_pairs
-from models.losses.anchor import match_anchors
 from tests.models.assigners.scenes import CANVAS, Scene, assign, cell_centers_px, is_inside, list_pairs_of, random_scene
 from utils.boxes import cxcywh_to_xyxy, iou
 
@@ -134,12 +133,3 @@ def test_no_images_and_no_targets_give_empty_assignments(batch, slots):
     assignment = assign(TaskAlignedAssigner(topk=10), scene)
     assert assignment.cells.shape == assignment.scores.shape == (batch, slots, 10)
     assert not assignment.scores.any()
-
-
-def test_centers_on_the_far_edge_stay_in_the_grid_and_flat_boxes_match_nothing():
-    targets = torch.tensor([[0.0, 0, 1.0, 1.0, 0.3, 0.3], [0, 0, 0.5, 0.5, 0.3, 0.0]])
-    matches = match_anchors(targets, torch.tensor([[2.0, 2.0]]), (8, 8), 4.0)
-    assert matches.valid.tolist() == [True, False, False, False, False, False]
-    assert matches.cell[0] == 63
-    nothing = match_anchors(targets[:0], torch.ones(3, 2), (4, 4), 4.0)
-    assert (nothing.valid.shape, nothing.boxes_cxcywh_cells.shape) == ((0,), (0, 4))
