@@ -225,6 +225,6 @@ def test_two_processes_and_a_resumed_run_have_the_bits_of_one(world, tmp_path, m
             assert_same_content(one[part], other[part])
 
 
-def test_mistakes_are_one_line(world, tmp_path, capsys):
+def test_mistakes_with_tiles_are_one_line(world, tmp_path, capsys):
     cached = flags(world, tmp_path, "--cache", "device", "--render-on", "device")
     assert "--cache device: cannot keep tiles ('tile' in" in error_of(capsys, train.main, *cached)

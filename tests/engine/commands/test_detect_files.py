@@ -29,7 +29,7 @@ from utils.labels import image_ids_of
         [],
     ],
 )
-def test_it_is_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
+def test_predictions_are_the_json_of_all_rows(tmp_path: Path, stems: list[str]):
     predictions = PredictionsFile(tmp_path / "predictions.json")
     rows = []
     for number, stem in enumerate(stems):

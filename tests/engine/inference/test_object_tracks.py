@@ -85,7 +85,7 @@ def by_hand(frames: list[SceneFrame], min_score: float = LOW_CONFIDENCE) -> list
     return found
 
 
-def test_it_equals_the_library_called_by_hand(predictor, frames, video):
+def test_tracks_equal_those_of_the_library_called_by_hand(predictor, frames, video):
     results = list(predictor.track(video))
     assert len(results) == len(frames)
     expected = by_hand(frames)
@@ -339,7 +339,9 @@ def test_mistakes_of_flags_are_one_line(flags, message, video, scene_weights, ca
     assert message in error_of(capsys, detect.main, "--weights", scene_weights, "--source", video, *flags)
 
 
-def test_mistakes_are_one_line(predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch):
+def test_mistakes_in_the_use_of_tracking_are_one_line(
+    predictor, frames, video, tmp_path, scene_weights, capsys, monkeypatch
+):
     (image,) = write_images(tmp_path / "one", frames[:1]).iterdir()
     for source in (image, image.parent):
         with pytest.raises(UserError, match="is one image; objects are tracked in videos"):

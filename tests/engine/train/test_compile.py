@@ -170,7 +170,7 @@ def build_detector_maps(model, batch) -> list[torch.Tensor]:
         ("rect", "--compile --sync-bn: the images must be of one size; leave out --rect or --compile"),
     ],
 )
-def test_refused(flag, message):
+def test_varying_sizes_with_compile_and_sync_bn_are_refused(flag, message):
     with refused(message):
         check_compilation(
             TrainConfig(compile=True, sync_bn=-1, **{flag: True}), replace(CPU, world_size=2, local_rank=0)

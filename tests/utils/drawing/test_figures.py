@@ -64,7 +64,7 @@ def test_names_are_drawn_as_text(recwarn):
 
 
 @pytest.mark.filterwarnings("error")
-def test_other_figures_are_drawn():
+def test_histograms_and_heatmaps_are_drawn_without_pyplot():
     sizes = histogram_picture(2.0 ** np.arange(1, 4), np.array([3, 5]), AxisLabels("x", "y", "t"), Mark(3.0, "m"))
     heat = heatmap_picture(np.array([[0, 1], [2, 4]]), AxisLabels("x", "y", "t"), "n")
     assert min(picture.pixels.std() for picture in (sizes, heat)) > 5
