@@ -59,7 +59,7 @@ def cached(tmp_path):
         kind: str, index: DatasetIndex, imgsz: int = 64, anew: bool = True
     ) -> MappedImages | disk_cache.DiskCache:
         if anew:
-            disk_cache._environment.cache_clear()
+            disk_cache.unmap_disk_caches()
         if kind == "full":
             return open_full_size_cache(index, decoding.Decoding(), cache_dir=str(tmp_path / "disk"))
         return open_cache(kind, index, imgsz, tmp_path / "disk")
