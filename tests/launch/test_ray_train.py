@@ -141,7 +141,7 @@ def test_a_refusal_by_any_process_ends_the_job(results, is_over, refusal):
 
 
 def test_a_refusal_is_seen_after_the_loss_that_it_has_caused(tmp_path, work, monkeypatch):
-    """Rank 1 is refused a moment after its worker has polled. Ray used to retry a job that can never succeed."""
+    """Rank 1 is refused a moment after its worker has polled. A job that can never succeed is not tried again."""
     rounds = iter([(LOST, RUNS), (LOST, REFUSED)])
     monkeypatch.setattr(ray_train, "gather", lambda _: [ray_train.Status(result, []) for result in next(rounds)])
     with start_child(["true"]) as child:

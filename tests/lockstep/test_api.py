@@ -74,7 +74,6 @@ def test_help_and_editors_know_the_settings():
 
 
 def test_a_validation_may_have_several_processes(command, capsys):
-    """The keyword used to be refused in favor of one that only training has."""
     command(f"{PRINT_SETTINGS}; write_result(folder='a')")
     lockstep.val("best.pt", spawn=2)
     assert json.loads(capsys.readouterr().out)[1] == {"weights": "best.pt", "spawn": 2}

@@ -91,7 +91,7 @@ def test_a_bug_has_a_traceback_and_a_code_of_its_own(tmp_path, monkeypatch, caps
 
 
 def test_a_bug_whose_text_cannot_be_read_ends_like_another(tmp_path, monkeypatch, capsys):
-    """The error of reading the text used to end the process with 1, and its parent read no reason."""
+    """It ends with the exit code of a bug, and its parent reads a reason."""
 
     class Silent(Exception):
         def __str__(self) -> str:

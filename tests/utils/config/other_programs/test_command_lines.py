@@ -99,7 +99,6 @@ def test_command_lines_of_yolov5_are_accepted_or_told_what_to_write(script: str,
 
 
 def test_a_word_after_a_translated_value_is_not_dropped():
-    """``extra`` used to be dropped silently."""
     required = REQUIRED["detect.py"]
     assert parse_config(DetectConfig, [*required, "--tracker", "bytetrack.yaml"]).track == "bytetrack"
     assert "unrecognized arguments: extra (after --tracker bytetrack.yaml)" in flag_error(
@@ -154,7 +153,6 @@ def test_flags_with_the_values_of_arguments_are_these_arguments(cls, typed, ours
     ],
 )
 def test_flags_that_ask_for_something_else_are_refused_with_the_reason(cls, typed, message):
-    """Some used to be dropped silently, as in a file of Ultralytics, or were "unrecognized arguments: False"."""
     required = next(REQUIRED.get(script, []) for script, config in PROGRAMS.items() if config is cls)
     with refused(message):
         parse_config(cls, [*required, *typed.split()])
