@@ -1,5 +1,6 @@
-"""Shared fixtures. The data sets and weights next to a checkout are optional: tests that need them are skipped without
-them.
+"""The environment in which all tests run, and the fixtures that any of them may use.
+
+The data sets and weights next to a checkout are optional: tests that need them are skipped without them.
 """
 
 from __future__ import annotations
