@@ -59,7 +59,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def imports_of(name: str) -> Iterator[tuple[str, int]]:
-    """Dotted names that a module imports anywhere, with their lines."""
+    """Yields dotted names that a module imports anywhere, with their lines."""
     for node in ast.walk(trees()[name]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -96,7 +96,7 @@ def test_imports_respect_the_layers():
 
 
 def stack_of(layer: str) -> list[set[str]]:
-    """The packages of a folder by level, the lowest first, as docs/architecture.md draws them."""
+    """Returns the packages of a folder by level, the lowest first, as docs/architecture.md draws them."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     (line,) = re.findall(rf"^ *{layer}: +(.+)$", text, re.MULTILINE)
     return [set(level.split()) for level in line.split("<")]

@@ -127,8 +127,8 @@ def test_yolo26_trains_and_detects() -> None:
 
 
 def best_anchor_by_loops(model, raw: list[torch.Tensor], targets: torch.Tensor) -> set[tuple[int, ...]]:
-    """(image, level, anchor, row, column) of each target's best-aligned match at a position that no other target
-    has."""
+    """Returns (image, level, anchor, row, column) of each target's best-aligned match at a position that no other
+    target has."""
     claims = []
     for k, (image, label, cx, cy, w, h) in enumerate(targets.double().tolist()):
         for level, (maps, stride) in enumerate(zip(raw, model.strides)):

@@ -60,7 +60,7 @@ def steps_done(checkpoint: Path) -> int:
 
 
 def logged(folder: Path) -> dict[int, list[int]]:
-    """The images of each step over all ranks of a launch."""
+    """Returns the images of each step over all ranks of a launch."""
     steps: defaultdict[int, list[int]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         for line in path.read_text().splitlines(keepends=True):
@@ -169,8 +169,8 @@ def is_over(folder: Path) -> bool:
 
 
 def files_left(folder: Path) -> Counter[str]:
-    """The files that a training leaves, except for the event logs of each launch, and the lock that may remain next to
-    a disk cache if the process that filled it was killed when it was complete."""
+    """Returns the files that a training leaves, except for the event logs of each launch, and the lock that may
+    remain next to a disk cache if the process that filled it was killed when it was complete."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return Counter(
         re.sub(r"(data-)[0-9a-f]{12}", r"\1KEY", name)

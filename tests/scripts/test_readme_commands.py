@@ -21,7 +21,7 @@ FOLDER = "runs/train/exp"
 
 
 def documented(page: str, start: str) -> list[str]:
-    """The words of the first command of a page that begins with ``start``."""
+    """Returns the words of the first command of a page that begins with ``start``."""
     matches = [command.words for command in commands(page) if " ".join(command.words).startswith(start)]
     assert matches, f"{page} has no command that begins with: {start}"
     return list(matches[0])

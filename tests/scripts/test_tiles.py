@@ -94,7 +94,7 @@ def windows_of(height: int, width: int, tile: int, overlap: float) -> np.ndarray
 
 
 def stitch(boxes: list[Box], windows: np.ndarray, iou_thres: float) -> list[Box]:
-    """The detections of an image from those of its tiles, the best first; their tiles mean nothing."""
+    """Returns the detections of an image from those of its tiles, the best first; their tiles mean nothing."""
     cut = [_cut_sides(box, windows[tile], windows) for box, _, _, tile in boxes]
     links = []
     inside = []

@@ -16,7 +16,7 @@ from utils.labels import GroundTruth
 
 
 def average_precision(found, objects):
-    """101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
+    """Returns 101-point AP of [(score, is_correct)] by its definition; of equal scores, correct ones come first."""
     hits = 0
     points = []
     for number, (_, right) in enumerate(sorted(found, key=lambda d: -d[0]), 1):
@@ -148,7 +148,7 @@ def by_hand(gt, table, num_classes) -> SplitErrors:
 
 
 def distinct_case(seed):
-    """Few detections with distinct scores on distinct objects; classes are often wrong."""
+    """Returns few detections with distinct scores on distinct objects; classes are often wrong."""
     gt, table, num_classes = random_case(seed, num_images=6, crowd_share=0, per_image=60, rounding=9)
     rng = np.random.default_rng(seed)
     boxes = gt.boxes_xywh_px + rng.uniform(0, 0.3, gt.boxes_xywh_px.shape)

@@ -10,7 +10,7 @@ from tests.helpers.scoring import coco_evaluate, make_ground_truth, make_table, 
 
 
 def repeated(gt, table, times):
-    """The data set that holds image i ``times[i]`` times, the copies next to each other."""
+    """Returns the data set that holds image i ``times[i]`` times, the copies next to each other."""
     image = np.repeat(np.arange(gt.num_images), np.diff(gt.offsets))
     copies = [i for i, count in enumerate(times) for _ in range(count)]
     objects = [np.flatnonzero(image == i) for i in copies]

@@ -16,7 +16,7 @@ from utils.boxes import xywh_to_xyxy
 
 
 def stats_of(result):
-    """The results in pycocotools' order."""
+    """Returns the results in pycocotools' order."""
     overall = [result.metrics[name] for name in ("AP", "AP50", "AP75")]
     return np.array([*overall, result.ap_small, result.ap_medium, result.ap_large])
 

@@ -32,7 +32,7 @@ OTHER = replace(DistributedContext.single(), rank=1, local_rank=1, world_size=2,
 
 
 def bad_step(*paths: str, local_finite: bool) -> StepValues:
-    """The values of a step whose gradients are not finite."""
+    """Returns the values of a step whose gradients are not finite."""
     return StepValues(
         finite=False, local_finite=local_finite, grad_norm=math.inf, flags=NO_FLAGS, losses=(1.0,), paths=paths
     )

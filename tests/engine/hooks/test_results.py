@@ -25,7 +25,7 @@ from utils.logger import configure_logging
 
 
 def trainer_at(epoch: int = 0, *, folder: Path = Path(), is_pending: bool = False) -> HookTraining:
-    """A new run, or one that has continued after ``epoch``, whose scores it may still lack."""
+    """Returns a new run, or one that has continued after ``epoch``, whose scores it may still lack."""
     progress = Progress(epoch=epoch)
     pending = PendingEpoch(row={}, is_closing=False, progress=progress, ema={}) if is_pending else None
     return hook_training(

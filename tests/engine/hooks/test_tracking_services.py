@@ -41,7 +41,7 @@ def mlflow_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tracked(project: Path) -> list:
-    """The MLflow runs below a folder of runs, each with the steps of its epochs."""
+    """Returns the MLflow runs below a folder of runs, each with the steps of its epochs."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{project.resolve() / 'mlflow.db'}")

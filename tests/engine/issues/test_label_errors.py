@@ -160,7 +160,7 @@ def test_a_box_that_half_fits_is_a_less_probable_error():
 
 
 def wrong_labels() -> tuple[CheckedSplit, DetectionTable]:
-    """A label of each class is missing (objects 17 and 18), and one is swapped (19)."""
+    """Returns the scene with a missing label of each class (objects 17 and 18), and a swapped one (19)."""
     labels, table = scene()
     table.classes[17:19] = [0, 1]
     labels.classes[19] = 1 - labels.classes[19]

@@ -24,7 +24,7 @@ SINGLE = DistributedContext.single()
 def train(
     ctx, model, bounds, *, pipeline: bool = False, counts=(), updates: int = 3, **settings
 ) -> tuple[dict[str, torch.Tensor], list[tuple[float, ...]]]:
-    """The weights, their averages and the statistics after some steps; losses and norms of the gradients.
+    """Returns the weights, their averages and the statistics after some steps; losses and norms of the gradients.
 
     Args:
         bounds: of this process's micro-batches.

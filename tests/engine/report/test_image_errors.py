@@ -13,8 +13,8 @@ IDS = (30, 4, 100, 7, 1)  # not in the order of the images
 
 
 def scene():
-    """Five images: 0 has one error of each kind, 1 is perfect, 2 has a missed object, 3 is a background with two
-    detections, 4 a background with none; an object of image 1 is crowd."""
+    """Returns five images: 0 has one error of each kind, 1 is perfect, 2 has a missed object, 3 is a background with
+    two detections, 4 a background with none; an object of image 1 is crowd."""
     objects = [  # image, class, x, y, w, h
         (0, 0, 0, 0, 100, 100),
         (0, 1, 200, 0, 100, 100),

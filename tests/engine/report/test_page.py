@@ -45,7 +45,7 @@ MAX_REPORT_BYTES = 6_000_000
 
 
 def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(120, 160), seed: int = 0) -> DatasetIndex:
-    """An index of ``images`` that share ten noisy files; every tenth image has no box."""
+    """Returns an index of ``images`` that share ten noisy files; every tenth image has no box."""
     rng = np.random.default_rng(seed)
     for number in range(10):
         pixels = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
@@ -70,7 +70,7 @@ def make_index(root: Path, *, images: int, names, boxes_per_image: int, size=(12
 
 
 def make_detections(index: DatasetIndex, *, false_per_image: int, seed: int = 0):
-    """Most objects, somewhat displaced, some with another class, and boxes anywhere."""
+    """Returns most objects, somewhat displaced, some with another class, and boxes anywhere."""
     rng = np.random.default_rng(seed)
     image = np.repeat(np.arange(len(index)), np.diff(index.offsets))
     found = rng.random(image.size) < 0.8

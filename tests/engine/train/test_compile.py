@@ -33,7 +33,7 @@ GPU = replace(CPU, device=torch.device("cuda:0"), devices=(torch.device("cuda:0"
 
 
 def replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
-    """A compiler whose programs write their results to the same memory every time, as CUDA graphs do."""
+    """Returns a compiler whose programs write their results to the same memory every time, as CUDA graphs do."""
     memory: list = []
 
     def run(*inputs: Tensor) -> list:
@@ -49,7 +49,7 @@ def replayed(graph: fx.GraphModule, _: list[Tensor]) -> Callable:
 
 
 def seen_anew(place: Tensor) -> Tensor:
-    """A new tensor of the same memory without other references."""
+    """Returns a new tensor of the same memory without other references."""
     fresh = torch.empty(0, dtype=place.dtype)
     return fresh.set_(place.untyped_storage(), place.storage_offset(), place.size(), place.stride())
 
@@ -65,7 +65,7 @@ def no_leftovers():
 
 
 def counting(graphs: list[fx.GraphModule]) -> Callable:
-    """A backend that compiles nothing and records the graphs."""
+    """Returns a backend that compiles nothing and records the graphs."""
 
     def backend(graph: fx.GraphModule, _: list) -> Callable:
         graphs.append(graph)
@@ -294,7 +294,7 @@ def test_the_compiled_step_equals_the_uncompiled_one(cuda_graphs):
 
 
 def _shares_of_steps(ctx: DistributedContext, sync_bn: bool) -> list[torch.Tensor]:
-    """The weights after uncompiled and after compiled steps."""
+    """Returns the weights after uncompiled and after compiled steps."""
     weights = []
     for plan in (None, Compilation(images=4)):
         step, model = make_step(ctx, "anchor_free", sync_bn=sync_bn, compilation=plan)

@@ -28,7 +28,7 @@ SCORES = [f"metrics/{metric.name}" for metric in METRICS]
 
 
 def result_of(ap: float, names: Sequence[str] = ("a",)) -> EvalResult:
-    """The result of a validation in which the objects of all classes have this AP."""
+    """Returns the result of a validation in which the objects of all classes have this AP."""
     classes = np.arange(len(names))
     boxes = np.tile([10.0, 10, 50, 50], (len(names), 1))
     truth = make_ground_truth(

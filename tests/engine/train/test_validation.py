@@ -83,7 +83,7 @@ def test_the_last_epoch_is_always_validated(val_every, expected):
 
 
 def scorers(file: Path) -> list[int]:
-    """The process of each validation."""
+    """Returns the process of each validation."""
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 

@@ -15,7 +15,7 @@ BETA = 6.0
 
 
 def assign_by_loops(scene: Scene, *, stride: float, topk: int) -> dict[tuple[int, int, int], float]:
-    """{(image, target, cell): score}, one comparison at a time."""
+    """Returns {(image, target, cell): score}, one comparison at a time."""
     overlaps = iou(scene.predicted.double()[:, None], scene.boxes.double()[:, :, None], "ciou").clamp(min=0.01)
     centers = cell_centers_px().tolist()
     result = {}

@@ -11,8 +11,8 @@ from utils.boxes import iou
 
 
 def one_to_one_by_loops(logits: torch.Tensor, predicted: torch.Tensor, boxes: torch.Tensor) -> dict[int, int]:
-    """{target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the best
-    overlap wins."""
+    """Returns {target: cell} of one image: in rounds, unassigned targets request their best free candidate, and the
+    best overlap wins."""
     centers = cell_centers_px()
     candidates = {}
     for k, box in enumerate(boxes):

@@ -44,7 +44,7 @@ def assign(scene: Scene, objectness: torch.Tensor, *, one_to_one: bool = False) 
 
 
 def assign_by_loops(scene: Scene, objectness: torch.Tensor) -> tuple[dict, int]:
-    """{(image, cell): (target, IoU)}, one pair at a time; and how many cells several targets request."""
+    """Returns {(image, cell): (target, IoU)}, one pair at a time; and how many cells several targets request."""
     result = {}
     contested = 0
     for b, boxes in enumerate(scene.boxes.double().tolist()):

@@ -21,7 +21,7 @@ def bce(logit: float, target: float) -> float:
 
 
 def cells_by_hand(raw: list[torch.Tensor]) -> list[list[tuple[list[float], list[float], int]]]:
-    """The cells of each image: outputs, decoded box (xyxy, pixels) and stride."""
+    """Returns the cells of each image: outputs, decoded box (xyxy, pixels) and stride."""
     images = []
     for b in range(len(raw[0])):
         cells = []

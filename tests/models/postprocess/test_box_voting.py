@@ -17,7 +17,7 @@ IOU = {"conf_thres": 0.1, "iou_thres": 0.5, "max_det": 300}
 
 
 def by_loops(boxes, scores, *, conf_thres, max_det, voters=1024, **settings):
-    """The detections of one image after voting: scores (D,), boxes (D, 4) and classes (D,) in float64, best first."""
+    """Returns the detections of one image after votes, best first: scores (D,), boxes (D, 4), classes (D,), float64."""
     settings |= {"conf_thres": min(conf_thres, 0.01), "max_det": max(max_det, 300)}
     kept = brute_force(boxes, scores, **settings)
     rules = settings | {"iou_thres": 1.0, "max_det": voters, "agnostic": False}

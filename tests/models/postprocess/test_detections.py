@@ -38,7 +38,7 @@ def greedy(boxes: torch.Tensor, iou_thres: float, max_det: int) -> list[int]:
 
 
 def crowd(batch: int, count: int, num_classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clustered boxes, so that there are chains of suppression."""
+    """Returns clustered boxes, so that there are chains of suppression."""
     rng = np.random.default_rng(seed)
     center = rng.uniform(50, 270, (batch, 6, 2))[:, rng.integers(0, 6, count)] + rng.normal(0, 8, (batch, count, 2))
     half = rng.uniform(8, 30, (batch, count, 2))

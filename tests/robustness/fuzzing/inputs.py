@@ -156,7 +156,7 @@ def _splice(data: bytes, rng: random.Random, other: bytes) -> bytes:
 
 
 def _paths(value: Any, path: tuple = ()) -> list[tuple]:
-    """The path of every value in a tree of dicts and lists, that of the tree itself first."""
+    """Returns the path of every value in a tree of dicts and lists, that of the tree itself first."""
     found = [path]
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
@@ -169,7 +169,7 @@ def _paths(value: Any, path: tuple = ()) -> list[tuple]:
 
 
 def _changed_tree(tree: Any, rng: random.Random, texts: tuple[str, ...], dump: Callable[[Any], str]) -> tuple[str, str]:
-    """A tree with a value or key replaced by one of ``texts``, or with one removed or doubled."""
+    """Returns a tree with a value or key replaced by one of ``texts``, or with one removed or doubled."""
     path = rng.choice(_paths(tree))
     kind = rng.random()
     holder = {"": copy.deepcopy(tree)}

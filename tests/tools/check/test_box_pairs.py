@@ -17,8 +17,8 @@ from tools.check.issue_kinds import DOUBLED, TWO_CLASSES
 
 
 def many_boxes(folder: Path, kind: str, count: int) -> CheckedSplit:
-    """A split of three images, the first with ``count`` boxes: copies of one another, a pile of one class with a single
-    box of another, rows and cells of a table, or boxes all over the image."""
+    """Writes and scans three images, the first with ``count`` boxes: copies of one another, a pile of one class with
+    a single box of another, rows and cells of a table, or boxes all over the image."""
     data = EditableSet(folder)
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 2, count)

@@ -36,7 +36,7 @@ MAX_REPORT_BYTES = 5_000_000
 
 
 def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int = 640) -> tuple[HtmlPage, list[Issue]]:
-    """The page of the issues that need no model, and of ``more``; and all these issues."""
+    """Returns the page of the issues that need no model, and of ``more``; and all these issues."""
     spec = load_dataset_spec(data.yaml)
     splits = scan_dataset(spec, tuple(spec.splits), workers=2)
     issues = [issue for split in splits for issue in (*scan_issues(split), *box_pairs(split))]
@@ -49,7 +49,7 @@ def page_of(data: EditableSet, out: Path, more=(), detections=None, imgsz: int =
 
 
 def cards(read: HtmlPage, section: str) -> dict[str, int]:
-    """The number of cards of each kind in the galleries of a section."""
+    """Returns the number of cards of each kind in the galleries of a section."""
     shown = re.findall(r"^(.+) \((\d+)\)$", read.sections[section], re.MULTILINE)
     return {kind: int(count) for kind, count in shown}
 

@@ -43,7 +43,7 @@ LOST_TWICE = [LOST, LOST]  # a lost training is tried once more
 
 
 def states_of(folder: Path) -> list[str]:
-    """The states of all trials in the journal."""
+    """Returns the states of all trials in the journal."""
     backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
     study = optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend))
     return [trial.state.name for trial in study.get_trials()]

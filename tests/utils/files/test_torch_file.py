@@ -65,7 +65,7 @@ for name in sys.argv[3:]:
 
 
 def content() -> dict:
-    """A checkpoint from which a run can resume."""
+    """Returns a checkpoint from which a run can resume."""
     detector = build_detector(TINY_MODEL, 2, names=["a", "b"])
     weights = detector.state_dict()
     checkpoint = checkpoint_of(model_spec=detector.spec, names=["a", "b"], imgsz=64, model=weights, ema=weights)
@@ -160,7 +160,7 @@ def test_the_storage_of_many_views_is_read_once(tmp_path, monkeypatch):
 
 
 def peak_kib() -> int:
-    """The most memory that this process has held at once since `reset_peak`."""
+    """Returns the most memory that this process has held at once since `reset_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0])
 

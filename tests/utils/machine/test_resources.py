@@ -41,7 +41,7 @@ V1_UNLIMITED = "9223372036854771712"
 
 
 def limited(limit: str, used: int, reclaimable: int = 0) -> dict[str, str]:
-    """The files of a control group of version 2."""
+    """Returns the files of a control group of version 2."""
     stat = f"anon 1\ninactive_anon 7\ninactive_file {reclaimable}\nactive_file 3\n"
     return {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
 

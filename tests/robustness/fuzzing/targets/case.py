@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def captured() -> list[str]:
-    """A list that receives the messages that the program logs from now on in this process."""
+    """Returns a list that receives the messages that the program logs from now on in this process."""
     messages: list[str] = []
     handler = logging.Handler()
     logger = get_logger()

@@ -110,7 +110,7 @@ def _strictly(data: bytes) -> str:
 
 
 def _with_true_sums(data: bytes) -> bytes:
-    """A PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
+    """Returns a PNG with the CRC of each chunk corrected; bytes outside of chunks do not change."""
     out = bytearray(data[:8])
     at = 8
     while at + 12 <= len(data):

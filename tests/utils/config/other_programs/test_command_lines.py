@@ -30,7 +30,7 @@ REQUIRED = {"val.py": ["--weights=b"], "detect.py": ["--weights=b", "--source=c"
 
 
 def rows_of_the_documentation() -> list[tuple[str, str, str]]:
-    """The script, what is typed, and what docs/migration.md says of it."""
+    """Returns the script, what is typed, and what docs/migration.md says of it."""
     text = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").split("\n## Flags\n")[1].split("\n## ")[0]
     found = []
     for part in text.split("\n### ")[1:]:
